@@ -1,9 +1,10 @@
-"""Python's multiprocessing, whose queues, pipes, pools and arguments of processes send tensors by sharing them.
+"""Python's multiprocessing, whose queues, pipes, pools and arguments of processes send tensors by sharing
+them.
 
-Every name of `multiprocessing` is here, and is Python's own: importing this module is what makes it send tensors
-so, and `spawn` starts several processes and waits for them. A tensor that was sent is the same memory in both
-processes; what one writes, the other sees. With the start method fork a process has copies of what its parent has,
-but of tensors that were shared before (`share_memory_`, `Module.share_memory`).
+Every name of `multiprocessing` is here, and is Python's own: importing this module is what makes it send
+tensors so, and `spawn` starts several processes and waits for them. A tensor that was sent is the same memory
+in both processes; what one writes, the other sees. With the start method fork a process has copies of what
+its parent has, but of tensors that were shared before (`share_memory_`, `Module.share_memory`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kiln.multiprocessing.spawn import (
     start_processes,
 )
 
-__all__ = [  # noqa: PLE0604
+__all__ = [
     *_theirs,
     "ProcessContext",
     "ProcessException",
@@ -56,15 +57,16 @@ def get_sharing_strategy() -> str:
 
 
 def set_sharing_strategy(new_strategy: str) -> None:
-    """Takes what PyTorch's programs say here: memory is shared by descriptors in any case, without names that a
-    killed process could leave behind.
+    """Takes what PyTorch's programs say here: memory is shared by descriptors in any case, without names that
+    a killed process could leave behind.
 
     AssertionError for a name that is none of `get_all_sharing_strategies`.
     """
     global _strategy
     if new_strategy not in get_all_sharing_strategies():
         raise AssertionError(
-            f"invalid sharing strategy {new_strategy!r}, expected one of {sorted(get_all_sharing_strategies())}"
+            f"invalid sharing strategy {new_strategy!r}, expected one of "
+            f"{sorted(get_all_sharing_strategies())}"
         )
     _strategy = new_strategy
 

@@ -1,8 +1,8 @@
 """How tensors are sent to other processes by Python's multiprocessing: their memory is shared, not copied.
 
-A tensor is pickled as its segment and how it looks at that; a segment as its descriptor, which goes along with the
-arguments of a process that is started, or is fetched from the sending process, which must live until then. A
-process has each segment's memory once, however often it is sent to it.
+A tensor is pickled as its segment and how it looks at that; a segment as its descriptor, which goes along
+with the arguments of a process that is started, or is fetched from the sending process, which must live until
+then. A process has each segment's memory once, however often it is sent to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from kiln.nn.parameter import Parameter
 from kiln.ops.views.shared import Segment, shared_segment
 from kiln.ops.views.storage import TypedStorage, UntypedStorage
 
-_segments: WeakValueDictionary[tuple[int, int], Segment] = WeakValueDictionary()  # by what they are to the system
+_segments: WeakValueDictionary[tuple[int, int], Segment] = (
+    WeakValueDictionary()
+)  # by what they are to the system
 
 
 def _known(segment: Segment) -> Segment:
@@ -46,7 +48,8 @@ def reduce_tensor(tensor: Any) -> Any:
     """
     if tensor.requires_grad and not tensor.is_leaf:
         raise RuntimeError(
-            "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not support "
+            "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not "
+            "support "
             "crossing process boundaries; send x.detach()"
         )
     kind = Parameter if isinstance(tensor, Parameter) else Tensor

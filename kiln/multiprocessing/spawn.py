@@ -96,7 +96,7 @@ class ProcessContext:
         """
         failed = None
         for sentinel in connection.wait(list(self.sentinels), timeout) if self.sentinels else ():
-            index = self.sentinels.pop(sentinel)  # type: ignore[arg-type]
+            index = self.sentinels.pop(sentinel)
             self.processes[index].join()
             if self.processes[index].exitcode != 0:
                 failed = index
@@ -153,9 +153,9 @@ def start_processes(
 ) -> ProcessContext | None:
     """Starts `nprocs` processes, of which process i runs `fn(i, *args)`, and waits for them if `join`.
 
-    Gives a ProcessContext to wait with otherwise. When one fails the others are ended, and its error is raised
-    with its traceback as the message: ProcessRaisedException; ProcessExitedException, if it was ended by a
-    signal or its exit code is not 0.
+    Gives a ProcessContext to wait with otherwise. When one fails the others are ended, and its error is
+    raised with its traceback as the message: ProcessRaisedException; ProcessExitedException, if it was ended
+    by a signal or its exit code is not 0.
     """
     context = multiprocessing.get_context(start_method)
     processes, files = [], []
@@ -185,14 +185,16 @@ def spawn(
     daemon: bool = False,
     start_method: str = "spawn",
 ) -> ProcessContext | None:
-    """Starts `nprocs` processes by the method spawn, of which process i runs `fn(i, *args)`; see `start_processes`.
+    """Starts `nprocs` processes by the method spawn, of which process i runs `fn(i, *args)`; see
+    `start_processes`.
 
     Each is a new interpreter: `fn` must be a function of a module, and the program's main module must guard
     what it runs by `if __name__ == "__main__"`.
     """
     if start_method != "spawn":
         warnings.warn(
-            f"This method only supports start_method=spawn (got: {start_method}); use start_processes for others",
+            f"This method only supports start_method=spawn (got: {start_method}); use start_processes for "
+            "others",
             FutureWarning,
             stacklevel=2,
         )

@@ -1,4 +1,4 @@
-"""Loaders with workers: the same batches, seeds, errors, and what becomes of processes and memory at every end."""
+"""Loaders with workers: batches, seeds, errors, and what becomes of processes and memory at every end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ import pytest
 
 import kiln
 from kiln.utils import data
-from kiln.utils.data._utils.channel import INLINE, SMALL, Channel
+from kiln.utils.data._utils.channel import INLINE, Channel
+from kiln.utils.data._utils.worker import SMALL
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -210,7 +211,9 @@ def test_a_worker_that_dies_is_noticed(how: str, words: str) -> None:
     batches = iter(data.DataLoader(Failing(how), batch_size=None, num_workers=2))
     (pid,) = [process.pid for process in batches._workers[1:]]  # type: ignore[attr-defined]
     seen: list[Any] = []
-    with pytest.raises(RuntimeError, match=rf"DataLoader worker \(pid\(s\) {pid}\) exited unexpectedly") as caught:
+    with pytest.raises(
+        RuntimeError, match=rf"DataLoader worker \(pid\(s\) {pid}\) exited unexpectedly"
+    ) as caught:
         for batch in batches:
             seen.append(batch)
     assert seen == [0, 1, 2, 3, 4] and words in str(caught.value.__cause__)
@@ -250,6 +253,8 @@ def test_time_is_limited() -> None:
     assert next(batches).tolist() == [2, 3]
     del batches
     settled()
+    with pytest.raises(AssertionError, match="prefetch_factor must be greater than 0"):
+        iter(data.DataLoader(Images(), num_workers=1, prefetch_factor=0))
     with pytest.raises(AssertionError, match="timeout"):
         next(iter(data.DataLoader(Images(), timeout=1)))
 
@@ -309,7 +314,9 @@ def test_streams_in_workers() -> None:
             assert sorted(loader) == list(range(10))
     loader = data.DataLoader(Part(whole=True), batch_size=None, num_workers=2)
     assert len(loader) == 10
-    with pytest.warns(UserWarning, match="Length of IterableDataset .* was reported to be 10 .*get_worker_info"):
+    with pytest.warns(
+        UserWarning, match="Length of IterableDataset .* was reported to be 10 .*get_worker_info"
+    ):
         assert len(list(loader)) == 20
 
 

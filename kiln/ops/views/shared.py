@@ -1,4 +1,4 @@
-"""Tensors whose memory other processes see: that of a file descriptor, which has no name in any file system."""
+"""Tensors whose memory other processes see: a file descriptor's, which has no name in any file system."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from kiln.table.public import methods
 
 
 class Segment:
-    """The descriptor of memory that processes share, closed when nobody in this process has the memory any more.
+    """The descriptor of memory that processes share, closed when nobody in this process has the memory any
+    more.
 
     Who maps it keeps it; a process that ends, however it ends, gives its part back to the system.
     """
@@ -44,10 +45,11 @@ def shared_segment(x: Any) -> Segment:
 
 
 def share_memory_(self: Any) -> Any:
-    """The tensor, whose memory is shared with processes from now on: those that are started by fork, and those
-    it is sent to by `kiln.multiprocessing`, see what any of them writes.
+    """The tensor, whose memory is shared with processes from now on: those that are started by fork, and
+    those it is sent to by `kiln.multiprocessing`, see what any of them writes.
 
-    All tensors that look at the memory share it. Nothing happens where it is shared already, and to no elements.
+    All tensors that look at the memory share it. Nothing happens where it is shared already, and to no
+    elements.
 
     >>> x = kiln.zeros(2).share_memory_()
     >>> x.is_shared(), kiln.zeros(2).is_shared()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.errors import message
+from kiln.table.callables import hide_frames
 from kiln.utils.data._utils.collate import collate, default_collate_fn_map
 from kiln.utils.data.sampler import Sampler, drawn_seed, own_generator, permutation
 
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 class BucketBatchSampler(Sampler[list[int]]):
     """Batches of samples of about one length, so that little is filled up.
 
-    `lengths`: each sample's, by index, as a sequence or a tensor of one dim. The samples, in a random order each time
-    unless `shuffle` is False, are cut into buckets of `bucket_batches` batches; a bucket is sorted by length, and
-    cut into batches of `batch_size`; then the batches come in a random order. One bucket of all samples (0) pads
-    least, small buckets are the most random. `drop_last` leaves out batches that are shorter. Give it to a loader as
-    `batch_sampler`. ValueError for sizes that are no int above 0.
+    `lengths`: each sample's, by index, as a sequence or a tensor of one dim. The samples, in a random order
+    each time unless `shuffle` is False, are cut into buckets of `bucket_batches` batches; a bucket is sorted
+    by length, and cut into batches of `batch_size`; then the batches come in a random order. One bucket of
+    all samples (0) pads least, small buckets are the most random. `drop_last` leaves out batches that are
+    shorter. Give it to a loader as `batch_sampler`. ValueError for sizes that are no int above 0.
 
     >>> import kiln
     >>> list(kiln.utils.data.BucketBatchSampler([5, 1, 4, 2], 2, shuffle=False))
@@ -40,7 +41,12 @@ class BucketBatchSampler(Sampler[list[int]]):
         bucket_batches: int = 100,
         generator: Generator | None = None,
     ) -> None:
-        if type(batch_size) is not int or batch_size <= 0 or type(bucket_batches) is not int or bucket_batches < 0:
+        if (
+            type(batch_size) is not int
+            or batch_size <= 0
+            or type(bucket_batches) is not int
+            or bucket_batches < 0
+        ):
             came = f"batch_size={batch_size}, bucket_batches={bucket_batches}"
             raise ValueError(message("BucketBatchSampler", "batch_size > 0 and bucket_batches >= 0", came))
         self.lengths: list[int] = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
@@ -79,11 +85,12 @@ class Padded(NamedTuple):
 def pad_collate(batch: Sequence[Any], *, padding_value: float = 0.0, padding_side: str = "right") -> Any:
     """What `default_collate` does, for samples whose tensors have different lengths along their first dim.
 
-    Every tensor, or NumPy array, of one dim or more becomes a pair (values, lengths): of shapes (L, *) there come
-    values of shape (batch, longest L, *) of the same dtype, filled up with `padding_value` at the `padding_side`
-    "right" or "left", and their lengths, an int64 tensor of shape (batch,). Numbers, texts and tensors without dims
-    are batched as ever. Other settings: `functools.partial(pad_collate, padding_value=-1)`. ValueError for another
-    side, RuntimeError for tensors that differ in more than their first dim.
+    Every tensor, or NumPy array, of one dim or more becomes a pair (values, lengths): of shapes (L, *) there
+    come values of shape (batch, longest L, *) of the same dtype, filled up with `padding_value` at the
+    `padding_side` "right" or "left", and their lengths, an int64 tensor of shape (batch,). Numbers, texts and
+    tensors without dims are batched as ever. Other settings: `functools.partial(pad_collate,
+    padding_value=-1)`. ValueError for another side, RuntimeError for tensors that differ in more than their
+    first dim.
 
     >>> import kiln
     >>> (x, lengths), y = kiln.utils.data.pad_collate([(kiln.tensor([1, 2]), 0), (kiln.tensor([3]), 1)])
@@ -111,3 +118,6 @@ def _padded(padding_value: float, side: str, batch: Sequence[Any], *, collate_fn
         if length:
             row.narrow(0, longest - length if side == "left" else 0, length).copy_(x)
     return Padded(values, ops.tensor(lengths, dtype=_core.int64))
+
+
+hide_frames(globals(), ("pad_collate",))

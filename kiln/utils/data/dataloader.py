@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -15,6 +14,7 @@ from kiln.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFet
 from kiln.utils.data._utils.worker import get_worker_info
 from kiln.utils.data.dataset import Dataset, Item, IterableDataset
 from kiln.utils.data.sampler import BatchSampler, RandomSampler, Sampler, SequentialSampler, drawn_seed
+from kiln.utils.data.warned import warn
 
 if TYPE_CHECKING:
     from kiln.ops.random.generator import Generator
@@ -55,17 +55,19 @@ class DataLoader(Generic[Item]):
 
     Which samples: `shuffle`, or `sampler`, an order of indices, or `batch_sampler`, which gives the batches
     themselves. `batch_size=None` gives single samples. `collate_fn` makes a batch of a list of samples:
-    `default_collate`, or `default_convert` of a single sample. `drop_last` leaves out a last batch that is shorter.
+    `default_collate`, or `default_convert` of a single sample. `drop_last` leaves out a last batch that is
+    shorter.
 
-    `num_workers` processes fetch batches ahead, `prefetch_factor` (2) each, and give them in order, or as they are
-    there if not `in_order`. They are started when an iteration begins, by the start method of
-    `multiprocessing_context`, and end with it unless `persistent_workers`. Worker k seeds Python's, NumPy's and
-    kiln's random numbers by one draw from `generator` plus k, then calls `worker_init_fn(k)`. A batch's tensors are
-    in memory that both processes see; nothing is copied.
+    `num_workers` processes fetch batches ahead, `prefetch_factor` (2) each, and give them in order, or as
+    they are there if not `in_order`. They are started when an iteration begins, by the start method of
+    `multiprocessing_context`, and end with it unless `persistent_workers`. Worker k seeds Python's, NumPy's
+    and kiln's random numbers by one draw from `generator` plus k, then calls `worker_init_fn(k)`. A batch's
+    tensors are in memory that both processes see; nothing is copied.
 
     An exception in a worker comes here with its own type and its traceback in the message; a worker that is
-    killed is a RuntimeError, as is one that gives nothing for `timeout` seconds (0: no limit). In this process an
-    exception keeps its type and gains a note that names the samples. `pin_memory` has no effect on the CPU.
+    killed is a RuntimeError, as is one that gives nothing for `timeout` seconds (0: no limit). In this
+    process an exception keeps its type and gains a note that names the samples. `pin_memory` has no effect on
+    the CPU.
 
     Raises ValueError for arguments that exclude each other and for negative numbers.
 
@@ -130,7 +132,8 @@ class DataLoader(Generic[Item]):
         if batch_sampler is not None:
             if batch_size != 1 or shuffle or sampler is not None or drop_last:
                 raise ValueError(
-                    "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last"
+                    "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and "
+                    "drop_last"
                 )
             batch_size = None
         elif batch_size is None and drop_last:
@@ -180,11 +183,12 @@ class DataLoader(Generic[Item]):
         """Warns where there are more workers than this process may use cores."""
         cores = len(os.sched_getaffinity(0))
         if self.num_workers > cores:
-            warnings.warn(
-                f"This DataLoader will create {self.num_workers} worker processes in total. Our suggested max number "
-                f"of worker in current system is {cores}, which is smaller than what this DataLoader is going to "
+            warn(
+                f"This DataLoader will create {self.num_workers} worker processes in total. Our suggested "
+                "max number "
+                f"of worker in current system is {cores}, which is smaller than what this DataLoader is "
+                "going to "
                 "create: more of them may be slower.",
-                stacklevel=3,
             )
 
     @property
@@ -243,10 +247,15 @@ def _expect_workers(num_workers: int, timeout: float, prefetch: int | None, pers
 def _expect_order(streams: bool, shuffle: Any, sampler: Any, batch_sampler: Any) -> None:
     """ValueError for more than one order."""
     if streams:
-        for name, given in (("shuffle", shuffle or None), ("sampler", sampler), ("batch_sampler", batch_sampler)):
+        for name, given in (
+            ("shuffle", shuffle or None),
+            ("sampler", sampler),
+            ("batch_sampler", batch_sampler),
+        ):
             if given is not None:
                 raise ValueError(
-                    f"DataLoader with IterableDataset: expected unspecified {name} option, but got {name}={given}: "
+                    f"DataLoader with IterableDataset: expected unspecified {name} option, but got "
+                    f"{name}={given}: "
                     "a stream has its own order"
                 )
     if sampler is not None and shuffle:
@@ -272,7 +281,8 @@ def _context(given: Any, num_workers: int) -> Any:
         return multiprocessing.get_context(given)
     if not isinstance(given, multiprocessing.context.BaseContext):
         raise TypeError(
-            "multiprocessing_context option should be a valid context object or a string specifying the start method, "
+            "multiprocessing_context option should be a valid context object or a string specifying the "
+            "start method, "
             f"but got multiprocessing_context={given}"
         )
     return given
@@ -297,10 +307,10 @@ class _BaseDataLoaderIter:
         self._collate_fn = loader.collate_fn
         self._pin_memory = False
         if loader.pin_memory:
-            warnings.warn(
-                "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't "
+            warn(
+                "'pin_memory' argument is set as true but no accelerator is found, then device pinned "
+                "memory won't "
                 "be used.",
-                stacklevel=4,
             )
         self._begin(loader)
         self._base_seed = drawn_seed(loader.generator)
@@ -331,14 +341,14 @@ class _BaseDataLoaderIter:
         said = self._IterableDataset_len_called
         if said is not None and self._num_yielded > said and self._dataset_kind == _DatasetKind.Iterable:
             hint = (
-                "Each worker iterates its own copy of the data set: use get_worker_info() in __iter__ to give each its "
+                "Each worker iterates its own copy of the data set: use get_worker_info() in __iter__ to "
+                "give each its "
                 "part."
             )
-            warnings.warn(
+            warn(
                 f"Length of IterableDataset {self._dataset} was reported to be {said} (when accessing "
                 f"len(dataloader)), but {self._num_yielded} samples have been fetched. "
                 + (hint if self._num_workers else ""),
-                stacklevel=2,
             )
         return data
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -12,6 +11,7 @@ from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
 from kiln.utils.data.sampler import permutation
+from kiln.utils.data.warned import warn
 
 if TYPE_CHECKING:
     from kiln.ops.random.generator import Generator
@@ -106,7 +106,8 @@ class StackDataset(Dataset[Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if args and kwargs:
             raise ValueError(
-                "Supported either ``tuple``- (via ``args``) or ``dict``- (via ``kwargs``) like input/output, but "
+                "Supported either ``tuple``- (via ``args``) or ``dict``- (via ``kwargs``) like "
+                "input/output, but "
                 "both types are given."
             )
         self.datasets = kwargs or args
@@ -139,9 +140,7 @@ def _samples(dataset: Any, indices: Sequence[Any]) -> list[Any]:
         return [dataset[k] for k in indices]
     found: list[Any] = dataset.__getitems__(indices)
     if len(found) != len(indices):
-        raise ValueError(
-            f"Nested dataset's output size mismatch. Expected {len(indices)}, got {len(found)}"
-        )
+        raise ValueError(f"Nested dataset's output size mismatch. Expected {len(indices)}, got {len(found)}")
     return found
 
 
@@ -187,9 +186,7 @@ class ConcatDataset(Dataset[Any]):
     @property
     def cummulative_sizes(self) -> list[int]:
         """An old name of `cumulative_sizes`, with a warning."""
-        warnings.warn(
-            "`cummulative_sizes` attribute is renamed to `cumulative_sizes`", FutureWarning, stacklevel=2
-        )
+        warn("`cummulative_sizes` attribute is renamed to `cumulative_sizes`", FutureWarning)
         return self.cumulative_sizes
 
 
@@ -276,9 +273,7 @@ def _split_sizes(size: int, lengths: Sequence[float]) -> list[int]:
             counts[k % len(counts)] += 1
         for k, count in enumerate(counts):
             if not count:
-                warnings.warn(
-                    f"Length of split at index {k} is 0. This might result in an empty dataset.", stacklevel=4
-                )
+                warn(f"Length of split at index {k} is 0. This might result in an empty dataset.")
         return counts
     if sum(lengths) != size or any(int(n) != n or n < 0 for n in lengths):
         came = f"{list(lengths)}, which sums to {sum(lengths)}"

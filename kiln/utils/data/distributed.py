@@ -12,10 +12,10 @@ from kiln.utils.data.sampler import Sampler, own_generator, permutation
 class DistributedSampler(Sampler[int]):
     """Every `num_replicas`-th index, from the `rank`-th on, of an order that is the same in every process.
 
-    Where the samples cannot be dealt out evenly, the first ones come again at the end, or with `drop_last` the last
-    ones are left out. `shuffle`: the order is a random one, of `seed` and the epoch, which `set_epoch` sets before
-    each. ValueError without `num_replicas` or `rank`, as there is no process group to ask, and for a rank that is
-    none.
+    Where the samples cannot be dealt out evenly, the first ones come again at the end, or with `drop_last`
+    the last ones are left out. `shuffle`: the order is a random one, of `seed` and the epoch, which
+    `set_epoch` sets before each. ValueError without `num_replicas` or `rank`, as there is no process group to
+    ask, and for a rank that is none.
 
     >>> import kiln
     >>> list(kiln.utils.data.DistributedSampler(range(5), num_replicas=2, rank=1, shuffle=False))
@@ -33,7 +33,8 @@ class DistributedSampler(Sampler[int]):
     ) -> None:
         if num_replicas is None or rank is None:
             raise ValueError(
-                "Default process group has not been initialized, and kiln has none: DistributedSampler: expected "
+                "Default process group has not been initialized, and kiln has none: DistributedSampler: "
+                "expected "
                 "num_replicas and rank"
             )
         if not 0 <= rank < num_replicas:
@@ -50,7 +51,9 @@ class DistributedSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         size = len(self.dataset)
-        order = permutation(size, own_generator(self.seed + self.epoch)) if self.shuffle else list(range(size))
+        order = (
+            permutation(size, own_generator(self.seed + self.epoch)) if self.shuffle else list(range(size))
+        )
         if size and self.total_size > size:
             order *= math.ceil(self.total_size / size)
         return iter(order[self.rank : self.total_size : self.num_replicas])

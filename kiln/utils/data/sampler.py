@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
+from typing import Any, Generic, TypeVar, Union
 
 from kiln import _core, ops
-
-if TYPE_CHECKING:
-    from kiln.ops.random.generator import Generator
+from kiln.ops.random.generator import Generator
 
 Index = TypeVar("Index", covariant=True)
 
@@ -55,9 +53,9 @@ class SequentialSampler(Sampler[int]):
 class RandomSampler(Sampler[int]):
     """A new random order each time it is iterated; with `replacement`, independent draws.
 
-    `num_samples` says how many (the data's size if None): permutations follow one another until it is met. Without
-    a generator each iteration has one of its own, seeded by one draw from the default one, however many
-    samples there are. TypeError for a `replacement` that is no bool, ValueError for no samples.
+    `num_samples` says how many (the data's size if None): permutations follow one another until it is met.
+    Without a generator each iteration has one of its own, seeded by one draw from the default one, however
+    many samples there are. TypeError for a `replacement` that is no bool, ValueError for no samples.
     """
 
     def __init__(
@@ -72,9 +70,7 @@ class RandomSampler(Sampler[int]):
         self._num_samples = num_samples
         self.generator = generator
         if not isinstance(replacement, bool):
-            raise TypeError(
-                f"replacement should be a boolean value, but got replacement={replacement}"
-            )
+            raise TypeError(f"replacement should be a boolean value, but got replacement={replacement}")
         if not isinstance(self.num_samples, int) or self.num_samples <= 0:
             raise ValueError(
                 f"num_samples should be a positive integer value, but got num_samples={self.num_samples}"
@@ -105,8 +101,6 @@ class RandomSampler(Sampler[int]):
 
 def own_generator(seed: int) -> Any:
     """A generator that starts from a seed."""
-    from kiln.ops.random.generator import Generator
-
     return Generator().manual_seed(seed)
 
 
@@ -128,8 +122,8 @@ class SubsetRandomSampler(Sampler[int]):
 class WeightedRandomSampler(Sampler[int]):
     """Indices 0 to len(weights)-1, each drawn with a probability proportional to its weight.
 
-    `weights`: numbers >= 0, in a sequence or a tensor of one dim, of any sum; `num_samples` indices an iteration.
-    Without `replacement` none is drawn twice. ValueError for other arguments.
+    `weights`: numbers >= 0, in a sequence or a tensor of one dim, of any sum; `num_samples` indices an
+    iteration. Without `replacement` none is drawn twice. ValueError for other arguments.
 
     >>> import kiln
     >>> list(kiln.utils.data.WeightedRandomSampler([0, 0, 1], 2))

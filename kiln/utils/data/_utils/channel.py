@@ -1,14 +1,14 @@
 """What a loader and one of its workers say to each other: whole messages over a pair of sockets, with memory.
 
     message    (table, body, returned, lost, forgotten), pickled; both sides are the user's own program
-    body       an object pickled without the memory of its tensors and NumPy arrays; None: it lies in memory too
+    body       an object pickled without the memory of its tensors and arrays; None: it lies in memory too
     table      where that memory is: (number of a block, bytes, capacity of a new block or 0)
 
 Memory is in blocks, which the side that fills them makes and numbers: a descriptor without a name, which goes
 along with the message that first uses the block. The other side maps it once. A block is filled again when no
-tensor on either side looks at it: touching new pages costs several times what filling them costs. `returned` are
-the numbers of the other's blocks whose tensors have gone here, `lost` those that must not be filled again, as a
-fork has copied their tensors, and `forgotten` one's own that are given up.
+tensor on either side looks at it: touching new pages costs several times what filling them costs. `returned`
+are the numbers of the other's blocks whose tensors have gone here, `lost` those that must not be filled
+again, as a fork has copied their tensors, and `forgotten` one's own that are given up.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any
 from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.ops.views.shared import new_descriptor
+from kiln.utils.data._utils.worker import SMALL
 
 INLINE = 16 << 10  # bytes of a message; a longer body lies in memory
-SMALL = 4 << 10  # less memory than this is part of the body: mapping a page costs more than copying it
 MOST_DESCRIPTORS = 200  # of one message; the system takes 253
 MOST_ENTRIES = 1000  # of a message's table
 LONGEST = 96 << 10  # more than any message has
@@ -100,7 +100,7 @@ class Channel:
         self._buffer = memoryview(bytearray(LONGEST))
 
     def close(self) -> None:
-        """Ends it: the other side reads the end of the messages. Memory stays as long as tensors look at it."""
+        """Ends it: the other side reads the end of messages. Memory stays as long as tensors look at it."""
         self.socket.close()
         self.waiting.clear()
 
@@ -143,10 +143,10 @@ class Channel:
         beside = _Beside(self)
         file = BytesIO()
         _Packer(file, beside).dump(value)
-        body: bytes | None = file.getvalue()
-        if len(body) > INLINE:
-            beside.add(body)
-            body = None
+        whole = file.getvalue()
+        body = None if len(whole) > INLINE else whole
+        if body is None:
+            beside.add(whole)
         blocks = beside.blocks
         fresh = [b for b, _ in blocks if b.descriptor >= 0 and not b.sent]
         table = []
@@ -197,7 +197,11 @@ class Channel:
             if (level, kind) == _SOL_RIGHTS:
                 descriptors.frombytes(content[: len(content) // 4 * 4])
         try:
-            return (self._opened(pickle.loads(self._buffer[:length]), descriptors, bool(flags & socket.MSG_CTRUNC)),)
+            return (
+                self._opened(
+                    pickle.loads(self._buffer[:length]), descriptors, bool(flags & socket.MSG_CTRUNC)
+                ),
+            )
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -210,7 +214,8 @@ class Channel:
             self._back(number, self._forget)
         if truncated:
             raise RuntimeError(
-                "Too many open files. Communication with the workers is no longer possible. Please increase the "
+                "Too many open files. Communication with the workers is no longer possible. Please "
+                "increase the "
                 "limit using `ulimit -n` in the shell."
             )
         fresh = iter(descriptors)
@@ -247,8 +252,8 @@ class _Packer(pickle.Pickler):
 
 
 class _Beside:
-    """The memory of a message's tensors and arrays: in which blocks it is. Knows no pickler: that would be a circle,
-    which keeps the blocks until it is found.
+    """The memory of a message's tensors and arrays: in which blocks it is. Knows no pickler: that would be a
+    circle, which keeps the blocks until it is found.
     """
 
     def __init__(self, channel: Channel) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.errors import message
+from kiln.table.callables import hide_frames
 from kiln.utils.data._utils import worker
 
 MOST_DEPTH = 200  # of a sample: beyond that it contains itself
@@ -20,8 +21,8 @@ Key = type | tuple[type, ...]
 def default_convert(data: Any) -> Any:
     """A sample with its NumPy arrays and numbers as tensors that share their memory; the rest stays.
 
-    Mappings and sequences are followed; a tuple becomes a list, a named tuple stays one. What a loader without
-    batches does with each sample.
+    Mappings and sequences are followed; a tuple becomes a list, a named tuple stays one. What a loader
+    without batches does with each sample.
 
     >>> import kiln, numpy
     >>> kiln.utils.data.default_convert((numpy.arange(2), "a", 1))
@@ -85,9 +86,9 @@ def collate(batch: Any, *, collate_fn_map: dict[Key, Callable[..., Any]] | None 
     """Samples of one structure as one structure of batches, by the type of the first.
 
     `collate_fn_map` says by type, or by a tuple of types, what makes a batch: a function of (samples,
-    collate_fn_map=...). The type itself counts first, then the first key it is an instance of. Mappings, named
-    tuples and sequences are batched entry by entry. RuntimeError for sequences of different lengths, TypeError
-    for other types.
+    collate_fn_map=...). The type itself counts first, then the first key it is an instance of. Mappings,
+    named tuples and sequences are batched entry by entry. RuntimeError for sequences of different lengths,
+    TypeError for other types.
 
     >>> from kiln.utils.data._utils.collate import collate
     >>> collate([1, 2], collate_fn_map={int: lambda batch, *, collate_fn_map: sum(batch)})
@@ -190,10 +191,10 @@ default_collate_fn_map: dict[Key, Callable[..., Any]] = {
 def default_collate(batch: Sequence[Any]) -> Any:
     """Samples of one structure as one structure of batches, by the type of the first.
 
-    Tensors and NumPy arrays are stacked along a new first dim; floats become a float64 tensor, ints and
-    bools a tensor; texts and bytes stay as they are; mappings, named tuples and sequences are batched
-    entry by entry, a tuple as a list. `default_collate_fn_map` of `kiln.utils.data._utils.collate` has more types,
-    if a program puts them there. Raises TypeError for other types, RuntimeError for sequences of different
+    Tensors and NumPy arrays are stacked along a new first dim; floats become a float64 tensor, ints and bools
+    a tensor; texts and bytes stay as they are; mappings, named tuples and sequences are batched entry by
+    entry, a tuple as a list. `default_collate_fn_map` of `kiln.utils.data._utils.collate` has more types, if
+    a program puts them there. Raises TypeError for other types, RuntimeError for sequences of different
     lengths and tensors of different shapes.
 
     >>> import kiln
@@ -201,3 +202,6 @@ def default_collate(batch: Sequence[Any]) -> Any:
     [tensor([1, 2]), ('a', 'b')]
     """
     return _collated(batch, default_collate_fn_map, 0)
+
+
+hide_frames(globals(), ("collate", "default_collate", "default_convert"))

@@ -1,4 +1,4 @@
-"""Page-locked memory for batches that go to another device: there is none, so that batches stay as they are."""
+"""Page-locked memory for batches that go to another device: there is none, so batches stay as they are."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """An epoch whose batches workers make ahead.
 
-The loader holds a channel to each worker (channel.py) and asks each for a few batches ahead; `poll` says which
-worker has something to say. A worker that dies closes its end, and so does a loader: each reads that as the end
-of the messages, at once. No thread, no lock and no handler of a signal is shared with anybody, so that none can be
-left in a wrong state by a kill or a fork.
+The loader holds a channel to each worker (channel.py) and asks each for a few batches ahead; `poll` says
+which worker has something to say. A worker that dies closes its end, and so does a loader: each reads that as
+the end of the messages, at once. No thread, no lock and no handler of a signal is shared with anybody, so
+that none can be left in a wrong state by a kill or a fork.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ import select
 import signal
 import socket
 import time
-import warnings
 import weakref
 from collections.abc import Iterable
 from itertools import cycle
+from multiprocessing import forkserver
 from typing import Any
 
 from kiln.multiprocessing import reductions as reductions  # tensors on their way to workers
-from kiln.utils.data._utils import worker
+from kiln.utils.data._utils import service
 from kiln.utils.data._utils.channel import Channel
 from kiln.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
-from kiln.utils.data._utils.worker import ExceptionWrapper, Work, _IterableDatasetStopIteration
+from kiln.utils.data._utils.service import ExceptionWrapper, Work, _IterableDatasetStopIteration
+from kiln.utils.data._utils.worker import MP_STATUS_CHECK_INTERVAL
 from kiln.utils.data.dataloader import DataLoader, _BaseDataLoaderIter, _DatasetKind
+from kiln.utils.data.warned import warn
 
 _open: set[Channel] = set()  # the loaders' ends in this process
 
@@ -54,13 +56,13 @@ def _end(workers: list[Any], channels: list[Channel], pid: int) -> None:
         channel.forget()
         _open.discard(channel)
     for process in workers:
-        process.join(worker.MP_STATUS_CHECK_INTERVAL)
+        process.join(MP_STATUS_CHECK_INTERVAL)
     for kill in ("terminate", "kill"):
         late = [process for process in workers if process.is_alive()]
         for process in late:
             getattr(process, kill)()
         for process in late:
-            process.join(worker.MP_STATUS_CHECK_INTERVAL)
+            process.join(MP_STATUS_CHECK_INTERVAL)
 
 
 class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
@@ -110,14 +112,12 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             self._num_workers,
         )
         if context.get_start_method() == "forkserver":  # which must not inherit the signals held back below
-            from multiprocessing import forkserver
-
             forkserver.ensure_running()
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel = Channel(own)
         _open.add(channel)
         self._channels.append(channel)
-        process = context.Process(target=worker.run, args=(theirs, work), daemon=True)
+        process = context.Process(target=service.run, args=(theirs, work), daemon=True)
         # Ctrl-C comes when the worker has begun: to both of them, or to none
         held = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
@@ -145,7 +145,9 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
         """The first tasks of an epoch."""
         self._send_idx = 0  # the next task to be sent
         self._rcvd_idx = 0  # the next to be given
-        self._task_info: dict[int, tuple[Any, ...]] = {}  # task -> (worker,), or (worker, batch) if it has come
+        self._task_info: dict[
+            int, tuple[Any, ...]
+        ] = {}  # task -> (worker,), or (worker, batch) if it has come
         self._workers_status = [True] * self._num_workers  # whether its stream goes on
         self._workers_num_tasks = [0] * self._num_workers
         self._worker_queue_idx_cycle = cycle(range(self._num_workers))
@@ -246,7 +248,9 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             ready = self._wait(until)
 
     def _wait(self, until: float | None) -> list[int]:
-        """The workers that have something to say, or have room for what waits. RuntimeError when time is over."""
+        """The workers that have something to say, or have room for what waits. RuntimeError when time is
+        over.
+        """
         left = None if until is None else max(0.0, until - time.monotonic())
         waiting = [c for c in self._channels if c.waiting]
         for channel in waiting:
@@ -264,7 +268,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
         """RuntimeError for workers that ended by themselves."""
         processes = [self._workers[k] for k in which]
         for process in processes:
-            process.join(worker.MP_STATUS_CHECK_INTERVAL)
+            process.join(MP_STATUS_CHECK_INTERVAL)
         pids = ", ".join(str(process.pid) for process in processes)
         self._dead = RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly")
         self._shutdown_workers()
@@ -285,14 +289,15 @@ def _how(process: Any) -> str:
             name = None
         return f"DataLoader worker (pid {process.pid}) is killed by signal: {name or -code}."
     return (
-        f"DataLoader worker (pid {process.pid}) exited unexpectedly with exit code {code}. Its own message, if it had "
+        f"DataLoader worker (pid {process.pid}) exited unexpectedly with exit code {code}. Its own "
+        "message, if it had "
         "one, is above; with num_workers=0 the error comes here."
     )
 
 
 def _warn_of_pickle(error: Exception) -> None:
-    warnings.warn(
-        "Got pickle error when attempting to start a worker Process: the data set, its functions and worker_init_fn must "
+    warn(
+        "Got pickle error when attempting to start a worker Process: the data set, its functions and "
+        "worker_init_fn must "
         f"be picklable for this start method, or use multiprocessing_context='fork' ({error})",
-        stacklevel=6,
     )
