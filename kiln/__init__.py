@@ -81,6 +81,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         func as func,
         linalg as linalg,
         masked as masked,
+        multiprocessing as multiprocessing,
         nn as nn,
         optim as optim,
         signal as signal,

@@ -9,7 +9,7 @@ from kiln.utils.data import dataloader, dataset, distributed, sampler
 from kiln.utils.data._utils.collate import default_collate, default_convert
 from kiln.utils.data._utils.worker import get_worker_info
 from kiln.utils.data.buckets import BucketBatchSampler, pad_collate
-from kiln.utils.data.dataloader import DataLoader
+from kiln.utils.data.dataloader import DataLoader, _DatasetKind
 from kiln.utils.data.dataset import (
     ChainDataset,
     ConcatDataset,
@@ -47,6 +47,7 @@ __all__ = [
     "SubsetRandomSampler",
     "TensorDataset",
     "WeightedRandomSampler",
+    "_DatasetKind",
     "dataloader",
     "dataset",
     "default_collate",
