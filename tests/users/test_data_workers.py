@@ -199,8 +199,35 @@ def test_an_exception_names_the_samples_and_begins_may_fail() -> None:
     def begin(worker: int) -> None:
         raise OSError("no disk")
 
-    with pytest.raises(OSError, match="Caught OSError in DataLoader worker process 0"):
-        list(data.DataLoader(Images(), num_workers=1, worker_init_fn=begin))
+    batches = iter(data.DataLoader(Images(), num_workers=1, worker_init_fn=begin))
+    for _ in range(2):
+        with pytest.raises(OSError, match="Caught OSError in DataLoader worker process 0"):
+            next(batches)
+    del batches
+    settled()
+
+
+class Opened:
+    """What arrives by a function that fails, or is interrupted."""
+
+    def __reduce__(self) -> Any:
+        return opened, ()
+
+
+def opened() -> None:
+    raise KeyboardInterrupt if data.get_worker_info() is None else AssertionError
+
+
+def test_a_batch_that_cannot_be_received_ends_the_iteration() -> None:
+    """What a worker has said once does not come again: nobody waits for it."""
+    loader = data.DataLoader([Opened(), Opened()], batch_size=None, num_workers=1, persistent_workers=True)
+    batches = iter(loader)
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    with pytest.raises(RuntimeError, match="a batch could not be received; begin another iteration"):
+        next(batches)
+    assert loader is not None and iter(loader) is not batches
+    del batches, loader
     settled()
 
 
@@ -429,6 +456,10 @@ def test_what_arrives(ends: tuple[Channel, Channel]) -> None:
     arrays = [np.arange(3000), np.ones((2, 2), np.float16), np.arange(9000.0).reshape(90, 100).T]
     for x, y in zip(arrays, sent(*ends, arrays), strict=True):
         assert x.dtype == y.dtype and (x == y).all() and y.flags.writeable
+    weight = kiln.nn.Parameter(kiln.ones(3000))
+    weight.tag = "own"  # type: ignore[attr-defined]
+    got = sent(*ends, weight)
+    assert type(got) is kiln.nn.Parameter and got.requires_grad and got.tag == "own" and got.is_shared()
     text = {"a": "x" * (3 * INLINE), "many": [kiln.full((3,), float(k)) for k in range(3000)]}
     found = sent(*ends, text)
     assert found["a"] == text["a"] and found["many"][2999].tolist() == [2999.0] * 3

@@ -184,11 +184,9 @@ class DataLoader(Generic[Item]):
         cores = len(os.sched_getaffinity(0))
         if self.num_workers > cores:
             warn(
-                f"This DataLoader will create {self.num_workers} worker processes in total. Our suggested "
-                "max number "
-                f"of worker in current system is {cores}, which is smaller than what this DataLoader is "
-                "going to "
-                "create: more of them may be slower.",
+                f"This DataLoader will create {self.num_workers} worker processes in total. Our suggested max "
+                f"number of worker in current system is {cores}, which is smaller. Please be aware that "
+                "excessive worker creation might get DataLoader running slow or even freeze."
             )
 
     @property
@@ -341,9 +339,8 @@ class _BaseDataLoaderIter:
         said = self._IterableDataset_len_called
         if said is not None and self._num_yielded > said and self._dataset_kind == _DatasetKind.Iterable:
             hint = (
-                "Each worker iterates its own copy of the data set: use get_worker_info() in __iter__ to "
-                "give each its "
-                "part."
+                "For multiprocessing data-loading, each worker iterates a copy of the data set of its own: "
+                "get_worker_info() tells __iter__ which part is this worker's."
             )
             warn(
                 f"Length of IterableDataset {self._dataset} was reported to be {said} (when accessing "

@@ -248,6 +248,13 @@ class _Packer(pickle.Pickler):
             return NotImplemented
         if id(value) in self.beside.flat:
             return _itself, (pickle.PickleBuffer(value),)
+        if value.requires_grad and not value.is_leaf:
+            raise RuntimeError(
+                "Cowardly refusing to serialize non-leaf tensor which requires_grad: gradients do not flow "
+                "between processes; send x.detach()"
+            )
+        if type(value) is not Tensor:
+            return _of_class, (type(value), value.detach(), value.requires_grad, vars(value))
         return self.beside.tensor(value)
 
 
@@ -289,12 +296,7 @@ class _Beside:
         return False
 
     def tensor(self, x: Any) -> Any:
-        """How a tensor is made again. RuntimeError for one that has a history."""
-        if x.requires_grad and not x.is_leaf:
-            raise RuntimeError(
-                "Cowardly refusing to serialize non-leaf tensor which requires_grad: gradients do not flow "
-                "between processes; send x.detach()"
-            )
+        """How a tensor is made again."""
         about = (x.dtype.name, tuple(x.shape))
         used = x.nbytes
         if used < SMALL or self._full():
@@ -326,6 +328,13 @@ class _Beside:
 
 def _itself(memory: Tensor) -> Tensor:
     return memory
+
+
+def _of_class(kind: Any, plain: Any, requires_grad: bool, attributes: dict[str, Any]) -> Any:
+    """A tensor of a class that is more than Tensor, and what it knows."""
+    made = Tensor._make_subclass(kind, plain, requires_grad)
+    vars(made).update(attributes)
+    return made
 
 
 def _small(content: bytearray, dtype: str, sizes: tuple[int, ...], requires_grad: bool) -> Tensor:

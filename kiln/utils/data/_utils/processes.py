@@ -33,7 +33,7 @@ _open: set[Channel] = set()  # the loaders' ends in this process
 
 
 def _before_fork() -> None:
-    for channel in _open:
+    for channel in tuple(_open):
         channel.forks += 1
 
 
@@ -96,7 +96,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
         self._prime()
 
     def _start(self, context: Any, k: int) -> None:
-        import numpy  # before the fork, as each worker seeds it  # noqa: F401
+        import numpy.random  # before the fork, as each worker seeds it  # noqa: F401
 
         streams = self._dataset_kind == _DatasetKind.Iterable
         work = Work(
@@ -169,6 +169,9 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             self._channels[k].send((self._epoch, self._send_idx, index))
         except EOFError:
             self._died([k])
+        except BaseException:
+            self._broke("indices could not be sent")
+            raise
         self._send_idx += 1
 
     def _worker_for_a_task(self) -> int | None:
@@ -241,6 +244,9 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
                 except EOFError:
                     ended.append(k)
                     continue
+                except BaseException:  # an object that cannot be made here, Ctrl-C
+                    self._broke("a batch could not be received")
+                    raise
                 if answer is not None and answer[0][0] == self._epoch:
                     return answer[0][1], answer[0][2]
             if ended:
@@ -263,6 +269,11 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
         return [self._by_descriptor[descriptor] for descriptor, _ in found]
 
     # ---- ends ----
+
+    def _broke(self, why: str) -> None:
+        """Ends the workers, as what one of them waits for will never come."""
+        self._dead = RuntimeError(f"DataLoader: {why}; begin another iteration")
+        self._shutdown_workers()
 
     def _died(self, which: list[int]) -> None:
         """RuntimeError for workers that ended by themselves."""

@@ -6,7 +6,6 @@ import os
 import random
 import select
 import signal
-import sys
 import traceback
 from typing import Any, NamedTuple
 
@@ -81,7 +80,7 @@ def seed_all(base_seed: int, worker_id: int) -> int:
 
     NumPy's generator is that of Python, so that it gets another state: SeedSequence's.
     """
-    import numpy
+    import numpy.random
 
     seed = base_seed + worker_id
     random.seed(seed)
@@ -109,8 +108,6 @@ def run(end: Any, work: Work) -> None:
         _Service(channel, work).run()
     except (EOFError, KeyboardInterrupt):  # the loader's process has ended, or is interrupted itself
         pass
-    finally:
-        sys.stdout.flush()
 
 
 class _Service:
@@ -149,8 +146,7 @@ class _Service:
             self.epoch, self.failed = epoch, None
             self.fetcher = self.work.begun()
         if self.failed is not None:
-            failed, self.failed = self.failed, None
-            return failed
+            return self.failed
         if self.fetcher is None:
             return None
         try:
