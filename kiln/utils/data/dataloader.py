@@ -184,8 +184,8 @@ class DataLoader(Generic[Item]):
         cores = len(os.sched_getaffinity(0))
         if self.num_workers > cores:
             warn(
-                f"This DataLoader will create {self.num_workers} worker processes in total. Our suggested max "
-                f"number of worker in current system is {cores}, which is smaller. Please be aware that "
+                f"This DataLoader will create {self.num_workers} worker processes in total. Our suggested "
+                f"max number of worker in current system is {cores}, which is smaller. Please be aware that "
                 "excessive worker creation might get DataLoader running slow or even freeze."
             )
 
