@@ -195,6 +195,18 @@ def test_paths_that_programs_import() -> None:
     }  # fmt: skip
     loader.collate_fn = max
     assert list(loader) == [2]
+    assert worker._generate_state(15014285634777110771, 1) == (1934848465, 763213760, 2959016433, 179751970)
+    loader._DataLoader__initialized = False  # as loaders that never end do it
+    loader.batch_sampler = [[0], [1, 1]]
+    loader._DataLoader__initialized = True
+    assert list(loader) == [1, 2]
+    try:
+        worker._worker_info = "x"
+        for sample in (kiln.zeros(1), np.zeros(1), kiln.zeros(3, 2000)):
+            assert data.default_collate([sample, sample]).is_shared()
+    finally:
+        worker._worker_info = None
+    assert not data.default_collate([kiln.zeros(1)]).is_shared()
 
 
 def test_orders_of_a_seed() -> None:

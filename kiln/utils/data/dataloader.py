@@ -92,7 +92,7 @@ class DataLoader(Generic[Item]):
     persistent_workers: bool
     pin_memory_device: str
     in_order: bool
-    _initialized: bool = False
+    __initialized: bool = False
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class DataLoader(Generic[Item]):
         self._IterableDataset_len_called: int | None = None
         self._iterator: Any = None
         self.check_worker_number_rationality()
-        self._initialized = True
+        self.__initialized = True
 
     def _order(self, streams: bool, shuffle: bool) -> Sampler[Any]:
         """The order of single samples where none was given."""
@@ -166,7 +166,7 @@ class DataLoader(Generic[Item]):
         return SequentialSampler(self.dataset)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self._initialized and name in _FIXED:
+        if self.__initialized and name in _FIXED:
             raise ValueError(f"{name} attribute should not be set after {type(self).__name__} is initialized")
         super().__setattr__(name, value)
 
@@ -339,8 +339,8 @@ class _BaseDataLoaderIter:
         said = self._IterableDataset_len_called
         if said is not None and self._num_yielded > said and self._dataset_kind == _DatasetKind.Iterable:
             hint = (
-                "For multiprocessing data-loading, each worker iterates a copy of the data set of its own: "
-                "get_worker_info() tells __iter__ which part is this worker's."
+                "For multiprocessing data-loading, this comes of a data set that every worker iterates as a "
+                "whole: get_worker_info() tells __iter__ which part is this worker's."
             )
             warn(
                 f"Length of IterableDataset {self._dataset} was reported to be {said} (when accessing "

@@ -13,6 +13,7 @@ again, as a fork has copied their tensors, and `forgotten` one's own that are gi
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import socket
@@ -31,6 +32,7 @@ MOST_DESCRIPTORS = 200  # of one message; the system takes 253
 MOST_ENTRIES = 1000  # of a message's table
 LONGEST = 96 << 10  # more than any message has
 KEPT_BLOCKS, KEPT_BYTES = 64, 256 << 20  # free ones that wait to be filled again
+_FULL = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)  # of all sockets, or of descriptors on their way
 _SOL_RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
 
 
@@ -174,6 +176,8 @@ class Channel:
             except BlockingIOError:
                 return
             except OSError as error:
+                if error.errno in _FULL:
+                    return
                 raise EOFError(str(error)) from error
             self.waiting.popleft()
             for block in fresh:
@@ -196,12 +200,9 @@ class Channel:
         for level, kind, content in rights:
             if (level, kind) == _SOL_RIGHTS:
                 descriptors.frombytes(content[: len(content) // 4 * 4])
+        message = pickle.loads(self._buffer[:length])
         try:
-            return (
-                self._opened(
-                    pickle.loads(self._buffer[:length]), descriptors, bool(flags & socket.MSG_CTRUNC)
-                ),
-            )
+            return (self._opened(message, descriptors, bool(flags & socket.MSG_CTRUNC)),)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -214,9 +215,8 @@ class Channel:
             self._back(number, self._forget)
         if truncated:
             raise RuntimeError(
-                "Too many open files. Communication with the workers is no longer possible. Please "
-                "increase the "
-                "limit using `ulimit -n` in the shell."
+                "Too many open files. Communication with the workers is no longer possible. Please increase "
+                "the limit using `ulimit -n` in the shell."
             )
         fresh = iter(descriptors)
         memory = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
@@ -104,7 +105,7 @@ def _collated(batch: Any, by_type: dict[Key, Callable[..., Any]] | None, depth: 
         made = by_type.get(kind)
         if made is None:
             made = next((by_type[key] for key in by_type if isinstance(first, key)), None)
-        if made is None and kind.__module__ == "numpy":
+        if made is None:
             made = _of_numpy(first)
         if made is not None:
             return made(batch, collate_fn_map=by_type)
@@ -123,7 +124,10 @@ def _collated(batch: Any, by_type: dict[Key, Callable[..., Any]] | None, depth: 
 
 def _of_numpy(first: Any) -> Any:
     """How samples of NumPy's types become a batch; None for those it has no number or array for."""
-    if hasattr(first, "__setitem__"):
+    numpy = sys.modules.get("numpy")  # a sample can only be an array if someone imported NumPy
+    if numpy is None or not isinstance(first, (numpy.ndarray, numpy.generic)):
+        return None
+    if isinstance(first, numpy.ndarray):
         return collate_numpy_array_fn
     return collate_numpy_scalar_fn if first.dtype.kind in "biuf" else None
 

@@ -55,14 +55,19 @@ def _end(workers: list[Any], channels: list[Channel], pid: int) -> None:
         channel.close()
         channel.forget()
         _open.discard(channel)
-    for process in workers:
-        process.join(MP_STATUS_CHECK_INTERVAL)
+    _join(workers)
     for kill in ("terminate", "kill"):
         late = [process for process in workers if process.is_alive()]
         for process in late:
             getattr(process, kill)()
-        for process in late:
-            process.join(MP_STATUS_CHECK_INTERVAL)
+        _join(late)
+
+
+def _join(workers: list[Any]) -> None:
+    """Waits for processes, for some seconds in all."""
+    until = time.monotonic() + MP_STATUS_CHECK_INTERVAL
+    for process in workers:
+        process.join(max(0.0, until - time.monotonic()))
 
 
 class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
@@ -278,12 +283,13 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
     def _died(self, which: list[int]) -> None:
         """RuntimeError for workers that ended by themselves."""
         processes = [self._workers[k] for k in which]
-        for process in processes:
-            process.join(MP_STATUS_CHECK_INTERVAL)
+        _join(processes)
         pids = ", ".join(str(process.pid) for process in processes)
-        self._dead = RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly")
+        self._dead = RuntimeError(
+            f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {_how(processes[0])}"
+        )
         self._shutdown_workers()
-        raise self._dead from RuntimeError(_how(processes[0]))
+        raise self._dead
 
     def _shutdown_workers(self) -> None:
         self._shutdown = True

@@ -76,17 +76,13 @@ class Work(NamedTuple):
 
 
 def seed_all(base_seed: int, worker_id: int) -> int:
-    """Seeds kiln, Python and NumPy by the loader's seed and the worker's number; returns the sum of both.
-
-    NumPy's generator is that of Python, so that it gets another state: SeedSequence's.
-    """
+    """Seeds kiln, Python and NumPy by the loader's seed and the worker's number; returns the sum of both."""
     import numpy.random
 
     seed = base_seed + worker_id
     random.seed(seed)
     ops.manual_seed(seed)
-    entropy = [worker_id, base_seed & 0xFFFFFFFF, base_seed >> 32, 0]
-    numpy.random.seed(numpy.random.SeedSequence(entropy).generate_state(4))
+    numpy.random.seed(worker._generate_state(base_seed, worker_id))
     return seed
 
 

@@ -40,8 +40,17 @@ def get_worker_info() -> WorkerInfo | None:
 
 def new_shared(nbytes: int) -> Any:
     """Memory for a tensor that goes to the loader's process as it is: uint8. None for one that is copied."""
-    if nbytes < SMALL:
-        return None
-    if _channel is None:
+    if _channel is None:  # a program that only says that this is a worker
         return ops.empty(nbytes, dtype=_core.uint8).share_memory_()
-    return _channel.take(nbytes)
+    return _channel.take(nbytes) if nbytes >= SMALL else None
+
+
+def _generate_state(base_seed: int, worker_id: int) -> tuple[int, ...]:
+    """Worker's seed of NumPy's generator: four numbers of 32 bits, of NumPy's SeedSequence.
+
+    That generator is Python's own algorithm, which another seed keeps from drawing the same numbers.
+    """
+    import numpy.random
+
+    entropy = [worker_id, base_seed & 0xFFFFFFFF, base_seed >> 32, 0]
+    return tuple(map(int, numpy.random.SeedSequence(entropy).generate_state(4)))
