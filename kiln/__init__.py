@@ -126,8 +126,8 @@ autograd.engine.BATCHED.update(
 globals().update(_registry.imported())
 
 _PARTS = (
-    "array_api cache compiler cuda datasets func linalg masked multiprocessing nn optim random signal special "
-    "testing utils viz"
+    "array_api cache compiler cuda datasets func linalg masked multiprocessing nn optim random signal "
+    "special testing utils viz"
 )
 _LEGACY = (
     "BFloat16Tensor BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor "
