@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 import numpy as np
 
-from bench import attention, breadth, fresh, gradients, products, resnet, windows, workloads
+from bench import attention, breadth, fresh, gradients, loaders, products, resnet, windows, workloads
 from bench.measure import Times, Work, copy_work, interleaved
 from bench.peak import PEAKS
 from kiln.testing.backend import load, peer
@@ -381,10 +381,30 @@ def pattern_rows(context: Context) -> list[Row]:
     ]
 
 
+def loader_rows(context: Context) -> list[Row]:
+    """Epochs of loaders, and their begins."""
+    frameworks = [f for f in (context.kiln, context.torch) if f is not None]
+    rows = []
+    for case in loaders.CASES:
+        (ours, begin), *others = loaders.compared(case, frameworks)
+        theirs, their_begin = others[0] if others else (None, None)
+        note = f"first batch after {duration(begin)}" + (f"; {duration(their_begin)}" if their_begin else "")
+        ratio = f"{theirs / ours:.2f}x" if theirs else "n/a"
+        passed = theirs is None or theirs >= ours
+        rows.append(
+            Row(
+                case.name, "2", duration(ours), duration(theirs) if theirs else "", ratio, "", note,
+                "1x", "ok" if passed else "below",
+            )
+        )  # fmt: skip
+    return rows
+
+
 GROUPS: dict[str, Callable[[Context], list[Row]]] = {
     "busy neighbour": neighbour_rows,
     "peak memory": memory_rows,
     "long chain": long_rows,
+    "loaders": loader_rows,
     "first program": program_rows,
     "first steps": step_rows,
     "new kernels": kernel_rows,

@@ -98,6 +98,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         func as func,
         linalg as linalg,
         masked as masked,
+        multiprocessing as multiprocessing,
         nn as nn,
         optim as optim,
         serialization as serialization,
@@ -144,8 +145,8 @@ autograd.engine.BATCHED.update(
 globals().update(_registry.imported())
 
 _PARTS = (
-    "amp array_api cache compiler cuda datasets func linalg masked nn optim random serialization signal "
-    "special storage testing utils viz"
+    "amp array_api cache compiler cuda datasets func linalg masked multiprocessing nn optim random "
+    "serialization signal special storage testing utils viz"
 )
 _LEGACY = (
     "BFloat16Tensor BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor "

@@ -509,6 +509,12 @@ class Module:
         """Convert floating tensors to float64."""
         return self.to(_core.float64)
 
+    def share_memory(self: Self) -> Self:
+        """Shares the memory of every parameter and buffer with other processes (`Tensor.share_memory_`)."""
+        for tensor in (*self.parameters(), *self.buffers()):
+            tensor.share_memory_()
+        return self
+
     def half(self: Self) -> Self:
         """Convert floating tensors to float16."""
         return self.to(_core.float16)

@@ -227,6 +227,7 @@ int add_dtypes(PyObject* module);
 int add_tensor(PyObject* module);
 int add_tensor_data(PyObject* module);
 int add_dlpack(PyObject* module);
+int add_shared(PyObject* module);
 int add_ops(PyObject* module);
 int add_arguments(PyObject* module);
 int add_functions(PyObject* module);

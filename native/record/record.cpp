@@ -220,9 +220,10 @@ bool Recording::accepts(std::span<const Operand> operands, std::span<const Tenso
     for (const Operand& operand : operands)
         if (operand.tensor && operand.tensor->ndim() > most_dims) return false;
     for (const TensorRef& target : out)
-        if (target->storage->public_ || overlaps_itself(*target)) {
-            flush(target->storage->public_ ? "of a write to memory that others can see"
-                                           : "of a write to elements that share memory");
+        if (target->storage->public_ || target->storage->foreign() || overlaps_itself(*target)) {
+            flush(target->storage->foreign() || target->storage->public_
+                      ? "of a write to memory that others can see"
+                      : "of a write to elements that share memory");
             return false;
         }
     return true;

@@ -50,7 +50,8 @@ ALLOWED = {
     "masked": {"_core", "ops", "table"},
     "array_api": {"_core", "ops", "device", "linalg"},
     "optim": {"_core", "ops", "tensor", "autograd", "table"},
-    "utils": {"_core", "ops", "tensor", "autograd", "table", "files", "serialization", "nn"},
+    "utils": {"_core", "ops", "tensor", "autograd", "table", "files", "serialization", "nn", "multiprocessing"},
+    "multiprocessing": {"_core", "ops", "nn"},
     "datasets": {"_core", "ops", "tensor", "utils"},
     "serialization": {"_core", "ops", "tensor", "files", "device", "layout", "nn"},
     "storage": {"ops", "serialization"},
@@ -110,6 +111,10 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/graph/text.py": {"json": "2 ms, where a text is a part of a graph"},
     "kiln/ops/elementwise/special.py": {"statistics": "for the reference of one function"},
     "kiln/ops/elementwise/user_functions.py": {"dis": "`kiln.pointwise` looks at a function's code"},
+    "kiln/utils/data/dataloader.py": {
+        "kiln.utils.data._utils": "most loaders have no workers",
+        "multiprocessing": "nor a context to start them",
+    },
     "kiln/passes/lower.py": {"kiln.passes": "most programs have no product, no attention, no recurrence"},
     "kiln/viz/dot.py": {"shutil": "where Graphviz draws", "subprocess": "where Graphviz draws"},
     "kiln/serialization/archive.py": {"concurrent.futures": "30 ms, when a large tensor is saved"},
@@ -128,8 +133,8 @@ LATE_IN: dict[str, dict[str, str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 8430
-LONGEST_BINDING = 4990  # the C API spelled out, which the core proper does not see
+LONGEST_CORE = 8500
+LONGEST_BINDING = 5400  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))

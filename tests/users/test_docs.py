@@ -25,7 +25,7 @@ from kiln.testing import op_page
 ROOT = Path(__file__).parents[2]
 MODULES = [
     kiln.nn, kiln.nn.functional, kiln.nn.init, kiln.nn.utils, kiln.optim, kiln.optim.lr_scheduler,
-    kiln.autograd, kiln.utils.data, kiln.datasets, kiln.viz,
+    kiln.autograd, kiln.utils.data, kiln.multiprocessing, kiln.datasets, kiln.viz,
     kiln.masked, kiln.signal.windows, kiln.testing, kiln.func, kiln.autograd.functional, kiln.func.tree,
 ]  # fmt: skip
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
