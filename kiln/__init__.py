@@ -78,6 +78,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         compiler as compiler,
         cuda as cuda,
         datasets as datasets,
+        distributions as distributions,
         func as func,
         linalg as linalg,
         masked as masked,
@@ -125,8 +126,8 @@ autograd.engine.BATCHED.update(
 globals().update(_registry.imported())
 
 _PARTS = (
-    "array_api cache compiler cuda datasets func linalg masked nn optim random signal special testing utils "
-    "viz"
+    "array_api cache compiler cuda datasets distributions func linalg masked nn optim random signal special "
+    "testing utils viz"
 )
 _LEGACY = (
     "BFloat16Tensor BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor "

@@ -1,0 +1,56 @@
+"""Gamma and Dirichlet draws as differentiable functions of their concentrations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln import ops
+from kiln._core import Tensor, float64
+from kiln.autograd import Function
+from kiln.autograd.function import once_differentiable
+from kiln.ops.creation.dtypes import finfo
+from kiln.ops.random.gammas import beta_slope, gamma_slope, log_standard_gamma
+
+
+class _StandardGamma(Function):
+    @staticmethod
+    def forward(ctx: Any, concentration: Tensor) -> Tensor:
+        drawn = log_standard_gamma(concentration).exp().to(concentration.dtype)
+        drawn = drawn.clamp(min=finfo(drawn.dtype).tiny)
+        ctx.save_for_backward(concentration, drawn)
+        return drawn
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        concentration, drawn = ctx.saved_tensors
+        slope = gamma_slope(concentration.to(float64), drawn.to(float64))
+        return g * slope.to(g.dtype)
+
+
+class _Dirichlet(Function):
+    """Draws of gammas over their sum, from logarithms: none is 0 for being small."""
+
+    @staticmethod
+    def forward(ctx: Any, concentration: Tensor) -> Tensor:
+        drawn = ops.softmax(log_standard_gamma(concentration), -1).to(concentration.dtype)
+        drawn = drawn.clamp(min=finfo(drawn.dtype).tiny)
+        ctx.save_for_backward(concentration, drawn)
+        return drawn
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        concentration, drawn = (x.to(float64) for x in ctx.saved_tensors)
+        slope = beta_slope(drawn, concentration, concentration.sum(-1, True) - concentration)
+        return slope.to(g.dtype) * (g - (ctx.saved_tensors[1] * g).sum(-1, True))
+
+
+def standard_gamma(concentration: Tensor) -> Tensor:
+    """Draws of gamma(concentration, 1), at least the dtype's smallest normal number."""
+    return _StandardGamma.apply(concentration)  # type: ignore[no-any-return]
+
+
+def dirichlet(concentration: Tensor) -> Tensor:
+    """Draws of Dirichlet distributions, whose concentrations are the last dim."""
+    return _Dirichlet.apply(concentration)  # type: ignore[no-any-return]
