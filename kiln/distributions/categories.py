@@ -70,10 +70,11 @@ class Categorical(WithProbs):
 
     @checked
     def log_prob(self, value: Tensor) -> Tensor:
-        index = value.long().unsqueeze(-1)
-        shape = ops.broadcast_shapes(tuple(index.shape[:-1]), tuple(self._batch_shape))
-        logits = self.logits.expand((*shape, self._num_events))
-        return logits.gather(-1, index.expand((*shape, 1))).squeeze(-1)
+        index, logits = value.long().unsqueeze(-1), self.logits
+        if index.shape[:-1] != tuple(self._batch_shape):
+            shape = ops.broadcast_shapes(tuple(index.shape[:-1]), tuple(self._batch_shape))
+            logits, index = logits.expand((*shape, self._num_events)), index.expand((*shape, 1))
+        return logits.gather(-1, index).squeeze(-1)
 
     def entropy(self) -> Tensor:
         logits = self.logits.clamp(min=finfo(self.logits.dtype).min)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import ops
-from kiln._core import Tensor, float64
+from kiln._core import Tensor
 from kiln.autograd import Function
 from kiln.autograd.function import once_differentiable
 from kiln.ops.creation.dtypes import finfo
-from kiln.ops.random.gammas import beta_slope, gamma_slope, log_standard_gamma
+from kiln.ops.random.gammas import at_once, beta_slope, gamma_slope, log_standard_gamma
 
 
 class _StandardGamma(Function):
@@ -24,8 +24,7 @@ class _StandardGamma(Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Tensor:
         concentration, drawn = ctx.saved_tensors
-        slope = gamma_slope(concentration.to(float64), drawn.to(float64))
-        return g * slope.to(g.dtype)
+        return g * at_once(gamma_slope, concentration, drawn).to(g.dtype)
 
 
 class _Dirichlet(Function):
@@ -41,9 +40,10 @@ class _Dirichlet(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Tensor:
-        concentration, drawn = (x.to(float64) for x in ctx.saved_tensors)
-        slope = beta_slope(drawn, concentration, concentration.sum(-1, True) - concentration)
-        return slope.to(g.dtype) * (g - (ctx.saved_tensors[1] * g).sum(-1, True))
+        concentration, drawn = ctx.saved_tensors
+        rest = concentration.sum(-1, True) - concentration
+        slope = at_once(beta_slope, drawn, concentration, rest).to(g.dtype)
+        return slope * (g - (drawn * g).sum(-1, True))
 
 
 def standard_gamma(concentration: Tensor) -> Tensor:

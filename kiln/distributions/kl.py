@@ -121,7 +121,8 @@ def _families(p: ExponentialFamily, q: ExponentialFamily) -> Tensor:
     params, normalizer, means = p._mean_statistics()
     result = q._log_normalizer(*q._natural_params) - normalizer
     for ours, theirs, mean in zip(params, q._natural_params, means):
-        result = result - sum_rightmost((theirs - ours) * mean, len(q.event_shape))
+        term = (theirs - ours) * mean
+        result = result - sum_rightmost(term, term.ndim - result.ndim)
     return result
 
 

@@ -73,7 +73,7 @@ class Normal(LocationScale, ExponentialFamily):
 
     @checked
     def cdf(self, value: Tensor) -> Tensor:
-        return (1 + ((value - self.loc) / (self.scale * math.sqrt(2))).erf()) * 0.5
+        return (1 + (self._standard(value) * math.sqrt(0.5)).erf()) * 0.5
 
     def icdf(self, value: Tensor) -> Tensor:
         return self.loc + self.scale * (value * 2 - 1).erfinv() * math.sqrt(2)

@@ -111,6 +111,7 @@ class HalfCauchy(_Half):
     def variance(self) -> Tensor:
         return self.base_dist.variance
 
+    @checked
     def log_prob(self, value: Tensor) -> Tensor:
         return super().log_prob(ops.as_tensor(value, dtype=self.scale.dtype))
 

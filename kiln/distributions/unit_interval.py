@@ -16,7 +16,6 @@ from kiln.distributions.implicit import dirichlet
 from kiln.distributions.transformed import of_base
 from kiln.distributions.transforms import ExpTransform, SigmoidTransform
 from kiln.distributions.utils import broadcast_all, clamp_probs, lazy_property, logits_to_probs
-from kiln.ops.indexing.gathering import one_hot
 
 __all__ = [
     "Beta",
@@ -57,8 +56,8 @@ class Dirichlet(ExponentialFamily):
     def mode(self) -> Tensor:
         above = (self.concentration - 1).clamp(min=0)
         mode = above / above.sum(-1, True)
-        corner = one_hot(self.concentration.argmax(-1), mode.shape[-1]).to(mode.dtype)
-        return ops.where((self.concentration < 1).all(-1, True), corner, mode)
+        first = ops.arange(mode.shape[-1]) == 0  # where no element is above 1, every corner is a mode
+        return ops.where((self.concentration < 1).all(-1, True), first.to(mode.dtype), mode)
 
     @property
     def variance(self) -> Tensor:

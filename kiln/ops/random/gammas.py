@@ -34,6 +34,7 @@ from kiln.ops.random.generator import reserve
 from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import reshape
 from kiln.table import drawn as d
+from kiln.table.arguments import numel
 from kiln.table.record import Number, Sample, Tensor, composite
 
 NODES = 100
@@ -88,16 +89,18 @@ def log_standard_gamma(concentration: Any, generator: Any = None) -> Any:
     """The logarithms of draws of gamma(concentration, 1): float64, of the shape of `concentration`, without a
     gradient. A concentration of 0 gives -inf, one below it or NaN gives NaN.
     """
-    given = convert(concentration.detach(), "float64")
+    sizes = tuple(concentration.shape)
+    given = reshape(convert(concentration.detach(), "float64"), (numel(sizes),))  # one kernel for every rank
     valid = (given > 0) & (given < math.inf)
     safe = where(valid, given, 1.0)
-    position, seed = reserve(tuple(given.shape), generator)
+    position, seed = reserve(sizes, generator)
     result = gamma_round(safe, position, seed, 0)
     for number in rounds(1):
         if not bool((result != result).any()):
             break
         result = where(result != result, gamma_round(safe, position, seed, number), result)
-    return where(valid, result, where(given == 0, -math.inf, where(given == math.inf, given, math.nan)))
+    result = where(valid, result, where(given == 0, -math.inf, where(given == math.inf, given, math.nan)))
+    return reshape(result, sizes)
 
 
 # -- slopes -------------------------------------------------------------------------------------------------
@@ -199,3 +202,9 @@ def beta_slope(sample: Tensor, concentration: Tensor, rest: Tensor) -> Any:
 
     score = log(sample) - digamma(concentration) + digamma(total)
     return side * sample * _half_line(scale, integrand, side, near, power, total, score)
+
+
+def at_once(slope: Any, *args: Any) -> Any:
+    """A slope of tensors of one shape and any float dtype: by one kernel for every rank."""
+    sizes = tuple(args[0].shape)
+    return reshape(slope(*(reshape(convert(x, "float64"), (numel(sizes),)) for x in args)), sizes)
