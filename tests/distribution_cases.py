@@ -12,6 +12,11 @@ import numpy as np
 RNG = np.random.default_rng(20)
 
 
+def draw_again(seed: int) -> None:
+    """What a file draws next does not depend on those before it."""
+    RNG.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+
+
 def between(low: float, high: float, *shape: int) -> Any:
     return RNG.uniform(low, high, shape)
 

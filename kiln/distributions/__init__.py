@@ -56,10 +56,14 @@ from kiln.distributions.unit_interval import (
     Beta,
     ContinuousBernoulli,
     Dirichlet,
-    ExpRelaxedCategorical as ExpRelaxedCategorical,
-    LogitRelaxedBernoulli as LogitRelaxedBernoulli,
     RelaxedBernoulli,
     RelaxedOneHotCategorical,
+)
+from kiln.distributions.unit_interval import (
+    ExpRelaxedCategorical as ExpRelaxedCategorical,
+)
+from kiln.distributions.unit_interval import (
+    LogitRelaxedBernoulli as LogitRelaxedBernoulli,
 )
 from kiln.distributions.vectors import LowRankMultivariateNormal, MultivariateNormal
 
@@ -75,7 +79,8 @@ __all__ = [
     "ComposeTransform", "CorrCholeskyTransform", "CumulativeDistributionTransform", "ExpTransform",
     "IndependentTransform", "LowerCholeskyTransform", "PositiveDefiniteTransform", "PowerTransform",
     "ReshapeTransform", "SigmoidTransform", "SoftplusTransform", "TanhTransform", "SoftmaxTransform",
-    "StackTransform", "StickBreakingTransform", "Transform", "constraints", "identity_transform", "transforms",
+    "StackTransform", "StickBreakingTransform", "Transform", "constraints", "identity_transform",
+    "transforms",
 ]  # fmt: skip
 
 # PyTorch's files, each another module's here: `distributions.normal.Normal`
@@ -87,7 +92,8 @@ _FILES = {
     "half_line": "chi2 exponential fishersnedecor gamma generalized_pareto",
     "matrices": "lkj_cholesky wishart",
     "real_line": "cauchy gumbel laplace normal studentT uniform von_mises",
-    "transformed": "half_cauchy half_normal inverse_gamma kumaraswamy log_normal logistic_normal pareto weibull",
+    "transformed": "half_cauchy half_normal inverse_gamma kumaraswamy log_normal logistic_normal pareto "
+    "weibull",
     "unit_interval": "beta continuous_bernoulli dirichlet relaxed_bernoulli relaxed_categorical",
     "vectors": "lowrank_multivariate_normal multivariate_normal",
 }

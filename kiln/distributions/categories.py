@@ -10,7 +10,7 @@ from kiln._core import Size, Tensor
 from kiln.autograd import no_grad
 from kiln.distributions import constraints
 from kiln.distributions.distribution import Distribution, Shape, WithProbs, checked
-from kiln.distributions.utils import broadcast_all
+from kiln.distributions.utils import broadcast_all, broadcast_shapes
 from kiln.ops.creation.dtypes import finfo
 from kiln.ops.indexing.gathering import one_hot
 
@@ -39,10 +39,10 @@ class Categorical(WithProbs):
         given = self._take(probs, logits)
         if given.ndim < 1:
             raise ValueError(f"`{self._given}` parameter must be at least one-dimensional.")
-        if self._given == "probs":
-            self.probs = given / given.sum(-1, True)
-        else:
-            self.logits = given - given.logsumexp(-1, True)
+        is_probs = self._given == "probs"
+        setattr(
+            self, self._given, given / given.sum(-1, True) if is_probs else given - given.logsumexp(-1, True)
+        )
         self._num_events = given.shape[-1]
         super().__init__(given.shape[:-1], validate_args=validate_args)
 
@@ -72,7 +72,7 @@ class Categorical(WithProbs):
     def log_prob(self, value: Tensor) -> Tensor:
         index, logits = value.long().unsqueeze(-1), self.logits
         if index.shape[:-1] != tuple(self._batch_shape):
-            shape = ops.broadcast_shapes(tuple(index.shape[:-1]), tuple(self._batch_shape))
+            shape = broadcast_shapes(index.shape[:-1], self._batch_shape)
             logits, index = logits.expand((*shape, self._num_events)), index.expand((*shape, 1))
         return logits.gather(-1, index).squeeze(-1)
 
@@ -135,7 +135,8 @@ class OneHotCategorical(ByCategorical):
         return self.probs
 
     def _one_hot(self, index: Tensor) -> Tensor:
-        return one_hot(index, self._event_shape[0]).to(self._param.dtype)
+        hot: Tensor = one_hot(index, self._event_shape[0])
+        return hot.to(self._param.dtype)
 
     @property
     def mode(self) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kiln import ops
 from kiln._core import Size, Tensor
 from kiln.autograd import no_grad
 from kiln.distributions import constraints
@@ -49,11 +48,11 @@ class Independent(Distribution):
         return (*batch_shape, *self.event_shape[: self.reinterpreted_batch_ndims])
 
     @property
-    def has_rsample(self) -> Any:  # type: ignore[override]
+    def has_rsample(self) -> Any:
         return self.base_dist.has_rsample
 
     @property
-    def has_enumerate_support(self) -> Any:  # type: ignore[override]
+    def has_enumerate_support(self) -> Any:
         return self.reinterpreted_batch_ndims == 0 and self.base_dist.has_enumerate_support
 
     @constraints.dependent_property
@@ -97,8 +96,8 @@ class Independent(Distribution):
 class TransformedDistribution(Distribution):
     """What becomes of draws of `base_distribution` when `transforms` are applied, one after another.
 
-    The density is the base's over the volume that the transforms stretch: log p(y) = log p(x) - log|dy/dx|. Batch
-    dims that a transform works along, or makes, are dims of the event.
+    The density is the base's over the volume that the transforms stretch: log p(y) = log p(x) - log|dy/dx|.
+    Batch dims that a transform works along, or makes, are dims of the event.
 
     >>> from kiln.distributions import ExpTransform, Normal, TransformedDistribution
     >>> TransformedDistribution(Normal(0.0, 1.0), [ExpTransform()]).log_prob(kiln.tensor(1.0))
@@ -153,7 +152,7 @@ class TransformedDistribution(Distribution):
         return constraints.independent(found, more) if more > 0 else found
 
     @property
-    def has_rsample(self) -> Any:  # type: ignore[override]
+    def has_rsample(self) -> Any:
         return self.base_dist.has_rsample
 
     def _forward(self, x: Tensor) -> Tensor:
@@ -171,7 +170,7 @@ class TransformedDistribution(Distribution):
     @checked
     def log_prob(self, value: Tensor) -> Tensor:
         event_dim = len(self.event_shape)
-        stretch: Any = 0.0
+        stretch: Tensor | float = 0.0
         for transform in reversed(self.transforms):
             x = transform.inv(value)
             domain_dim = transform.domain.event_dim
@@ -218,7 +217,9 @@ class MixtureSameFamily(Distribution):
         validate_args: bool | None = None,
     ) -> None:
         if not isinstance(mixture_distribution, Categorical):
-            raise ValueError("The Mixture distribution needs to be an instance of torch.distributions.Categorical")
+            raise ValueError(
+                "The Mixture distribution needs to be an instance of torch.distributions.Categorical"
+            )
         if not isinstance(component_distribution, Distribution):
             raise ValueError(
                 "The Component distribution needs to be an instance of torch.distributions.Distribution"

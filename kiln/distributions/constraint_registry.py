@@ -12,6 +12,7 @@ A constraint of one's own is registered by its class: `@biject_to.register(MyCon
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kiln.distributions import constraints, transforms
@@ -34,7 +35,9 @@ class ConstraintRegistry:
         self._registry: dict[type, Factory] = {}
 
     def register(self, constraint: Any, factory: Factory | None = None) -> Any:
-        """Registers `factory` for a constraint's class; without one, a decorator. TypeError for what is none."""
+        """Registers `factory` for a constraint's class; without one, a decorator. TypeError for what is
+        none.
+        """
         if factory is None:
             return lambda factory: self.register(constraint, factory)
         kind = type(constraint) if isinstance(constraint, Constraint) else constraint
@@ -46,7 +49,9 @@ class ConstraintRegistry:
         return factory
 
     def __call__(self, constraint: Constraint) -> Transform:
-        """The transform to what `constraint` allows. NotImplementedError for a class that is not registered."""
+        """The transform to what `constraint` allows. NotImplementedError for a class that is not
+        registered.
+        """
         if type(constraint) not in self._registry:
             raise NotImplementedError(f"Cannot transform {type(constraint).__name__} constraints")
         return self._registry[type(constraint)](constraint)
@@ -56,13 +61,13 @@ biject_to = ConstraintRegistry()
 transform_to = ConstraintRegistry()
 
 
-def _both(*kinds: Any) -> Callable[[Callable[[Any, ConstraintRegistry], Transform]], Any]:
+def _both(*kinds: Any) -> Callable[[Callable[..., Transform]], Any]:
     """Registers a function of a constraint and of the registry that is asked, in both."""
 
-    def register(make: Callable[[Any, ConstraintRegistry], Transform]) -> Any:
+    def register(make: Callable[..., Transform]) -> Any:
         for registry in (biject_to, transform_to):
             for kind in kinds:
-                registry.register(kind, lambda constraint, registry=registry: make(constraint, registry))
+                registry.register(kind, partial(make, registry=registry))
         return make
 
     return register

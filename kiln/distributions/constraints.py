@@ -1,8 +1,8 @@
 """Regions in which parameters and samples are valid. `constraint.check(value)` says which of its events are.
 
-An event is a number, or (`event_dim`) a vector or matrix in the last dims, which `check` takes away. Constraints
-that need a bound are classes (`greater_than(1.0)`), the others objects (`positive`). Class names are PyTorch's:
-libraries register transforms by them.
+An event is a number, or (`event_dim`) a vector or matrix in the last dims, which `check` takes away.
+Constraints that need a bound are classes (`greater_than(1.0)`), the others objects (`positive`). Class names
+are PyTorch's: libraries register transforms by them.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kiln import ops
+from kiln import linalg, ops
 from kiln._core import Tensor
 from kiln._core import bool as _bool
 from kiln.ops.creation.dtypes import finfo
-from kiln.ops.linalg.decompositions import cholesky_ex, eigvalsh
 
 __all__ = [
     "Constraint", "boolean", "cat", "corr_cholesky", "dependent", "dependent_property", "greater_than",
@@ -23,6 +22,9 @@ __all__ = [
     "nonnegative", "nonnegative_integer", "one_hot", "positive", "positive_semidefinite", "positive_definite",
     "positive_integer", "real", "real_vector", "simplex", "square", "stack", "symmetric", "unit_interval",
 ]  # fmt: skip
+
+
+Bound = Tensor | float
 
 
 class Constraint:
@@ -57,11 +59,11 @@ class _Dependent(Constraint):
         self._event_dim = event_dim
 
     @property
-    def is_discrete(self) -> Any:  # type: ignore[override]
+    def is_discrete(self) -> Any:
         return self._known("is_discrete")
 
     @property
-    def event_dim(self) -> Any:  # type: ignore[override]
+    def event_dim(self) -> Any:
         return self._known("event_dim")
 
     def _known(self, name: str) -> Any:
@@ -124,11 +126,11 @@ class _IndependentConstraint(Constraint):
         self.reinterpreted_batch_ndims = reinterpreted_batch_ndims
 
     @property
-    def is_discrete(self) -> Any:  # type: ignore[override]
+    def is_discrete(self) -> Any:
         return self.base_constraint.is_discrete
 
     @property
-    def event_dim(self) -> Any:  # type: ignore[override]
+    def event_dim(self) -> Any:
         return self.base_constraint.event_dim + self.reinterpreted_batch_ndims
 
     def check(self, value: Tensor) -> Tensor:
@@ -144,7 +146,9 @@ class _IndependentConstraint(Constraint):
 
 
 class MixtureSameFamilyConstraint(Constraint):
-    """What every component of a mixture may draw. The base constraint has the components as a batch dim more."""
+    """What every component of a mixture may draw. The base constraint has the components as a batch dim
+    more.
+    """
 
     def __init__(self, base_constraint: Constraint) -> None:
         _require(
@@ -154,11 +158,11 @@ class MixtureSameFamilyConstraint(Constraint):
         self.base_constraint = base_constraint
 
     @property
-    def is_discrete(self) -> Any:  # type: ignore[override]
+    def is_discrete(self) -> Any:
         return self.base_constraint.is_discrete
 
     @property
-    def event_dim(self) -> Any:  # type: ignore[override]
+    def event_dim(self) -> Any:
         return self.base_constraint.event_dim
 
     def check(self, value: Tensor) -> Tensor:
@@ -194,18 +198,18 @@ class _Real(Constraint):
 class _Between(Constraint):
     """A constraint by bounds, numbers or tensors, in the order of its parameters."""
 
-    def __init__(self, lower_bound: Any, upper_bound: Any) -> None:
+    def __init__(self, lower_bound: Bound, upper_bound: Bound) -> None:
         self.lower_bound = lower_bound
         self.upper_bound = upper_bound
 
 
 class _Above(Constraint):
-    def __init__(self, lower_bound: Any) -> None:
+    def __init__(self, lower_bound: Bound) -> None:
         self.lower_bound = lower_bound
 
 
 class _Below(Constraint):
-    def __init__(self, upper_bound: Any) -> None:
+    def __init__(self, upper_bound: Bound) -> None:
         self.upper_bound = upper_bound
 
 
@@ -299,7 +303,7 @@ class _Multinomial(Constraint):
     is_discrete = True
     event_dim = 1
 
-    def __init__(self, upper_bound: Any) -> None:
+    def __init__(self, upper_bound: Bound) -> None:
         self.upper_bound = upper_bound
 
     def check(self, value: Tensor) -> Tensor:
@@ -364,7 +368,7 @@ class _PositiveSemidefinite(_Symmetric):
         symmetric = super().check(value)
         if not symmetric.all():
             return symmetric
-        return (eigvalsh(value.detach()) >= 0).all(-1)
+        return (linalg.eigvalsh(value.detach()) >= 0).all(-1)
 
 
 class _PositiveDefinite(_Symmetric):
@@ -374,7 +378,7 @@ class _PositiveDefinite(_Symmetric):
         symmetric = super().check(value)
         if not symmetric.all():
             return symmetric
-        return cholesky_ex(value.detach()).info == 0
+        return linalg.cholesky_ex(value.detach()).info == 0
 
 
 # -- several constraints side by side -----------------------------------------------------------------------
@@ -392,7 +396,7 @@ class _Sequence(Constraint):
         self.dim = dim
 
     @property
-    def is_discrete(self) -> Any:  # type: ignore[override]
+    def is_discrete(self) -> Any:
         return any(c.is_discrete for c in self.cseq)
 
     def _checked_dim(self, value: Tensor) -> int:
@@ -417,7 +421,7 @@ class _Cat(_Sequence):
         )
 
     @property
-    def event_dim(self) -> Any:  # type: ignore[override]
+    def event_dim(self) -> Any:
         return max(c.event_dim for c in self.cseq)
 
     def check(self, value: Tensor) -> Tensor:
@@ -429,7 +433,7 @@ class _Stack(_Sequence):
     """Parts of one index each, joined as by `stack`."""
 
     @property
-    def event_dim(self) -> Any:  # type: ignore[override]
+    def event_dim(self) -> Any:
         dim = max(c.event_dim for c in self.cseq)
         return dim + 1 if self.dim + dim < 0 else dim
 

@@ -13,7 +13,6 @@ from kiln.distributions.distribution import ExponentialFamily, Shape, WithProbs,
 from kiln.distributions.half_line import Gamma
 from kiln.distributions.utils import broadcast_all
 from kiln.ops.creation.dtypes import finfo
-from kiln.ops.nn.smooth_activations import logsigmoid
 
 __all__ = ["Bernoulli", "Binomial", "Geometric", "NegativeBinomial", "Poisson"]
 
@@ -21,7 +20,7 @@ __all__ = ["Bernoulli", "Binomial", "Geometric", "NegativeBinomial", "Poisson"]
 def binary_log_prob(logits: Tensor, value: Tensor) -> Tensor:
     """value log p + (1 - value) log(1 - p) for log odds: `value` (logits) - log(1 + exp(logits))."""
     logits, value = broadcast_all(logits, value)
-    return value * logits + logsigmoid(-logits)  # type: ignore[no-any-return]
+    return value * logits + ops.logsigmoid(-logits)
 
 
 class Bernoulli(WithProbs, ExponentialFamily):
@@ -130,7 +129,7 @@ class Binomial(_WithCount):
     def log_prob(self, value: Tensor) -> Tensor:
         n, logits = self.total_count, self.logits
         ways = (n + 1).lgamma() - (value + 1).lgamma() - (n - value + 1).lgamma()
-        return ways + value * logits + n * logsigmoid(-logits)  # type: ignore[no-any-return]
+        return ways + value * logits + n * ops.logsigmoid(-logits)
 
     def _one_count(self, what: str) -> int:
         count = int(self.total_count.max())
@@ -189,7 +188,7 @@ class NegativeBinomial(_WithCount):
         n = self.total_count
         ways = (n + value).lgamma() - (value + 1).lgamma() - n.lgamma()
         ways = ops.where(n + value == 0, 0.0, ways)
-        return n * logsigmoid(-self.logits) + value * logsigmoid(self.logits) + ways
+        return n * ops.logsigmoid(-self.logits) + value * ops.logsigmoid(self.logits) + ways
 
 
 class Geometric(WithProbs):

@@ -12,7 +12,6 @@ from kiln._core import Size, Tensor
 from kiln.autograd import no_grad
 from kiln.autograd.engine import grad
 from kiln.distributions import constraints
-from kiln.distributions.constraints import Constraint
 from kiln.distributions.utils import lazy_property, logits_to_probs, probs_to_logits
 
 __all__ = ["Distribution", "ExponentialFamily"]
@@ -123,8 +122,8 @@ class Distribution:
             return _instance
         if type(self).__init__ is not cls.__init__:  # type: ignore[misc]
             raise NotImplementedError(
-                f"Subclass {type(self).__name__} of {cls.__name__} that defines a custom __init__ method must "
-                "also define a custom .expand() method."
+                f"Subclass {type(self).__name__} of {cls.__name__} that defines a custom __init__ method "
+                "must also define a custom .expand() method."
             )
         return object.__new__(type(self))
 
@@ -247,8 +246,8 @@ class Distribution:
             return
         if not support.check(value).all():
             raise ValueError(
-                f"Expected value argument ({type(value).__name__} of shape {tuple(value.shape)}) to be within "
-                f"the support ({support!r}) of the distribution {self!r}, but found invalid values:\n{value}"
+                f"Expected value argument ({type(value).__name__} of shape {tuple(value.shape)}) to be "
+                f"within the support ({support!r}) of the distribution {self!r}, but found invalid values:\n{value}"
             )
 
     def __repr__(self) -> str:
@@ -265,9 +264,9 @@ def _family(kind: type) -> type:
 class ExponentialFamily(Distribution):
     """Densities exp(t(x) . n - F(n) + k(x)) of natural parameters n, with the log normalizer F.
 
-    A family that gives `_natural_params`, `_log_normalizer` and `_mean_carrier_measure` (the mean of k) has its
-    entropy, and the divergence between two of its members, by the gradient of F (Nielsen and Nock, Entropies
-    and cross-entropies of exponential families, 2010).
+    A family that gives `_natural_params`, `_log_normalizer` and `_mean_carrier_measure` (the mean of k) has
+    its entropy, and the divergence between two of its members, by the gradient of F (Nielsen and Nock,
+    Entropies and cross-entropies of exponential families, 2010).
     """
 
     @property
@@ -278,7 +277,7 @@ class ExponentialFamily(Distribution):
         raise NotImplementedError
 
     @property
-    def _mean_carrier_measure(self) -> Any:
+    def _mean_carrier_measure(self) -> float:
         raise NotImplementedError
 
     def _mean_statistics(self) -> tuple[list[Tensor], Tensor, tuple[Tensor, ...]]:

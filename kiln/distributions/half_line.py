@@ -12,7 +12,6 @@ from kiln.distributions.distribution import Distribution, ExponentialFamily, Sha
 from kiln.distributions.implicit import standard_gamma
 from kiln.distributions.utils import broadcast_all
 from kiln.ops.creation.dtypes import finfo
-from kiln.ops.elementwise.special import igamma
 
 __all__ = ["Chi2", "Exponential", "FisherSnedecor", "Gamma", "GeneralizedPareto"]
 
@@ -113,7 +112,7 @@ class Gamma(ExponentialFamily):
 
     @checked
     def cdf(self, value: Tensor) -> Tensor:
-        share: Tensor = igamma(self.concentration, self.rate * value)
+        share: Tensor = ops.igamma(self.concentration, self.rate * value)
         return share
 
     def entropy(self) -> Tensor:

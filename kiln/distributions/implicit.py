@@ -15,7 +15,7 @@ from kiln.ops.random.gammas import at_once, beta_slope, gamma_slope, log_standar
 class _StandardGamma(Function):
     @staticmethod
     def forward(ctx: Any, concentration: Tensor) -> Tensor:
-        drawn = log_standard_gamma(concentration).exp().to(concentration.dtype)
+        drawn: Tensor = log_standard_gamma(concentration).exp().to(concentration.dtype)
         drawn = drawn.clamp(min=finfo(drawn.dtype).tiny)
         ctx.save_for_backward(concentration, drawn)
         return drawn
@@ -24,7 +24,8 @@ class _StandardGamma(Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Tensor:
         concentration, drawn = ctx.saved_tensors
-        return g * at_once(gamma_slope, concentration, drawn).to(g.dtype)
+        slope: Tensor = at_once(gamma_slope, concentration, drawn)
+        return g * slope.to(g.dtype)
 
 
 class _Dirichlet(Function):
@@ -42,15 +43,17 @@ class _Dirichlet(Function):
     def backward(ctx: Any, g: Tensor) -> Tensor:
         concentration, drawn = ctx.saved_tensors
         rest = concentration.sum(-1, True) - concentration
-        slope = at_once(beta_slope, drawn, concentration, rest).to(g.dtype)
-        return slope * (g - (drawn * g).sum(-1, True))
+        slope: Tensor = at_once(beta_slope, drawn, concentration, rest)
+        return slope.to(g.dtype) * (g - (drawn * g).sum(-1, True))  # type: ignore[no-any-return]
 
 
 def standard_gamma(concentration: Tensor) -> Tensor:
     """Draws of gamma(concentration, 1), at least the dtype's smallest normal number."""
-    return _StandardGamma.apply(concentration)  # type: ignore[no-any-return]
+    drawn: Tensor = _StandardGamma.apply(concentration)
+    return drawn
 
 
 def dirichlet(concentration: Tensor) -> Tensor:
     """Draws of Dirichlet distributions, whose concentrations are the last dim."""
-    return _Dirichlet.apply(concentration)  # type: ignore[no-any-return]
+    drawn: Tensor = _Dirichlet.apply(concentration)
+    return drawn

@@ -1,12 +1,13 @@
-"""The Kullback-Leibler divergence KL(p || q), the mean under p of log p(x) - log q(x), where it has a formula.
+"""The Kullback-Leibler divergence KL(p || q), the mean under p of log p(x) - log q(x), where it has a
+formula.
 
 Pairs of one family have formulas of their own. The others follow from
 
     KL(p || q) = -entropy(p) - mean under p of log q(x)
 
-where log q needs few means of p: of x and x^2 (q normal, exponential), of log x (gamma, Pareto, beta), of exp(-x)
-(Gumbel). So a family that knows its means (`mean_log`, `mean_exp`) has its divergence from each of these q, and
-infinity where q gives no chance to what p may draw.
+where log q needs few means of p: of x and x^2 (q normal, exponential), of log x (gamma, Pareto, beta), of
+exp(-x) (Gumbel). So a family that knows its means (`mean_log`, `mean_exp`) has its divergence from each of
+these q, and infinity where q gives no chance to what p may draw.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from functools import singledispatch
 from typing import Any
 
-from kiln import ops
+from kiln import linalg, ops
 from kiln._core import Tensor
 from kiln.distributions.categories import Categorical, OneHotCategorical
 from kiln.distributions.combined import Independent, TransformedDistribution
@@ -27,11 +28,15 @@ from kiln.distributions.half_line import Exponential, Gamma
 from kiln.distributions.real_line import Cauchy, Gumbel, Laplace, Normal, Uniform
 from kiln.distributions.transformed import HalfNormal, Pareto
 from kiln.distributions.unit_interval import Beta, ContinuousBernoulli, Dirichlet
-from kiln.distributions.utils import euler_constant, sum_rightmost
-from kiln.distributions.vectors import LowRankMultivariateNormal, MultivariateNormal, _batch_mahalanobis
-from kiln.distributions.vectors import _batch_lowrank_logdet, _batch_lowrank_mahalanobis, half_log_det
-from kiln.ops.linalg.systems import solve_triangular
-from kiln.ops.nn.smooth_activations import softplus
+from kiln.distributions.utils import broadcast_shapes, euler_constant, sum_rightmost
+from kiln.distributions.vectors import (
+    LowRankMultivariateNormal,
+    MultivariateNormal,
+    _batch_lowrank_logdet,
+    _batch_lowrank_mahalanobis,
+    _batch_mahalanobis,
+    half_log_det,
+)
 
 __all__ = ["kl_divergence", "register_kl"]
 
@@ -44,8 +49,8 @@ _FOUND: dict[tuple[type, type], Formula | None] = {}
 def register_kl(type_p: type, type_q: type) -> Callable[[Formula], Formula]:
     """Registers, as a decorator, a function of p and q for two classes and those derived from them.
 
-    Of several that fit, the one of the most derived classes is taken; where p and q disagree on which that is,
-    a RuntimeWarning says what to register. TypeError for what is not a class of distributions.
+    Of several that fit, the one of the most derived classes is taken; where p and q disagree on which that
+    is, a RuntimeWarning says what to register. TypeError for what is not a class of distributions.
 
     >>> from kiln.distributions import Normal, kl_divergence, register_kl
     >>> class Mine(Normal): pass
@@ -211,8 +216,8 @@ def _weighed(chance: Tensor, excess: Tensor, impossible: Tensor) -> Tensor:
 
 @register_kl(Bernoulli, Bernoulli)
 def _bernoulli(p: Bernoulli, q: Bernoulli) -> Tensor:
-    heads = _weighed(p.probs, softplus(-q.logits) - softplus(-p.logits), q.probs == 0)
-    return heads + _weighed(1 - p.probs, softplus(q.logits) - softplus(p.logits), q.probs == 1)
+    heads = _weighed(p.probs, ops.softplus(-q.logits) - ops.softplus(-p.logits), q.probs == 0)
+    return heads + _weighed(1 - p.probs, ops.softplus(q.logits) - ops.softplus(p.logits), q.probs == 1)
 
 
 @register_kl(Categorical, Categorical)
@@ -269,9 +274,7 @@ def _of_normals(log_det: Tensor, trace: Tensor, distance: Tensor, n: int) -> Ten
 
 def _same_events(p: Distribution, q: Distribution, what: str) -> int:
     if p.event_shape != q.event_shape:
-        raise ValueError(
-            f"KL-divergence between two {what} with different event shapes cannot be computed"
-        )
+        raise ValueError(f"KL-divergence between two {what} with different event shapes cannot be computed")
     return p.event_shape[0]
 
 
@@ -282,7 +285,7 @@ def _squares(matrix: Tensor) -> Tensor:
 
 def _solved(lower: Tensor, right: Tensor) -> Tensor:
     """lower^-1 right, batches broadcast."""
-    solution: Tensor = solve_triangular(lower, right, upper=False)
+    solution: Tensor = linalg.solve_triangular(lower, right, upper=False)
     return solution
 
 
@@ -304,7 +307,7 @@ def _roots(p: Any) -> list[Tensor]:
 def _to_full(p: Any, q: MultivariateNormal) -> Tensor:
     n = _same_events(p, q, "Multivariate Normals")
     lower = q._unbroadcasted_scale_tril
-    trace = sum(_squares(_solved(lower, root)) for root in _roots(p))
+    trace: Any = sum(_squares(_solved(lower, root)) for root in _roots(p))
     return _of_normals(_log_det(q) - _log_det(p), trace, _batch_mahalanobis(lower, q.loc - p.loc), n)
 
 
@@ -316,7 +319,7 @@ def _to_low_rank(p: Any, q: LowRankMultivariateNormal) -> Tensor:
     factor, diagonal = q._parts
     inner = _solved(q._capacitance_tril, factor.mT / diagonal.unsqueeze(-2))
     root_precision = diagonal.rsqrt().unsqueeze(-1)
-    trace = sum(_squares(root * root_precision) - _squares(inner @ root) for root in _roots(p))
+    trace: Any = sum(_squares(root * root_precision) - _squares(inner @ root) for root in _roots(p))
     distance = _batch_lowrank_mahalanobis(factor, diagonal, q.loc - p.loc, q._capacitance_tril)
     return _of_normals(_log_det(q) - _log_det(p), trace, distance, n)
 
@@ -400,7 +403,7 @@ def _to(type_q: type, *types_p: type) -> Callable[[Formula], Formula]:
 
 @_to(Normal, Beta, ContinuousBernoulli, Exponential, Gamma, Gumbel, Laplace, Pareto, Uniform)
 def _to_normal(p: Any, q: Normal) -> Tensor:
-    square = p.variance + (p.mean - q.loc).square()
+    square: Tensor = p.variance + (p.mean - q.loc).square()
     return q.scale.log() + 0.5 * math.log(2 * math.pi) + square / (2 * q.scale.square())
 
 
@@ -422,7 +425,8 @@ def _below_zero(p: Any, value: Tensor) -> Tensor:
 
 @_to(Gumbel, Exponential, Gamma, Normal, Uniform)
 def _to_gumbel(p: Any, q: Gumbel) -> Tensor:
-    return q.scale.log() + (p.mean - q.loc) / q.scale + mean_exp(p, q.loc, q.scale)
+    mean: Tensor = p.mean
+    return q.scale.log() + (mean - q.loc) / q.scale + mean_exp(p, q.loc, q.scale)
 
 
 @_to(ContinuousBernoulli, Beta, Uniform)
@@ -436,9 +440,7 @@ def _to_beta(p: Uniform, q: Beta) -> Tensor:
     a, b = q.concentration1, q.concentration0
     normalizer = a.lgamma() + b.lgamma() - (a + b).lgamma()
     tails = _uniform_mean_log(1 - p.high, 1 - p.low)
-    return _infinite_if(
-        (p.low < 0) | (p.high > 1), normalizer - (a - 1) * mean_log(p) - (b - 1) * tails
-    )
+    return _infinite_if((p.low < 0) | (p.high > 1), normalizer - (a - 1) * mean_log(p) - (b - 1) * tails)
 
 
 @_to(Uniform, Beta, ContinuousBernoulli)
@@ -469,7 +471,7 @@ def _normal_laplace(p: Normal, q: Laplace) -> Tensor:
 
 def _infinity(p: Any, q: Any) -> Tensor:
     """p draws what q cannot."""
-    shape = ops.broadcast_shapes(tuple(p.batch_shape), tuple(q.batch_shape))
+    shape = broadcast_shapes(p.batch_shape, q.batch_shape)
     return ops.full(shape, math.inf, dtype=p.mean.dtype)
 
 

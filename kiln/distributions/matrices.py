@@ -6,18 +6,16 @@ import math
 import warnings
 from typing import Any
 
-from kiln import ops
+from kiln import linalg, ops
 from kiln._core import Tensor
 from kiln.autograd import no_grad
 from kiln.distributions import constraints
 from kiln.distributions.distribution import Distribution, ExponentialFamily, Shape, checked
 from kiln.distributions.half_line import Chi2
 from kiln.distributions.unit_interval import Beta
-from kiln.distributions.utils import broadcast_all
+from kiln.distributions.utils import broadcast_all, broadcast_shapes
 from kiln.distributions.vectors import ByScaleTril, factor_of, given_matrix, half_log_det
 from kiln.ops.creation.dtypes import finfo
-from kiln.ops.elementwise.special import mvlgamma
-from kiln.ops.linalg.decompositions import cholesky_solve, slogdet
 
 __all__ = ["LKJCholesky", "Wishart"]
 
@@ -62,7 +60,7 @@ class LKJCholesky(Distribution):
         power = 2 * (self.concentration - 1).unsqueeze(-1) + self.dim - row
         count = self.dim - 1
         a = self.concentration + 0.5 * count
-        normalizer = 0.5 * count * math.log(math.pi) + mvlgamma(a - 0.5, count) - a.lgamma() * count
+        normalizer = 0.5 * count * math.log(math.pi) + ops.mvlgamma(a - 0.5, count) - a.lgamma() * count
         return (power * diagonal.log()).sum(-1) - normalizer
 
 
@@ -99,14 +97,15 @@ class Wishart(ByScaleTril, ExponentialFamily):
         name, matrix = given
         n = matrix.shape[-1]
         asked = ops.as_tensor(df, dtype=matrix.dtype)
-        batch_shape = ops.broadcast_shapes(tuple(matrix.shape[:-2]), tuple(asked.shape))
+        batch_shape = broadcast_shapes(matrix.shape[:-2], asked.shape)
         self.df = asked.expand(batch_shape)
         if bool((self.df <= n - 1).any()):
             raise ValueError(f"Value of df={df} expected to be greater than ndim - 1 = {n - 1}.")
         setattr(self, name, matrix.expand((*batch_shape, *matrix.shape[-2:])))
         if bool((self.df < n).any()):
             warnings.warn(
-                "Low df values detected. Singular samples are highly likely to occur for ndim - 1 < df < ndim.",
+                "Low df values detected. Singular samples are highly likely to occur for ndim - 1 < df < "
+                "ndim.",
                 stacklevel=2,
             )
         super().__init__(batch_shape, matrix.shape[-2:], validate_args=validate_args)
@@ -154,7 +153,9 @@ class Wishart(ByScaleTril, ExponentialFamily):
         return factor @ factor.mT
 
     def rsample(self, sample_shape: Shape = (), max_try_correction: int = 10) -> Tensor:
-        """A draw. Matrices that come out singular, for rounding, are drawn again `max_try_correction` times."""
+        """A draw. Matrices that come out singular, for rounding, are drawn again `max_try_correction`
+        times.
+        """
         sample = self._bartlett(sample_shape)
         singular = ~self.support.check(sample)
         if bool(singular.any()):
@@ -173,15 +174,15 @@ class Wishart(ByScaleTril, ExponentialFamily):
     @checked
     def log_prob(self, value: Tensor) -> Tensor:
         n, df = self._event_shape[-1], self.df
-        trace = cholesky_solve(value, self._unbroadcasted_scale_tril).diagonal(dim1=-2, dim2=-1).sum(-1)
-        density = (df - n - 1) / 2 * slogdet(value).logabsdet - trace / 2
-        return density - df * self._half_volume() - mvlgamma(df / 2, n)
+        trace = ops.cholesky_solve(value, self._unbroadcasted_scale_tril).diagonal(dim1=-2, dim2=-1).sum(-1)
+        density = (df - n - 1) / 2 * linalg.slogdet(value).logabsdet - trace / 2
+        return density - df * self._half_volume() - ops.mvlgamma(df / 2, n)
 
     def entropy(self) -> Tensor:
         n, df = self._event_shape[-1], self.df
         row = ops.arange(n, dtype=df.dtype) / 2
         slope = ((df / 2).unsqueeze(-1) - row).digamma().sum(-1)
-        normalizer = mvlgamma(df / 2, n) - (df - n - 1) / 2 * slope
+        normalizer = ops.mvlgamma(df / 2, n) - (df - n - 1) / 2 * slope
         return (n + 1) * self._half_volume() + normalizer + df * n / 2
 
     @property
@@ -192,4 +193,4 @@ class Wishart(ByScaleTril, ExponentialFamily):
         x, y = natural_params
         n = self._event_shape[-1]
         half = y + (n + 1) / 2
-        return half * (n * math.log(2) - slogdet(x * -2).logabsdet) + mvlgamma(half, n)
+        return half * (n * math.log(2) - linalg.slogdet(x * -2).logabsdet) + ops.mvlgamma(half, n)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kiln import ops
+from kiln import ops, special
 from kiln._core import Tensor, float64
 from kiln.autograd import no_grad
 from kiln.distributions import constraints
@@ -13,7 +13,6 @@ from kiln.distributions.distribution import Distribution, ExponentialFamily, Sha
 from kiln.distributions.half_line import Chi2
 from kiln.distributions.utils import broadcast_all, euler_constant, lazy_property
 from kiln.ops.creation.dtypes import finfo
-from kiln.ops.elementwise.special import i0e, i1e
 
 __all__ = ["Cauchy", "Gumbel", "Laplace", "Normal", "StudentT", "Uniform", "VonMises"]
 
@@ -304,7 +303,8 @@ class Uniform(Distribution):
 
 
 class VonMises(Distribution):
-    """An angle from -pi to pi around `loc`: density exp(concentration cos(x - loc)) / (2 pi I0(concentration)).
+    """An angle from -pi to pi around `loc`: density exp(concentration cos(x - loc)) / (2 pi
+    I0(concentration)).
 
     Draws by Best and Fisher, Efficient simulation of the von Mises distribution (1979).
 
@@ -328,7 +328,7 @@ class VonMises(Distribution):
     @lazy_property
     def variance(self) -> Tensor:
         """The circular variance, 1 - I1 / I0."""
-        ratio: Tensor = i1e(self.concentration) / i0e(self.concentration)
+        ratio: Tensor = special.i1e(self.concentration) / special.i0e(self.concentration)
         return 1 - ratio
 
     @no_grad()
@@ -352,5 +352,5 @@ class VonMises(Distribution):
     @checked
     def log_prob(self, value: Tensor) -> Tensor:
         kappa = self.concentration
-        log_i0 = i0e(kappa).log() + kappa
+        log_i0 = special.i0e(kappa).log() + kappa
         return kappa * (value - self.loc).cos() - math.log(2 * math.pi) - log_i0

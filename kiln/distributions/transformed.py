@@ -33,14 +33,15 @@ __all__ = [
 ]
 
 
-def of_base(name: str, text: str) -> Any:
+class of_base:
     """A parameter that the base distribution has."""
 
-    def get(self: Any) -> Tensor:
-        found: Tensor = getattr(self.base_dist, name)
-        return found
+    def __init__(self, name: str, text: str) -> None:
+        self.name, self.__doc__ = name, text
 
-    return property(get, doc=text)
+    def __get__(self, instance: Any, owner: Any = None) -> Tensor:
+        found: Any = self if instance is None else getattr(instance.base_dist, self.name)
+        return found  # type: ignore[no-any-return]
 
 
 class _Half(TransformedDistribution):
@@ -86,11 +87,11 @@ class HalfNormal(_Half):
 
     @property
     def mean(self) -> Tensor:
-        return self.scale * math.sqrt(2 / math.pi)  # type: ignore[no-any-return]
+        return self.scale * math.sqrt(2 / math.pi)
 
     @property
     def variance(self) -> Tensor:
-        return self.scale.square() * (1 - 2 / math.pi)  # type: ignore[no-any-return]
+        return self.scale.square() * (1 - 2 / math.pi)
 
 
 class HalfCauchy(_Half):
@@ -135,16 +136,16 @@ class LogNormal(TransformedDistribution):
 
     @property
     def mean(self) -> Tensor:
-        return (self.loc + self.scale.square() / 2).exp()  # type: ignore[no-any-return]
+        return (self.loc + self.scale.square() / 2).exp()
 
     @property
     def mode(self) -> Tensor:
-        return (self.loc - self.scale.square()).exp()  # type: ignore[no-any-return]
+        return (self.loc - self.scale.square()).exp()
 
     @property
     def variance(self) -> Tensor:
         square = self.scale.square()
-        return square.expm1() * (2 * self.loc + square).exp()  # type: ignore[no-any-return]
+        return square.expm1() * (2 * self.loc + square).exp()
 
     def entropy(self) -> Tensor:
         return self.base_dist.entropy() + self.loc
@@ -203,7 +204,7 @@ class InverseGamma(TransformedDistribution):
 
     @property
     def mode(self) -> Tensor:
-        return self.rate / (self.concentration + 1)  # type: ignore[no-any-return]
+        return self.rate / (self.concentration + 1)
 
     @property
     def variance(self) -> Tensor:
@@ -212,7 +213,7 @@ class InverseGamma(TransformedDistribution):
 
     def entropy(self) -> Tensor:
         a = self.concentration
-        return a + self.rate.log() + a.lgamma() - (1 + a) * a.digamma()  # type: ignore[no-any-return]
+        return a + self.rate.log() + a.lgamma() - (1 + a) * a.digamma()
 
 
 class Pareto(TransformedDistribution):
@@ -295,7 +296,8 @@ class Weibull(TransformedDistribution):
 
 
 class Kumaraswamy(TransformedDistribution):
-    """(1 - u^(1 / b))^(1 / a) for uniform u; a = `concentration1`, b = `concentration0`. It resembles Beta(a, b).
+    """(1 - u^(1 / b))^(1 / a) for uniform u; a = `concentration1`, b = `concentration0`. It resembles
+    Beta(a, b).
 
     >>> kiln.distributions.Kumaraswamy(1.0, 1.0).mean
     tensor(0.5000)

@@ -145,8 +145,8 @@ class Beta(ExponentialFamily):
 
 
 class ContinuousBernoulli(WithProbs, ExponentialFamily):
-    """The density C probs^x (1 - probs)^(1 - x) on [0, 1] (Loaiza-Ganem and Cunningham, The continuous Bernoulli,
-    2019).
+    """The density C probs^x (1 - probs)^(1 - x) on [0, 1] (Loaiza-Ganem and Cunningham, The continuous
+    Bernoulli, 2019).
 
     Where `probs` lies between `lims`, near 1/2, its formulas cancel, and Taylor series take their place.
 
@@ -256,7 +256,7 @@ class LogitRelaxedBernoulli(WithProbs):
     def __init__(
         self, temperature: Any, probs: Any = None, logits: Any = None, validate_args: bool | None = None
     ) -> None:
-        self.temperature = temperature
+        self.temperature: Tensor = temperature
         (given,) = broadcast_all(self._take(probs, logits))
         setattr(self, self._given, given)
         super().__init__(given.shape, validate_args=validate_args)
@@ -309,7 +309,7 @@ class ExpRelaxedCategorical(ByCategorical):
     def __init__(
         self, temperature: Any, probs: Any = None, logits: Any = None, validate_args: bool | None = None
     ) -> None:
-        self.temperature = temperature
+        self.temperature: Tensor = temperature
         super().__init__(probs, logits, validate_args)
 
     def rsample(self, sample_shape: Shape = ()) -> Tensor:
@@ -329,7 +329,8 @@ class ExpRelaxedCategorical(ByCategorical):
 
 class RelaxedOneHotCategorical(TransformedDistribution):
     """A point of the simplex that tends to a one-hot draw as `temperature` > 0 falls, with a gradient
-    (Maddison, Mnih and Teh, 2017; Jang, Gu and Poole, Categorical reparameterization with Gumbel-softmax, 2017).
+    (Maddison, Mnih and Teh, 2017; Jang, Gu and Poole, Categorical reparameterization with Gumbel-softmax,
+    2017).
 
     >>> kiln.distributions.RelaxedOneHotCategorical(kiln.tensor(0.5), kiln.ones(3)).sample().shape
     kiln.Size([3])

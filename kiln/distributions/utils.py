@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kiln import ops
-from kiln._core import Tensor, get_default_dtype
+from kiln._core import Size, Tensor, get_default_dtype
 from kiln.autograd import enable_grad
 from kiln.ops.creation.dtypes import finfo
 
 if TYPE_CHECKING:
     from kiln._core import dtype as DType
+
+Value = TypeVar("Value")
 
 __all__ = [
     "broadcast_all",
@@ -44,6 +46,11 @@ def broadcast_all(*values: Any) -> tuple[Tensor, ...]:
     if all(v.shape == shape for v in values):
         return values
     return tuple(ops.broadcast_tensors(*values))
+
+
+def broadcast_shapes(*shapes: Sequence[int]) -> Size:
+    """The shape that shapes broadcast to. RuntimeError if they do not."""
+    return ops.broadcast_shapes(*(tuple(shape) for shape in shapes))
 
 
 def sum_rightmost(value: Tensor, count: int) -> Tensor:
@@ -88,17 +95,17 @@ def probs_to_logits(probs: Tensor, is_binary: bool = False) -> Tensor:
     return probs.log() - (-probs).log1p() if is_binary else probs.log()
 
 
-class lazy_property:
+class lazy_property(Generic[Value]):
     """A value computed, with gradients, when it is first read, and then an attribute of the object."""
 
-    def __init__(self, wrapped: Callable[[Any], Any]) -> None:
+    def __init__(self, wrapped: Callable[[Any], Value]) -> None:
         self.wrapped = wrapped
         self.__doc__ = wrapped.__doc__
         self.__name__ = wrapped.__name__
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    def __get__(self, instance: Any, owner: Any = None) -> Value:
         if instance is None:
-            return self
+            return self  # type: ignore[return-value]
         with enable_grad():
             value = self.wrapped(instance)
         instance.__dict__[self.__name__] = value
@@ -138,8 +145,8 @@ def vec_to_tril_matrix(vec: Tensor, diag: int = 0) -> Tensor:
         size += 1
     if held != count:
         raise ValueError(
-            f"The size of last dimension is {count} which cannot be expressed as the lower triangular part of "
-            "a square D x D matrix."
+            f"The size of last dimension is {count} which cannot be expressed as the lower triangular part "
+            "of a square D x D matrix."
         )
     matrix = vec.new_zeros((*vec.shape[:-1], size, size))
     matrix[..., _lower_triangle(size, diag)] = vec

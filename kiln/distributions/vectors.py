@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from kiln import ops
+from kiln import linalg, ops
 from kiln._core import Size, Tensor
 from kiln.distributions import constraints
 from kiln.distributions.distribution import Distribution, Shape, checked
-from kiln.distributions.utils import _standard_normal, lazy_property
-from kiln.ops.linalg.decompositions import cholesky, cholesky_inverse
-from kiln.ops.linalg.systems import solve_triangular
+from kiln.distributions.utils import _standard_normal, broadcast_shapes, lazy_property
 
 __all__ = ["LowRankMultivariateNormal", "MultivariateNormal"]
 
@@ -25,18 +22,18 @@ def _batch_mahalanobis(bL: Tensor, bx: Tensor) -> Tensor:
     """x' (L L')^-1 x of each vector (..., n), by lower factors L (..., n, n)."""
     outer = bx.ndim - bL.ndim + 1
     if outer < 1 or tuple(bx.shape[outer:-1]) != tuple(bL.shape[:-2]):
-        solved: Tensor = solve_triangular(bL, bx.unsqueeze(-1), upper=False)
+        solved: Tensor = linalg.solve_triangular(bL, bx.unsqueeze(-1), upper=False)
         return solved.square().sum((-2, -1))
     columns = bx.flatten(0, outer - 1).movedim(0, -1)  # vectors of one factor are solved together
-    solved = solve_triangular(bL, columns, upper=False)
+    solved = linalg.solve_triangular(bL, columns, upper=False)
     return solved.square().sum(-2).movedim(-1, 0).reshape(tuple(bx.shape[:-1]))
 
 
 def _precision_to_scale_tril(P: Tensor) -> Tensor:
     """The lower factor of the inverse of P: that of P with its order reversed, reversed and inverted."""
-    factor = cholesky(P.flip((-2, -1))).flip((-2, -1)).mT
+    factor = linalg.cholesky(P.flip((-2, -1))).flip((-2, -1)).mT
     identity = ops.eye(P.shape[-1], dtype=P.dtype)
-    lower: Tensor = solve_triangular(factor, identity.expand(tuple(P.shape)), upper=False)
+    lower: Tensor = linalg.solve_triangular(factor, identity.expand(tuple(P.shape)), upper=False)
     return lower
 
 
@@ -60,7 +57,7 @@ def factor_of(name: str, matrix: Tensor) -> Tensor:
     """The lower factor of the covariance that a matrix gives."""
     if name == "precision_matrix":
         return _precision_to_scale_tril(matrix)
-    factor: Tensor = cholesky(matrix) if name == "covariance_matrix" else matrix
+    factor: Tensor = linalg.cholesky(matrix) if name == "covariance_matrix" else matrix
     return factor
 
 
@@ -87,7 +84,7 @@ class ByScaleTril(Distribution):
     @lazy_property
     def precision_matrix(self) -> Tensor:
         """The inverse of the covariance."""
-        return self._batched(cholesky_inverse(self._unbroadcasted_scale_tril))
+        return self._batched(ops.cholesky_inverse(self._unbroadcasted_scale_tril))
 
 
 class MultivariateNormal(ByScaleTril):
@@ -129,7 +126,7 @@ class MultivariateNormal(ByScaleTril):
                 "Exactly one of covariance_matrix or precision_matrix or scale_tril may be specified."
             )
         name, matrix = given
-        batch_shape = ops.broadcast_shapes(tuple(matrix.shape[:-2]), tuple(loc.shape[:-1]))
+        batch_shape = broadcast_shapes(matrix.shape[:-2], loc.shape[:-1])
         self.loc = loc.expand((*batch_shape, loc.shape[-1]))
         setattr(self, name, matrix.expand((*batch_shape, *matrix.shape[-2:])))
         super().__init__(batch_shape, loc.shape[-1:], validate_args=validate_args)
@@ -166,7 +163,7 @@ class MultivariateNormal(ByScaleTril):
 def _batch_capacitance_tril(W: Tensor, D: Tensor) -> Tensor:
     """The lower factor of I + W' D^-1 W."""
     inner = (W.mT / D.unsqueeze(-2)) @ W
-    factor: Tensor = cholesky(inner + ops.eye(W.shape[-1], dtype=W.dtype))
+    factor: Tensor = linalg.cholesky(inner + ops.eye(W.shape[-1], dtype=W.dtype))
     return factor
 
 
@@ -215,7 +212,7 @@ class LowRankMultivariateNormal(Distribution):
             raise ValueError(f"cov_diag must be a batch of vectors with shape {Size((n,))}")
         batches = (tuple(x) for x in (loc.shape[:-1], cov_factor.shape[:-2], cov_diag.shape[:-1]))
         try:
-            batch_shape = ops.broadcast_shapes(*batches)
+            batch_shape = broadcast_shapes(*batches)
         except RuntimeError as error:
             raise ValueError(
                 f"Incompatible batch shapes: loc {loc.shape}, cov_factor {cov_factor.shape}, "
@@ -256,7 +253,7 @@ class LowRankMultivariateNormal(Distribution):
         root = diagonal.sqrt().unsqueeze(-1)
         relative = factor / root
         inner = relative @ relative.mT + ops.eye(self._event_shape[0], dtype=factor.dtype)
-        return self._batched(root * cholesky(inner))
+        return self._batched(root * linalg.cholesky(inner))
 
     @lazy_property
     def covariance_matrix(self) -> Tensor:
@@ -268,7 +265,9 @@ class LowRankMultivariateNormal(Distribution):
     def precision_matrix(self) -> Tensor:
         """Its inverse, by Woodbury's identity."""
         factor, diagonal = self._parts
-        projected = solve_triangular(self._capacitance_tril, factor.mT / diagonal.unsqueeze(-2), upper=False)
+        projected = linalg.solve_triangular(
+            self._capacitance_tril, factor.mT / diagonal.unsqueeze(-2), upper=False
+        )
         return self._batched(diagonal.reciprocal().diag_embed() - projected.mT @ projected)
 
     def rsample(self, sample_shape: Shape = ()) -> Tensor:

@@ -1,4 +1,6 @@
-"""Every distribution beside PyTorch's: densities, moments, quantiles, their gradients; shapes, texts, errors."""
+"""Every distribution beside PyTorch's: densities, moments, quantiles, their gradients; shapes, texts,
+errors.
+"""
 
 from __future__ import annotations
 
@@ -188,7 +190,12 @@ def test_validation_is_asked_for_by_argument_and_by_default() -> None:
     [
         ("Bernoulli", (), ValueError, "Either `probs` or `logits` must be specified, but not both"),
         ("Categorical", (kiln.ones(2), kiln.ones(2)), ValueError, "but not both"),
-        ("Categorical", (kiln.tensor(1.0),), ValueError, "`probs` parameter must be at least one-dimensional"),
+        (
+            "Categorical",
+            (kiln.tensor(1.0),),
+            ValueError,
+            "`probs` parameter must be at least one-dimensional",
+        ),
         ("Dirichlet", (kiln.tensor(1.0),), ValueError, "`concentration` parameter must be at least"),
         ("Normal", (kiln.zeros(2), "1"), ValueError, "Input arguments must all be instances of Number"),
         ("Multinomial", (kiln.tensor(3), kiln.ones(2)), NotImplementedError, "inhomogeneous total_count"),

@@ -23,13 +23,16 @@ PAIR = kiln.tensor([0.4, 3.0])
         d.Normal(PAIR, PAIR), d.Laplace(PAIR, PAIR), d.Cauchy(PAIR, PAIR), d.Gumbel(PAIR, PAIR),
         d.Uniform(-PAIR, PAIR), d.Exponential(PAIR), d.HalfNormal(PAIR), d.HalfCauchy(PAIR),
         d.LogNormal(PAIR, 0.5), d.Pareto(PAIR, PAIR), d.Weibull(PAIR, PAIR), d.Kumaraswamy(PAIR, PAIR + 1),
-        d.ContinuousBernoulli(kiln.tensor([0.4995, 0.9])), d.GeneralizedPareto(PAIR, 1.0, kiln.tensor([0.0, -0.5])),
+        d.ContinuousBernoulli(kiln.tensor([0.4995, 0.9])),
+        d.GeneralizedPareto(PAIR, 1.0, kiln.tensor([0.0, -0.5])),
         d.TransformedDistribution(d.Normal(PAIR, 1.0), [d.AffineTransform(1.0, -2.0)]),
     ],
     ids=lambda distribution: type(distribution).__name__,
 )  # fmt: skip
 def test_draws_follow_the_distribution_function(distribution: Any) -> None:
-    """By Kolmogorov and Smirnov's distance: above 2.5 / sqrt(n) with probability 7e-6. Quantiles invert it."""
+    """By Kolmogorov and Smirnov's distance: above 2.5 / sqrt(n) with probability 7e-6. Quantiles invert
+    it.
+    """
     draws = np.sort(distribution.sample((N,)).numpy(), 0)
     shares = distribution.cdf(kiln.tensor(draws)).numpy()
     steps = np.arange(N)[:, None] / N
@@ -41,9 +44,10 @@ def test_draws_follow_the_distribution_function(distribution: Any) -> None:
 @pytest.mark.parametrize(
     "distribution",
     [
-        d.Beta(PAIR, PAIR + 1), d.Chi2(PAIR), d.StudentT(PAIR + 6, PAIR, PAIR), d.FisherSnedecor(PAIR + 3, PAIR + 20),
-        d.InverseGamma(PAIR + 9, PAIR), d.Gamma(kiln.tensor([0.05, 40.0]), PAIR),
-        d.Dirichlet(kiln.tensor([0.3, 1.0, 4.0])), d.NegativeBinomial(4, probs=PAIR / 4), d.Geometric(PAIR / 4), d.Multinomial(5, kiln.tensor([0.2, 0.3, 0.5])),
+        d.Beta(PAIR, PAIR + 1), d.Chi2(PAIR), d.StudentT(PAIR + 6, PAIR, PAIR), d.FisherSnedecor(PAIR + 3,
+        PAIR + 20), d.InverseGamma(PAIR + 9, PAIR), d.Gamma(kiln.tensor([0.05, 40.0]), PAIR),
+        d.Dirichlet(kiln.tensor([0.3, 1.0, 4.0])), d.NegativeBinomial(4, probs=PAIR / 4), d.Geometric(PAIR / 4),
+        d.Multinomial(5, kiln.tensor([0.2, 0.3, 0.5])),
         d.MultivariateNormal(PAIR, kiln.tensor([[2.0, 0.5], [0.5, 1.0]])),
         d.LowRankMultivariateNormal(PAIR, kiln.tensor([[2.0], [0.5]]), PAIR),
         d.Wishart(PAIR + 4, kiln.tensor([[2.0, 0.5], [0.5, 1.0]])),
@@ -90,9 +94,14 @@ def test_angles_matrices_and_relaxed_draws() -> None:
     correlation = (factors @ factors.mT)[..., 1, 0].numpy()
     # a correlation of LKJ is 2 Beta(a, a) - 1, a = concentration + (dim - 2) / 2
     wanted = 1 / (2 * (np.array([0.5, 3.0]) + 0.5) + 1)
-    assert np.allclose(correlation.mean(0), 0, atol=0.05) and np.allclose(correlation.var(0), wanted, atol=0.03)
+    assert np.allclose(correlation.mean(0), 0, atol=0.05) and np.allclose(
+        correlation.var(0), wanted, atol=0.03
+    )
     probs = kiln.tensor([0.2, 0.3, 0.5])
-    for relaxed in (d.RelaxedOneHotCategorical(kiln.tensor(0.3), probs), d.OneHotCategoricalStraightThrough(probs)):
+    for relaxed in (
+        d.RelaxedOneHotCategorical(kiln.tensor(0.3), probs),
+        d.OneHotCategoricalStraightThrough(probs),
+    ):
         chosen = relaxed.rsample((N,)).argmax(-1)
         assert np.allclose(np.bincount(chosen, minlength=3) / N, probs, atol=0.04)
     heads = d.RelaxedBernoulli(kiln.tensor(0.3), probs).rsample((N,)) > 0.5
@@ -115,7 +124,8 @@ def test_numbers_that_no_gamma_draw_can_have() -> None:
     assert bool((small > 0).all()) and np.allclose(small.sum(-1), 1) and small.max(-1)[0].mean() > 0.999
 
 
-# (concentration, draw, slope), and (draw, concentration, the other, slope / (1 - draw)): by mpmath in 40 digits
+# (concentration, draw, slope), and (draw, concentration, the other, slope / (1 - draw)): by mpmath in 40
+# digits
 GAMMA_SLOPES = [
     (0.001, 1e-30, 6.850198085801107e-26),
     (0.01, 0.125, 23.16593025781092),

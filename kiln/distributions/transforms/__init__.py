@@ -4,8 +4,10 @@ from kiln.distributions.transforms.base import (
     ComposeTransform,
     IndependentTransform,
     Transform,
-    _InverseTransform as _InverseTransform,
     identity_transform,
+)
+from kiln.distributions.transforms.base import (
+    _InverseTransform as _InverseTransform,
 )
 from kiln.distributions.transforms.events import (
     CatTransform,
@@ -31,7 +33,7 @@ from kiln.distributions.transforms.numbers import (
 __all__ = [
     "AbsTransform", "AffineTransform", "CatTransform", "ComposeTransform", "CorrCholeskyTransform",
     "CumulativeDistributionTransform", "ExpTransform", "IndependentTransform", "LowerCholeskyTransform",
-    "PositiveDefiniteTransform", "PowerTransform", "ReshapeTransform", "SigmoidTransform", "SoftplusTransform",
-    "TanhTransform", "SoftmaxTransform", "StackTransform", "StickBreakingTransform", "Transform",
+    "PositiveDefiniteTransform", "PowerTransform", "ReshapeTransform", "SigmoidTransform",
+    "SoftplusTransform", "TanhTransform", "SoftmaxTransform", "StackTransform", "StickBreakingTransform", "Transform",
     "identity_transform",
 ]  # fmt: skip

@@ -1,8 +1,8 @@
 """What every transform is, and transforms made of others.
 
 `transform(x)` goes from `domain` to `codomain`, `transform.inv(y)` back; `log_abs_det_jacobian(x, y)` is
-log |det dy/dx| of each event. With `cache_size=1` a transform keeps its last pair: the inverse of what it just gave
-is the very tensor it was given, without rounding.
+log |det dy/dx| of each event. With `cache_size=1` a transform keeps its last pair: the inverse of what it
+just gave is the very tensor it was given, without rounding.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class _InverseTransform(Transform):
         return self._inv.domain
 
     @property
-    def bijective(self) -> Any:  # type: ignore[override]
+    def bijective(self) -> Any:
         return self._inv.bijective
 
     @property
@@ -299,7 +299,7 @@ class IndependentTransform(Transform):
         return constraints.independent(self.base_transform.codomain, self.reinterpreted_batch_ndims)
 
     @property
-    def bijective(self) -> Any:  # type: ignore[override]
+    def bijective(self) -> Any:
         return self.base_transform.bijective
 
     @property
@@ -317,9 +317,7 @@ class IndependentTransform(Transform):
         return self.base_transform.inv(y)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        return sum_rightmost(
-            self.base_transform.log_abs_det_jacobian(x, y), self.reinterpreted_batch_ndims
-        )
+        return sum_rightmost(self.base_transform.log_abs_det_jacobian(x, y), self.reinterpreted_batch_ndims)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base_transform!r}, {self.reinterpreted_batch_ndims})"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from kiln import ops
+from kiln import linalg, ops
 from kiln._core import Size, Tensor
 from kiln.distributions import constraints
 from kiln.distributions.transforms.base import Shape, Transform
@@ -18,8 +18,6 @@ from kiln.distributions.utils import (
     vec_to_tril_matrix,
 )
 from kiln.ops.creation.dtypes import finfo
-from kiln.ops.linalg.decompositions import cholesky
-from kiln.ops.nn.smooth_activations import logsigmoid, softplus
 
 
 def _require(shape: Shape, dims: int) -> None:
@@ -93,7 +91,7 @@ class SoftmaxTransform(Plain):
     bijective = False
 
     @property
-    def sign(self) -> Any:  # type: ignore[override]
+    def sign(self) -> Any:
         raise NotImplementedError
 
     def _call(self, x: Tensor) -> Tensor:
@@ -121,7 +119,7 @@ class StickBreakingTransform(Plain):
     codomain = constraints.simplex
 
     @property
-    def sign(self) -> Any:  # type: ignore[override]
+    def sign(self) -> Any:
         raise NotImplementedError
 
     def _offset(self, x: Tensor) -> Tensor:
@@ -140,7 +138,7 @@ class StickBreakingTransform(Plain):
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         x = x - self._offset(x)
-        return (logsigmoid(x) - x + y[..., :-1].log()).sum(-1)  # type: ignore[no-any-return]
+        return (ops.logsigmoid(x) - x + y[..., :-1].log()).sum(-1)
 
     def forward_shape(self, shape: Shape) -> Shape:
         _require(shape, 1)
@@ -154,8 +152,8 @@ class StickBreakingTransform(Plain):
 class CorrCholeskyTransform(Transform):
     """Numbers (n (n - 1) / 2,) to the lower factor (n, n) of a correlation matrix.
 
-    tanh of each is a partial correlation; a row is a point of the sphere, of which each one takes its share of
-    what is left (Stan reference manual, Cholesky factors of correlation matrices).
+    tanh of each is a partial correlation; a row is a point of the sphere, of which each one takes its share
+    of what is left (Stan reference manual, Cholesky factors of correlation matrices).
 
     >>> kiln.distributions.CorrCholeskyTransform()(kiln.zeros(1))
     tensor([[1., 0.],
@@ -178,8 +176,8 @@ class CorrCholeskyTransform(Transform):
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         left = tril_matrix_to_vec(1 - y.square().cumsum(-1), diag=-2)
-        of_tanh = (x + softplus(-2 * x) - math.log(2.0)).sum(-1)
-        return 0.5 * left.log().sum(-1) - 2 * of_tanh  # type: ignore[no-any-return]
+        of_tanh = (x + ops.softplus(-2 * x) - math.log(2.0)).sum(-1)
+        return 0.5 * left.log().sum(-1) - 2 * of_tanh
 
     def forward_shape(self, shape: Shape) -> Shape:
         _require(shape, 1)
@@ -206,11 +204,11 @@ class LowerCholeskyTransform(Plain):
     """
 
     domain = constraints.independent(constraints.real, 2)
-    codomain = constraints.lower_cholesky
+    codomain: Any = constraints.lower_cholesky
     bijective = False
 
     @property
-    def sign(self) -> Any:  # type: ignore[override]
+    def sign(self) -> Any:
         raise NotImplementedError
 
     def _call(self, x: Tensor) -> Tensor:
@@ -235,7 +233,7 @@ class PositiveDefiniteTransform(LowerCholeskyTransform):
         return factor @ factor.mT
 
     def _inverse(self, y: Tensor) -> Tensor:
-        return super()._inverse(cholesky(y))
+        return super()._inverse(linalg.cholesky(y))
 
 
 # -- parts of a tensor --------------------------------------------------------------------------------------
@@ -258,7 +256,7 @@ class _Parts(Transform):
         self.dim = dim
 
     @property
-    def bijective(self) -> Any:  # type: ignore[override]
+    def bijective(self) -> Any:
         return all(t.bijective for t in self.transforms)
 
     def _split(self, x: Tensor) -> Sequence[Tensor]:

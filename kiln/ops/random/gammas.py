@@ -1,19 +1,21 @@
-"""Draws from the gamma distribution, and how they and draws from the beta distribution move with their parameters.
+"""Draws from the gamma distribution, and how they and draws from the beta distribution move with their
+parameters.
 
-Draws: Marsaglia and Tsang, A simple method for generating gamma variables (2000), in rounds as counts are drawn
-(`kiln.ops.random.distributions`), in float64 and as logarithms, which are finite where a small concentration
-makes the number itself 0.
+Draws: Marsaglia and Tsang, A simple method for generating gamma variables (2000), in rounds as counts are
+drawn (`kiln.ops.random.distributions`), in float64 and as logarithms, which are finite where a small
+concentration makes the number itself 0.
 
 Slopes: a draw z of a density p(.; a) with distribution function F moves with its parameter as
 
     dz/da = -(dF/da) / p(z; a) = -integral over t below z of  s(t) p(t; a) / p(z; a),  s = d log p / da
 
-(Figurnov, Mohamed and Mnih, Implicit reparameterization gradients, 2018). The integral above z is the same with
-the other sign, so the side is taken that does not hold the mode. In the coordinate u in which both densities
-are log-concave (log t, and the logit of t for beta), |u - u(z)| = v, the quotient of densities falls from 1 as
-exp(g(v)). Newton's steps find L with g(L) = -1, and the double exponential rule v = 0.4 L exp(k - exp(-k)) for
-integrals over a half line (Takahasi and Mori, 1974) adds NODES values of it. The result has 9 digits or more
-for concentrations from 1e-3 to 1e6 (mostly 12), which the tests compare with high precision.
+(Figurnov, Mohamed and Mnih, Implicit reparameterization gradients, 2018). The integral above z is the same
+with the other sign, so the side is taken that does not hold the mode. In the coordinate u in which both
+densities are log-concave (log t, and the logit of t for beta), |u - u(z)| = v, the quotient of densities
+falls from 1 as exp(g(v)). Newton's steps find L with g(L) = -1, and the double exponential rule v = 0.4 L
+exp(k - exp(-k)) for integrals over a half line (Takahasi and Mori, 1974) adds NODES values of it. The result
+has 9 digits or more for concentrations from 1e-3 to 1e6 (mostly 12), which the tests compare with high
+precision.
 """
 
 from __future__ import annotations
@@ -131,7 +133,8 @@ def _gamma_slope(np: ModuleType, concentration: Any, sample: Any) -> Any:
     **{**_DRAWN, "tests": d.Tests(rounding=1e6)},
 )
 def gamma_slope(concentration: Tensor, sample: Tensor) -> Any:
-    """The derivative of a draw > 0 of gamma(concentration, 1) by its concentration; both float64, of one shape.
+    """The derivative of a draw > 0 of gamma(concentration, 1) by its concentration; both float64, of one
+    shape.
 
     >>> a = kiln.tensor([1.0], requires_grad=True)
     >>> kiln.distributions.Gamma(a, 1.0).rsample().backward()
@@ -175,8 +178,8 @@ def beta_slope(sample: Tensor, concentration: Tensor, rest: Tensor) -> Any:
     """The derivative of a draw 0 < x <= 1 of beta(concentration, rest) by `concentration`, over 1 - x; all
     float64, of one shape.
 
-    Of a Dirichlet draw that is how x_j moves with the j-th concentration, the others keeping their proportions:
-    dx_i / da_j = slope_j (1 if i == j else 0, less x_i).
+    Of a Dirichlet draw that is how x_j moves with the j-th concentration, the others keeping their
+    proportions: dx_i / da_j = slope_j (1 if i == j else 0, less x_i).
 
     >>> a = kiln.tensor([1.0, 1.0], requires_grad=True)
     >>> kiln.distributions.Dirichlet(a).rsample()[0].backward()
