@@ -247,7 +247,8 @@ class Distribution:
         if not support.check(value).all():
             raise ValueError(
                 f"Expected value argument ({type(value).__name__} of shape {tuple(value.shape)}) to be "
-                f"within the support ({support!r}) of the distribution {self!r}, but found invalid values:\n{value}"
+                f"within the support ({support!r}) of the distribution {self!r}, but found invalid "
+                f"values:\n{value}"
             )
 
     def __repr__(self) -> str:

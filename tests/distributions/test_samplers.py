@@ -44,9 +44,10 @@ def test_draws_follow_the_distribution_function(distribution: Any) -> None:
 @pytest.mark.parametrize(
     "distribution",
     [
-        d.Beta(PAIR, PAIR + 1), d.Chi2(PAIR), d.StudentT(PAIR + 6, PAIR, PAIR), d.FisherSnedecor(PAIR + 3,
-        PAIR + 20), d.InverseGamma(PAIR + 9, PAIR), d.Gamma(kiln.tensor([0.05, 40.0]), PAIR),
-        d.Dirichlet(kiln.tensor([0.3, 1.0, 4.0])), d.NegativeBinomial(4, probs=PAIR / 4), d.Geometric(PAIR / 4),
+        d.Beta(PAIR, PAIR + 1), d.Chi2(PAIR), d.StudentT(PAIR + 6, PAIR, PAIR),
+        d.FisherSnedecor(PAIR + 3, PAIR + 20), d.InverseGamma(PAIR + 9, PAIR),
+        d.Gamma(kiln.tensor([0.05, 40.0]), PAIR), d.Dirichlet(kiln.tensor([0.3, 1.0, 4.0])),
+        d.NegativeBinomial(4, probs=PAIR / 4), d.Geometric(PAIR / 4),
         d.Multinomial(5, kiln.tensor([0.2, 0.3, 0.5])),
         d.MultivariateNormal(PAIR, kiln.tensor([[2.0, 0.5], [0.5, 1.0]])),
         d.LowRankMultivariateNormal(PAIR, kiln.tensor([[2.0], [0.5]]), PAIR),

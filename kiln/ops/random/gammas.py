@@ -130,7 +130,7 @@ def _gamma_slope(np: ModuleType, concentration: Any, sample: Any) -> Any:
 @composite(
     samples=lambda rng, t: [Sample((d.array(rng, (2, 5), t, 0.5, 4), d.array(rng, (2, 5), t, 0.5, 4)))],
     reference=d.reference(_gamma_slope),
-    **{**_DRAWN, "tests": d.Tests(rounding=1e6)},
+    **_DRAWN,
 )
 def gamma_slope(concentration: Tensor, sample: Tensor) -> Any:
     """The derivative of a draw > 0 of gamma(concentration, 1) by its concentration; both float64, of one
@@ -172,7 +172,7 @@ def _beta_slope(np: ModuleType, sample: Any, concentration: Any, rest: Any) -> A
         )
     ],
     reference=d.reference(_beta_slope),
-    **{**_DRAWN, "tests": d.Tests(rounding=1e6)},
+    **_DRAWN,
 )
 def beta_slope(sample: Tensor, concentration: Tensor, rest: Tensor) -> Any:
     """The derivative of a draw 0 < x <= 1 of beta(concentration, rest) by `concentration`, over 1 - x; all
