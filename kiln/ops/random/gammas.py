@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any
 
 from kiln.ops.creation.constants import iota
-from kiln.ops.elementwise.arithmetic import convert, maximum, where
+from kiln.ops.elementwise.arithmetic import convert, maximum, minimum, where
 from kiln.ops.elementwise.elementary import cos, exp, expm1, log, log1p, sqrt
 from kiln.ops.elementwise.special import digamma
 from kiln.ops.random import draws as r
@@ -128,7 +128,7 @@ def _gamma_slope(np: ModuleType, concentration: Any, sample: Any) -> Any:
 
 
 @composite(
-    samples=lambda rng, t: [Sample((d.array(rng, (2, 5), t, 0.5, 4), d.array(rng, (2, 5), t, 0.5, 4)))],
+    samples=lambda rng, t: [Sample((d.array(rng, (4,), t, 0.5, 4), d.array(rng, (4,), t, 0.5, 4)))],
     reference=d.reference(_gamma_slope),
     **_DRAWN,
 )
@@ -150,7 +150,7 @@ def gamma_slope(concentration: Tensor, sample: Tensor) -> Any:
         scale = scale - level / (side * (concentration - sample * exp(side * scale)))
 
     def integrand(v: Any, side: Any, a: Any, x: Any, score: Any) -> Any:
-        u = side * v
+        u = minimum(side * v, 300.0)  # beyond, nothing is left
         return (score + u) * exp(a * u - x * expm1(u))
 
     score = log(sample) - digamma(concentration)
@@ -165,9 +165,9 @@ def _beta_slope(np: ModuleType, sample: Any, concentration: Any, rest: Any) -> A
     samples=lambda rng, t: [
         Sample(
             (
-                d.array(rng, (2, 5), t, 0.1, 0.9),
-                d.array(rng, (2, 5), t, 0.5, 4),
-                d.array(rng, (2, 5), t, 0.5, 4),
+                d.array(rng, (4,), t, 0.1, 0.9),
+                d.array(rng, (4,), t, 0.5, 4),
+                d.array(rng, (4,), t, 0.5, 4),
             )
         )
     ],
