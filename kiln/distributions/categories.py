@@ -10,8 +10,7 @@ from kiln._core import Size, Tensor
 from kiln.autograd import no_grad
 from kiln.distributions import constraints
 from kiln.distributions.distribution import Distribution, Shape, WithProbs, checked
-from kiln.distributions.utils import broadcast_all, broadcast_shapes
-from kiln.ops.creation.dtypes import finfo
+from kiln.distributions.utils import broadcast_all, broadcast_shapes, finfo
 from kiln.ops.indexing.gathering import one_hot
 
 __all__ = ["Categorical", "Multinomial", "OneHotCategorical", "OneHotCategoricalStraightThrough"]
@@ -64,9 +63,13 @@ class Categorical(WithProbs):
 
     @no_grad()
     def sample(self, sample_shape: Shape = ()) -> Tensor:
+        shape = tuple(self._extended_shape(sample_shape))
+        if math.prod(sample_shape) == 1:  # what happens first, each with its probability as the rate
+            waiting = -ops.rand(tuple(self.probs.shape), dtype=self.probs.dtype).log()
+            return (self.probs / waiting).argmax(-1).reshape(shape)
         rows = self.probs.reshape((-1, self._num_events))
         draws = ops.multinomial(rows, math.prod(sample_shape), True)
-        return draws.T.reshape(tuple(self._extended_shape(sample_shape)))
+        return draws.T.reshape(shape)
 
     @checked
     def log_prob(self, value: Tensor) -> Tensor:

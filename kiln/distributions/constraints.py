@@ -13,7 +13,7 @@ from typing import Any
 from kiln import linalg, ops
 from kiln._core import Tensor
 from kiln._core import bool as _bool
-from kiln.ops.creation.dtypes import finfo
+from kiln.distributions.utils import finfo
 
 __all__ = [
     "Constraint", "boolean", "cat", "corr_cholesky", "dependent", "dependent_property", "greater_than",

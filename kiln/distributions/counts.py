@@ -11,8 +11,7 @@ from kiln.autograd import no_grad
 from kiln.distributions import constraints
 from kiln.distributions.distribution import ExponentialFamily, Shape, WithProbs, checked
 from kiln.distributions.half_line import Gamma
-from kiln.distributions.utils import broadcast_all
-from kiln.ops.creation.dtypes import finfo
+from kiln.distributions.utils import broadcast_all, finfo
 
 __all__ = ["Bernoulli", "Binomial", "Geometric", "NegativeBinomial", "Poisson"]
 

@@ -10,8 +10,7 @@ from kiln._core import Tensor
 from kiln.distributions import constraints
 from kiln.distributions.distribution import Distribution, ExponentialFamily, Shape, checked
 from kiln.distributions.implicit import standard_gamma
-from kiln.distributions.utils import broadcast_all
-from kiln.ops.creation.dtypes import finfo
+from kiln.distributions.utils import broadcast_all, finfo
 
 __all__ = ["Chi2", "Exponential", "FisherSnedecor", "Gamma", "GeneralizedPareto"]
 

@@ -8,7 +8,7 @@ from kiln import ops
 from kiln._core import Tensor
 from kiln.autograd import Function
 from kiln.autograd.function import once_differentiable
-from kiln.ops.creation.dtypes import finfo
+from kiln.distributions.utils import finfo
 from kiln.ops.random.gammas import at_once, beta_slope, gamma_slope, log_standard_gamma
 
 

@@ -13,9 +13,8 @@ from kiln.distributions import constraints
 from kiln.distributions.distribution import Distribution, ExponentialFamily, Shape, checked
 from kiln.distributions.half_line import Chi2
 from kiln.distributions.unit_interval import Beta
-from kiln.distributions.utils import broadcast_all, broadcast_shapes
+from kiln.distributions.utils import broadcast_all, broadcast_shapes, finfo
 from kiln.distributions.vectors import ByScaleTril, factor_of, given_matrix, half_log_det
-from kiln.ops.creation.dtypes import finfo
 
 __all__ = ["LKJCholesky", "Wishart"]
 

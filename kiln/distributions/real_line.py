@@ -11,8 +11,7 @@ from kiln.autograd import no_grad
 from kiln.distributions import constraints
 from kiln.distributions.distribution import Distribution, ExponentialFamily, Shape, checked
 from kiln.distributions.half_line import Chi2
-from kiln.distributions.utils import broadcast_all, euler_constant, lazy_property
-from kiln.ops.creation.dtypes import finfo
+from kiln.distributions.utils import _standard_normal, broadcast_all, euler_constant, finfo, lazy_property
 
 __all__ = ["Cauchy", "Gumbel", "Laplace", "Normal", "StudentT", "Uniform", "VonMises"]
 
@@ -63,7 +62,8 @@ class Normal(LocationScale, ExponentialFamily):
         return self.scale.square()
 
     def rsample(self, sample_shape: Shape = ()) -> Tensor:
-        return self.loc + self._noise(sample_shape).normal_() * self.scale
+        noise = _standard_normal(self._extended_shape(sample_shape), self.loc.dtype)
+        return self.loc + noise * self.scale
 
     @checked
     def log_prob(self, value: Tensor) -> Tensor:
@@ -186,7 +186,7 @@ class StudentT(LocationScale):
         return ops.where(self.df > 2, finite, ops.where(self.df > 1, math.inf, math.nan))
 
     def rsample(self, sample_shape: Shape = ()) -> Tensor:
-        noise = self._noise(sample_shape).normal_()
+        noise = _standard_normal(self._extended_shape(sample_shape), self.loc.dtype)
         return self.loc + self.scale * noise * (self._chi2.rsample(sample_shape) / self.df).rsqrt()
 
     @checked

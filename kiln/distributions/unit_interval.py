@@ -106,27 +106,27 @@ class Beta(ExponentialFamily):
     @property
     def concentration1(self) -> Tensor:
         """The power of x, and 1."""
-        return self._dirichlet.concentration[..., 0]
+        return self._dirichlet.concentration.select(-1, 0)
 
     @property
     def concentration0(self) -> Tensor:
         """The power of 1 - x, and 1."""
-        return self._dirichlet.concentration[..., 1]
+        return self._dirichlet.concentration.select(-1, 1)
 
     @property
     def mean(self) -> Tensor:
-        return self._dirichlet.mean[..., 0]
+        return self._dirichlet.mean.select(-1, 0)
 
     @property
     def mode(self) -> Tensor:
-        return self._dirichlet.mode[..., 0]
+        return self._dirichlet.mode.select(-1, 0)
 
     @property
     def variance(self) -> Tensor:
-        return self._dirichlet.variance[..., 0]
+        return self._dirichlet.variance.select(-1, 0)
 
     def rsample(self, sample_shape: Shape = ()) -> Tensor:
-        return self._dirichlet.rsample(sample_shape)[..., 0]
+        return self._dirichlet.rsample(sample_shape).select(-1, 0)
 
     @checked
     def log_prob(self, value: Tensor) -> Tensor:

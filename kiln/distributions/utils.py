@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kiln import ops
 from kiln._core import Size, Tensor, get_default_dtype
 from kiln.autograd import enable_grad
-from kiln.ops.creation.dtypes import finfo
+from kiln.ops.creation.dtypes import finfo as _finfo
 
 if TYPE_CHECKING:
     from kiln._core import dtype as DType
@@ -25,6 +26,7 @@ __all__ = [
     "vec_to_tril_matrix",
 ]
 
+finfo = cache(_finfo)
 euler_constant = 0.57721566490153286060
 
 

@@ -12,12 +12,12 @@ from kiln.distributions import constraints
 from kiln.distributions.transforms.base import Shape, Transform
 from kiln.distributions.transforms.numbers import Plain, inside
 from kiln.distributions.utils import (
+    finfo,
     lazy_property,
     sum_rightmost,
     tril_matrix_to_vec,
     vec_to_tril_matrix,
 )
-from kiln.ops.creation.dtypes import finfo
 
 
 def _require(shape: Shape, dims: int) -> None:

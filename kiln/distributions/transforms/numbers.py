@@ -10,8 +10,7 @@ from kiln._core import Size, Tensor
 from kiln.distributions import constraints
 from kiln.distributions.distribution import Distribution
 from kiln.distributions.transforms.base import Shape, Transform, widened
-from kiln.distributions.utils import broadcast_all, broadcast_shapes, lazy_property, sum_rightmost
-from kiln.ops.creation.dtypes import finfo
+from kiln.distributions.utils import broadcast_all, broadcast_shapes, finfo, lazy_property, sum_rightmost
 
 
 class Plain(Transform):
