@@ -95,6 +95,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         compiler as compiler,
         cuda as cuda,
         datasets as datasets,
+        distributions as distributions,
         func as func,
         linalg as linalg,
         masked as masked,
@@ -145,8 +146,8 @@ autograd.engine.BATCHED.update(
 globals().update(_registry.imported())
 
 _PARTS = (
-    "amp array_api cache compiler cuda datasets func linalg masked multiprocessing nn optim random "
-    "serialization signal special storage testing utils viz"
+    "amp array_api cache compiler cuda datasets distributions func linalg masked multiprocessing nn optim "
+    "random serialization signal special storage testing utils viz"
 )
 _LEGACY = (
     "BFloat16Tensor BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor "

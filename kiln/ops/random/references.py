@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -107,3 +108,38 @@ def rounds(
     places = position + np.arange(arrays[0].size).reshape(arrays[0].shape)
     drawn = [uniform(np, places, seed, "float64", 2 * stream + k) for k in (0, 1)]
     return np.vectorize(candidate, otypes=["float64"])(*arrays, *drawn)
+
+
+def log_gamma(concentration: float, u: float, turn: float, height: float, power: float) -> float:
+    """Marsaglia and Tsang: the logarithm of the number proposed, NaN if it is thrown away."""
+    d = (concentration if concentration >= 1 else concentration + 1) - 1 / 3
+    z = math.sqrt(-2 * math.log1p(-u)) * math.cos(2 * math.pi * turn)
+    v = (1 + z / math.sqrt(9 * d)) ** 3
+    if v <= 0 or math.log1p(-height) >= z * z / 2 + d - d * v + d * math.log(v):
+        return math.nan
+    return math.log(d * v) + (math.log1p(-power) / concentration if concentration < 1 else 0)
+
+
+def _slope(np: ModuleType, weight: Callable[[Any], Any], log_of: Callable[[Any], Any], at: float) -> float:
+    """The integral of (log - its mean) weight below `at`, over the weight there: weights as logarithms, in a
+    coordinate in which they fall on both sides; by Gauss and Legendre, 400 places on each.
+    """
+    places, parts = np.polynomial.legendre.leggauss(400)
+    below, above = (at + 60 * (places + side) for side in (-1, 1))
+    left, right = (np.exp(weight(side) - weight(at)) * parts * 60 for side in (below, above))
+    mean = ((log_of(below) * left).sum() + (log_of(above) * right).sum()) / (left.sum() + right.sum())
+    return float(((log_of(below) - mean) * left).sum())
+
+
+def gamma_slope(np: ModuleType, a: float, z: float) -> float:
+    """How a gamma draw moves with its concentration a: in the coordinate log t."""
+    return -z * _slope(np, lambda u: a * u - np.exp(u), lambda u: u, math.log(z))
+
+
+def beta_slope(np: ModuleType, z: float, a: float, b: float) -> float:
+    """How a beta draw moves with its first concentration a, over 1 - z: in the coordinate of log odds."""
+
+    def weight(u: Any) -> Any:
+        return a * u - (a + b) * np.logaddexp(0, u)
+
+    return -z * _slope(np, weight, lambda u: u - np.logaddexp(0, u), math.log(z / (1 - z)))
