@@ -51,7 +51,9 @@ ALLOWED = {
     "array_api": {"_core", "ops", "device", "linalg"},
     "distributions": {"_core", "ops", "autograd", "linalg", "special"},
     "optim": {"_core", "ops", "tensor", "autograd", "table"},
-    "utils": {"_core", "ops", "tensor", "autograd", "table", "files", "serialization", "nn", "multiprocessing"},
+    "utils": {
+        "_core", "ops", "tensor", "autograd", "table", "files", "serialization", "nn", "multiprocessing",
+    },  # fmt: skip
     "multiprocessing": {"_core", "ops", "nn"},
     "datasets": {"_core", "ops", "tensor", "utils"},
     "serialization": {"_core", "ops", "tensor", "files", "device", "layout", "nn"},
