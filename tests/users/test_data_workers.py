@@ -359,6 +359,38 @@ def test_streams_in_workers() -> None:
         assert len(list(loader)) == 20
 
 
+class Nested(data.Dataset[Any]):
+    """Sums of another loader's batches, which is begun in a worker."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        inner = data.DataLoader(Part(whole=True), batch_size=5, num_workers=self.workers)
+        return [x.sum().item() for x in inner]
+
+
+def test_loaders_in_each_other() -> None:
+    found = [list(map(int, batch)) for batch in data.DataLoader(Nested(0), batch_size=None, num_workers=2)]
+    assert found == [[10, 35], [10, 35]]
+    with pytest.raises(AssertionError, match="daemonic processes are not allowed to have children"):
+        list(data.DataLoader(Nested(1), num_workers=1))
+    outer = data.DataLoader(Images(), batch_size=6, num_workers=1)
+    for x, y in outer:
+        for a, b in data.DataLoader(Images(), batch_size=6, num_workers=1):
+            assert (a[:, 0, 0] == b).all()
+        assert (x[:, 0, 0] == y).all()
+    two = [iter(outer), iter(outer)]
+    assert [next(it)[1].tolist() for it in (*two, *two)] == [[0, 1, 2, 3, 4, 5]] * 2 + [
+        [6, 7, 8, 9, 10, 11]
+    ] * 2
+    del two, x, y, a, b
+    settled()
+
+
 def test_batches_as_they_are_there() -> None:
     go = multiprocessing.Event()
 

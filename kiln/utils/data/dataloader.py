@@ -62,7 +62,7 @@ class DataLoader(Generic[Item]):
     they are there if not `in_order`. They are started when an iteration begins, by the start method of
     `multiprocessing_context`, and end with it unless `persistent_workers`. Worker k seeds Python's, NumPy's
     and kiln's random numbers by one draw from `generator` plus k, then calls `worker_init_fn(k)`. A batch's
-    tensors are in memory that both processes see; nothing is copied.
+    tensors come in memory that both processes see.
 
     An exception in a worker comes here with its own type and its traceback in the message; a worker that is
     killed is a RuntimeError, as is one that gives nothing for `timeout` seconds (0: no limit). In this
