@@ -100,6 +100,8 @@ class Distribution:
         shape = Size(batch_shape)
         described = self.arg_constraints
         for name, value in self.__dict__.items():
+            if name in new.__dict__:
+                continue  # a subclass's `expand` has filled it
             if name in described:
                 own = described[name].event_dim
                 value = value.expand((*shape, *value.shape[value.ndim - own :]))
