@@ -49,7 +49,7 @@ ALLOWED = {
     "signal": {"ops"},
     "masked": {"_core", "ops", "table"},
     "array_api": {"_core", "ops", "device", "linalg"},
-    "optim": {"_core", "ops", "tensor", "autograd", "table"},
+    "optim": {"_core", "ops", "tensor", "autograd", "table", "nn"},
     "utils": {"_core", "ops", "tensor", "autograd", "table"},
     "datasets": {"_core", "ops", "tensor", "utils"},
     "serialization": {"_core", "ops", "tensor", "files"},
