@@ -209,7 +209,7 @@ def array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
     return found.copy() if copy else found
 
 
-def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+def deepcopy(self: Any, memo: dict[Any, Any]) -> Any:
     """A leaf of the same values and gradient; tensors of one storage, copied together, share one again.
 
     RuntimeError for a tensor with a history.
@@ -222,8 +222,11 @@ def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
         )
     if id(self) not in memo:
         memo[id(self)] = made = _same_place(self.detach(), memo).requires_grad_(self.requires_grad)
-        if self.grad is not None:
-            made.grad = deepcopy(self.grad, memo)
+        grad = self.grad
+        if grad is not None:
+            made.grad = deepcopy(grad, memo)
+            # alive as long as memo knows its id, as copy.deepcopy keeps what it copies
+            memo.setdefault(id(memo), []).append(grad)
     return memo[id(self)]
 
 
