@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Any, Union
 
 from kiln import ops
@@ -93,11 +94,12 @@ def orthogonal(matrix: Tensor, coefficients: Coefficients, steps: int, eps: floa
     for _ in range(steps):
         gram = x @ x.t()
         x = ops.addmm(x, ops.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.t() if tall else x
+    made: Tensor = x.t() if tall else x
+    return made
 
 
 def _adjusted(how: str | None, rows: int, columns: int) -> float:
     """What the rate of a matrix is multiplied by."""
     if how == "match_rms_adamw":
-        return 0.2 * float(max(rows, columns)) ** 0.5
-    return max(1.0, rows / columns) ** 0.5
+        return 0.2 * sqrt(max(rows, columns))
+    return sqrt(max(1.0, rows / columns))

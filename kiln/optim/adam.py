@@ -70,7 +70,7 @@ class Adam(Stepping):
         beta1, beta2 = map(number, group["betas"])
         decay, maximize = decay_of(group, lr, weight_decay), bool(group["maximize"])
         step, amsgrad_step = written("adam_step"), written("amsgrad_step")
-        corrected, numbers = -1.0, ()  # the numbers of the last count met
+        corrected, numbers = -1.0, (0.0,) * 5  # the numbers of the last count met
         for param, grad, state in self.each(group):
             t = self.count(state)
             if t != corrected:

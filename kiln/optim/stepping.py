@@ -88,16 +88,16 @@ class Stepping(Optimizer):
         """Settings as numbers: of tensors their values, but where gradients flow to them."""
         return [number(group[name]) for name in names]
 
-    def cell(self, state: State, name: str) -> memoryview:
-        """The memory of a state's 0-d tensor: read and written from here as `cell[()]`, by no op, so that a
-        recorded step neither waits for it nor holds its value.
+    def cell(self, state: State, name: str) -> Any:
+        """The memory of a state's tensor of one element: read and written from here as `cell[()]`, by no op,
+        so that a recorded step neither waits for it nor holds its value.
         """
         tensor = state[name]
         found = self._cells.get(id(tensor))
         if found is None:
             if not isinstance(tensor, Tensor) or tensor.dtype not in (float32, float64):
                 tensor = state[name] = counter(float(tensor))
-            found = self._cells[id(tensor)] = tensor, memoryview(tensor)  # type: ignore[arg-type]
+            found = self._cells[id(tensor)] = tensor, memoryview(tensor.detach().reshape(()))
         return found[1]
 
     def count(self, state: State) -> float:
