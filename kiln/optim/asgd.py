@@ -57,7 +57,7 @@ class ASGD(Stepping):
         step, decay = written("asgd_step"), l2(number(group["weight_decay"]))
         for param, grad, state in self.each(group):
             t, eta, mu = self.count(state), self.cell(state, "eta"), self.cell(state, "mu")
-            numbers = (1 - lambd * eta[()], eta[()], mu[()])
-            step(param, grad, state["ax"], *numbers, *decay, bool(group["maximize"]), mu[()] != 1)
+            numbers = (1 - lambd * eta[()], eta[()], 1 - mu[()])
+            step(param, grad, state["ax"], *numbers, *decay, bool(group["maximize"]))
             eta[()] = lr / (1 + lambd * lr * t) ** alpha
             mu[()] = 1 / max(1.0, t - t0)

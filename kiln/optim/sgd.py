@@ -69,5 +69,5 @@ class SGD(Stepping):
             weight, buffer = later, state.get("momentum_buffer")
             if buffer is None:  # the first step takes the gradient undamped
                 weight, buffer = 1.0, zeros_like(param)
-                state["momentum_buffer"] = buffer
             step(param, grad, buffer, lr, momentum, weight, *decay, nesterov, maximize)
+            state["momentum_buffer"] = buffer

@@ -23,10 +23,14 @@ LR, BETA1, BETA2, EPS, STEP = 0.3, 0.8, 0.7, 0.05, 3
 DECAY = 0.2
 
 
+def downhill(grad: Any, maximize: bool) -> Any:
+    """The gradient, negated to maximize."""
+    return -grad if maximize else grad
+
+
 def direction(param: Any, grad: Any, weight_decay: Any, decay: str, maximize: bool) -> Any:
     """The gradient to descend along: negated to maximize, with the L2 penalty's gradient added."""
-    if maximize:
-        grad = -grad
+    grad = downhill(grad, maximize)
     return grad + weight_decay * param if decay == "l2" else grad
 
 

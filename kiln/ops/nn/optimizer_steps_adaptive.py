@@ -10,7 +10,7 @@
     radam_step      m' and v' of Adam;  p' = p - step_size m', over (sqrt(v') + eps) where rectified
     rprop_step      t' = t times eta_plus, eta_minus or 1 as g prev is above, below or 0, clipped;
                     p' = p - sign(g) t', but where below
-    asgd_step       p' = shrink p - eta g;  a' = a + mu (p' - a)
+    asgd_step       p' = shrink p - eta g;  a' = p' - rest (p' - a)
 
 What numbers and structure are, and what weight decay does, is as in optimizer_steps.py.
 """
@@ -30,6 +30,7 @@ from kiln.ops.nn.optimizer_step_parts import (
     STEP,
     arrays,
     direction,
+    downhill,
     papers,
     shrunk,
     two_samples,
@@ -41,7 +42,7 @@ from kiln.table.record import Number, Structure, Tensor, composite
 _MOMENTUM, _ALPHA, _RHO = 0.9, 0.6, 0.7
 _MU, _MU_NEXT, _PRODUCT = 0.5, 0.6, 0.3  # of NAdam's schedule, with the product of the steps so far
 _ETA_MINUS, _ETA_PLUS, _LEAST, _MOST = 0.5, 1.2, 0.3, 1.5
-_SHRINK, _WEIGHT = 0.9, 0.4  # of ASGD
+_SHRINK, _REST = 0.9, 0.6  # of ASGD
 
 
 def _rmsprop_of_the_paper(
@@ -109,6 +110,13 @@ def _rmsprop_arrays(rng: Any, dtype: str) -> tuple[Any, ...]:
     """A centered step's, whose mean square is above the square of the mean."""
     param, grad, mean, velocity = arrays(rng, (37,), dtype, "--")
     return param, grad, mean * mean + 0.5, mean, velocity
+
+
+def _rprop_arrays(rng: Any, dtype: str) -> tuple[Any, ...]:
+    """A step's, in which some gradients were 0 and some are."""
+    param, grad, prev, size = arrays(rng, (37,), dtype, "-+")
+    prev[::5], grad[1::5] = 0, 0
+    return param, grad, prev, size
 
 
 def _adagrad_of_the_paper(np: ModuleType, param: Any, grad: Any, total: Any) -> tuple[Any, ...]:
@@ -319,7 +327,7 @@ def _rprop_of_the_paper(
 @composite(
     samples=d.samples(
         lambda rng, dtype: (
-            (*arrays(rng, (37,), dtype, "-+"), _ETA_MINUS, _ETA_PLUS, _LEAST, _MOST),
+            (*_rprop_arrays(rng, dtype), _ETA_MINUS, _ETA_PLUS, _LEAST, _MOST),
             {"maximize": True},
         ),
     ),
@@ -339,7 +347,7 @@ def rprop_step(
     maximize: Structure = False,
 ) -> tuple[Any, Any, Any]:
     """The new (param, prev, step_size); `prev` is the gradient, and 0 where it turned."""
-    grad = direction(param, grad, None, "none", maximize)
+    grad = downhill(grad, maximize)
     turned, kept = grad * prev < 0, grad * prev > 0
     larger, smaller = step_size * eta_plus, step_size * eta_minus
     step_size = minimum(maximum(where(kept, larger, where(turned, smaller, step_size)), least), most)
@@ -347,17 +355,15 @@ def rprop_step(
     return param - sign(grad) * step_size, grad, step_size
 
 
-def _asgd_of_the_paper(
-    np: ModuleType, param: Any, grad: Any, mean: Any, averaging: bool = False
-) -> tuple[Any, ...]:
+def _asgd_of_the_paper(np: ModuleType, param: Any, grad: Any, mean: Any) -> tuple[Any, ...]:
     """Polyak and Juditsky, 1992, as in Bottou's `asgd`."""
     param = _SHRINK * param - LR * grad
-    return param, (mean + _WEIGHT * (param - mean) if averaging else param)
+    return param, mean + (1 - _REST) * (param - mean)
 
 
 @composite(
-    samples=two_samples("-", (_SHRINK, LR, _WEIGHT), averaging=True),
-    reference=papers(_asgd_of_the_paper, 3, 3, "averaging"),
+    samples=two_samples("-", (_SHRINK, LR, _REST)),
+    reference=papers(_asgd_of_the_paper, 3, 3),
     differentiable=False,
     public=False,
 )
@@ -367,16 +373,15 @@ def asgd_step(
     ax: Tensor,
     shrink: Number,
     eta: Number,
-    mu: Number,
+    rest: Number,
     weight_decay: Number = 0.0,
     decay: Structure = "none",
     maximize: Structure = False,
-    averaging: Structure = False,
 ) -> tuple[Any, Any]:
-    """The new (param, ax); ax is the parameter until averaging begins."""
+    """The new (param, ax); rest is 1 - mu: 0, so that ax is the parameter, until averaging begins."""
     grad = direction(param, grad, weight_decay, decay, maximize)
     param = param * shrink - eta * grad
-    return param, (ax + mu * (param - ax) if averaging else param)
+    return param, param - rest * (param - ax)
 
 
 write_over(rmsprop_step, 0, 2, 3, 4)

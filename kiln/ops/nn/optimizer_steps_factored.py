@@ -16,7 +16,7 @@ from typing import Any
 
 from kiln.ops.elementwise.arithmetic import maximum
 from kiln.ops.elementwise.elementary import rsqrt, sqrt
-from kiln.ops.nn.optimizer_step_parts import DECAY, LR, arrays, direction, write_over
+from kiln.ops.nn.optimizer_step_parts import DECAY, LR, arrays, downhill, write_over
 from kiln.ops.reductions.core_reductions import mean
 from kiln.table import drawn as d
 from kiln.table.record import Number, Structure, Tensor, composite
@@ -87,7 +87,7 @@ def adafactor_step(
     weight = t**beta2_decay, size = min(lr, 1 / sqrt(t)), (least, floor) = eps, clip = d,
     shrink = 1 - lr weight_decay.
     """
-    grad = direction(param, grad, None, "none", maximize)
+    grad = downhill(grad, maximize)
     variance = variance + weight * (grad * grad - variance)
     return _moved(param, grad, variance, (size, floor, least, clip, shrink)), variance
 
@@ -96,9 +96,9 @@ def adafactor_step(
     samples=d.samples(
         lambda rng, dtype: (
             (
-                *arrays(rng, (3, 5), dtype, ""),
-                d.array(rng, (3, 1), dtype, 0.1, 2.0),
-                d.array(rng, (1, 5), dtype, 0.1, 2.0),
+                *arrays(rng, (2, 3, 5), dtype, ""),
+                d.array(rng, (2, 3, 1), dtype, 0.1, 2.0),
+                d.array(rng, (2, 1, 5), dtype, 0.1, 2.0),
                 *_NUMBERS,
             ),
             {},
@@ -125,11 +125,11 @@ def adafactor_matrix_step(
 
     row_var is (..., n, 1), col_var (..., 1, m); the numbers are adafactor_step's.
     """
-    grad = direction(param, grad, None, "none", maximize)
+    grad = downhill(grad, maximize)
     squares = grad * grad
-    row_var = row_var + weight * (mean(squares, -1, True) - row_var)
-    col_var = col_var + weight * (mean(squares, -2, True) - col_var)
-    variance = row_var * col_var / maximum(mean(row_var, -2, True), least)
+    row_var = row_var + weight * (mean(squares, dim=-1, keepdim=True) - row_var)
+    col_var = col_var + weight * (mean(squares, dim=-2, keepdim=True) - col_var)
+    variance = row_var * col_var / maximum(mean(row_var, dim=-2, keepdim=True), least)
     return _moved(param, grad, variance, (size, floor, least, clip, shrink)), row_var, col_var
 
 
