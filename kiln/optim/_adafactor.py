@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Union
 
-from kiln import ops
 from kiln._core import Tensor
 from kiln.ops.creation.dtypes import finfo
 from kiln.optim.optimizer import Group, ParamsT, in_range
-from kiln.optim.stepping import State, Stepping, counter, number, written, zeros_like
+from kiln.optim.stepping import State, Stepping, begun, counter, number, written
 
 
 class Adafactor(Stepping):
@@ -53,11 +52,11 @@ class Adafactor(Stepping):
 
     def init_state(self, param: Tensor, group: Group) -> State:
         if param.dim() < 2:
-            return {"step": counter(), "variance": zeros_like(param)}
+            return {"step": counter(), "variance": begun(param)}
         *batch, rows, columns = param.shape
         zeros = {
-            "row_var": ops.zeros((*batch, rows, 1), dtype=param.dtype),
-            "col_var": ops.zeros((*batch, 1, columns), dtype=param.dtype),
+            "row_var": begun(param, shape=(*batch, rows, 1)),
+            "col_var": begun(param, shape=(*batch, 1, columns)),
         }
         return {"step": counter(), **zeros}
 

@@ -8,7 +8,7 @@ from typing import Any, Union
 from kiln import ops
 from kiln._core import Tensor, bfloat16
 from kiln.optim.optimizer import Group, ParamsT, in_range
-from kiln.optim.stepping import State, Stepping, written, zeros_like
+from kiln.optim.stepping import State, Stepping, begun, written
 
 Coefficients = tuple[float, float, float]
 
@@ -62,7 +62,7 @@ class Muon(Stepping):
                     )
 
     def init_state(self, param: Tensor, group: Group) -> State:
-        return {"momentum_buffer": zeros_like(param)}
+        return {"momentum_buffer": begun(param)}
 
     def update(self, group: Group) -> None:
         lr, weight_decay, momentum, eps = self.numbers(group, "lr", "weight_decay", "momentum", "eps")

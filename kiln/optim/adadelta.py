@@ -6,7 +6,7 @@ from typing import Union
 
 from kiln._core import Tensor
 from kiln.optim.optimizer import Group, ParamsT, in_range
-from kiln.optim.stepping import State, Stepping, counter, l2, written, zeros_like
+from kiln.optim.stepping import State, Stepping, begun, counter, l2, written
 
 
 class Adadelta(Stepping):
@@ -49,7 +49,7 @@ class Adadelta(Stepping):
         super().__init__(params, defaults)
 
     def init_state(self, param: Tensor, group: Group) -> State:
-        return {"step": counter(), "square_avg": zeros_like(param), "acc_delta": zeros_like(param)}
+        return {"step": counter(), "square_avg": begun(param), "acc_delta": begun(param)}
 
     def update(self, group: Group) -> None:
         lr, rho, eps, weight_decay = self.numbers(group, "lr", "rho", "eps", "weight_decay")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Union
 
-from kiln import ops
 from kiln._core import Tensor
 from kiln.optim.optimizer import Group, ParamsT, in_range
-from kiln.optim.stepping import State, Stepping, counter, l2, written
+from kiln.optim.stepping import State, Stepping, begun, counter, l2, written
 
 
 class Adagrad(Stepping):
@@ -57,7 +56,7 @@ class Adagrad(Stepping):
 
     def init_state(self, param: Tensor, group: Group) -> State:
         value = group["initial_accumulator_value"]
-        return {"step": counter(), "sum": ops.full_like(param.detach(), value)}
+        return {"step": counter(), "sum": begun(param, value)}
 
     def share_memory(self) -> None:
         """Moves the states to memory that processes share."""

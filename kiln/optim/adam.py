@@ -7,7 +7,7 @@ from typing import Any, Union
 from kiln._core import Tensor
 from kiln.errors import describe, message
 from kiln.optim.optimizer import Group, ParamsT, in_range
-from kiln.optim.stepping import State, Stepping, counter, decay_of, number, written, zeros_like
+from kiln.optim.stepping import State, Stepping, begun, counter, decay_of, number, written
 
 Beta = Union[float, Tensor]
 
@@ -63,7 +63,7 @@ class Adam(Stepping):
 
     def init_state(self, param: Tensor, group: Group) -> State:
         names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * bool(group["amsgrad"])
-        return {"step": counter(), **{name: zeros_like(param) for name in names}}
+        return {"step": counter(), **{name: begun(param) for name in names}}
 
     def update(self, group: Group) -> None:
         lr, eps, weight_decay = self.numbers(group, "lr", "eps", "weight_decay")

@@ -7,7 +7,7 @@ from typing import Union
 from kiln._core import Tensor
 from kiln.optim.adam import Beta, checked_betas
 from kiln.optim.optimizer import Group, ParamsT, in_range
-from kiln.optim.stepping import State, Stepping, counter, l2, number, written, zeros_like
+from kiln.optim.stepping import State, Stepping, begun, counter, l2, number, written
 
 
 class Adamax(Stepping):
@@ -49,7 +49,7 @@ class Adamax(Stepping):
         super().__init__(params, defaults)
 
     def init_state(self, param: Tensor, group: Group) -> State:
-        return {"step": counter(), "exp_avg": zeros_like(param), "exp_inf": zeros_like(param)}
+        return {"step": counter(), "exp_avg": begun(param), "exp_inf": begun(param)}
 
     def update(self, group: Group) -> None:
         lr, eps, weight_decay = self.numbers(group, "lr", "eps", "weight_decay")

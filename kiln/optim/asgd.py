@@ -6,7 +6,7 @@ from typing import Union
 
 from kiln._core import Tensor
 from kiln.optim.optimizer import Group, ParamsT, in_range
-from kiln.optim.stepping import State, Stepping, counter, l2, number, written, zeros_like
+from kiln.optim.stepping import State, Stepping, begun, counter, l2, number, written
 
 
 class ASGD(Stepping):
@@ -50,7 +50,7 @@ class ASGD(Stepping):
 
     def init_state(self, param: Tensor, group: Group) -> State:
         counts = {"step": counter(), "eta": counter(float(group["lr"])), "mu": counter(1.0)}
-        return {**counts, "ax": zeros_like(param)}
+        return {**counts, "ax": begun(param)}
 
     def update(self, group: Group) -> None:
         lr, lambd, alpha, t0 = (float(number(group[name])) for name in ("lr", "lambd", "alpha", "t0"))

@@ -7,7 +7,7 @@ from typing import Union
 from kiln._core import Tensor
 from kiln.optim.adam import Beta, checked_betas
 from kiln.optim.optimizer import Group, ParamsT, in_range
-from kiln.optim.stepping import State, Stepping, counter, decay_of, number, written, zeros_like
+from kiln.optim.stepping import State, Stepping, begun, counter, decay_of, number, written
 
 
 class NAdam(Stepping):
@@ -57,7 +57,7 @@ class NAdam(Stepping):
 
     def init_state(self, param: Tensor, group: Group) -> State:
         counts = {"step": counter(), "mu_product": counter(1.0)}
-        return {**counts, "exp_avg": zeros_like(param), "exp_avg_sq": zeros_like(param)}
+        return {**counts, "exp_avg": begun(param), "exp_avg_sq": begun(param)}
 
     def update(self, group: Group) -> None:
         lr, eps, weight_decay, slower = self.numbers(group, "lr", "eps", "weight_decay", "momentum_decay")

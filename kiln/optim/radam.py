@@ -7,7 +7,7 @@ from typing import Any, Union
 from kiln._core import Tensor
 from kiln.optim.adam import Beta, checked_betas
 from kiln.optim.optimizer import Group, ParamsT, in_range
-from kiln.optim.stepping import State, Stepping, counter, decay_of, number, written, zeros_like
+from kiln.optim.stepping import State, Stepping, begun, counter, decay_of, number, written
 
 
 class RAdam(Stepping):
@@ -53,7 +53,7 @@ class RAdam(Stepping):
         super().__init__(params, defaults)
 
     def init_state(self, param: Tensor, group: Group) -> State:
-        return {"step": counter(), "exp_avg": zeros_like(param), "exp_avg_sq": zeros_like(param)}
+        return {"step": counter(), "exp_avg": begun(param), "exp_avg_sq": begun(param)}
 
     def update(self, group: Group) -> None:
         lr, eps, weight_decay = self.numbers(group, "lr", "eps", "weight_decay")

@@ -6,7 +6,7 @@ from typing import Union
 
 from kiln._core import Tensor
 from kiln.optim.optimizer import Group, ParamsT, in_range
-from kiln.optim.stepping import State, Stepping, counter, l2, written, zeros_like
+from kiln.optim.stepping import State, Stepping, begun, counter, l2, written
 
 
 class RMSprop(Stepping):
@@ -53,11 +53,11 @@ class RMSprop(Stepping):
         super().__init__(params, defaults)
 
     def init_state(self, param: Tensor, group: Group) -> State:
-        state = {"step": counter(), "square_avg": zeros_like(param)}
+        state = {"step": counter(), "square_avg": begun(param)}
         if group["momentum"] > 0:
-            state["momentum_buffer"] = zeros_like(param)
+            state["momentum_buffer"] = begun(param)
         if group["centered"]:
-            state["grad_avg"] = zeros_like(param)
+            state["grad_avg"] = begun(param)
         return state
 
     def update(self, group: Group) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Union
 
-from kiln import ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
 from kiln.optim.optimizer import Group, ParamsT, in_range
-from kiln.optim.stepping import State, Stepping, counter, number, written, zeros_like
+from kiln.optim.stepping import State, Stepping, begun, counter, number, written
 
 
 class Rprop(Stepping):
@@ -50,8 +49,8 @@ class Rprop(Stepping):
         super().__init__(params, defaults)
 
     def init_state(self, param: Tensor, group: Group) -> State:
-        first = ops.full_like(param.detach(), float(group["lr"]))
-        return {"step": counter(), "prev": zeros_like(param), "step_size": first}
+        first = begun(param, group["lr"])
+        return {"step": counter(), "prev": begun(param), "step_size": first}
 
     def update(self, group: Group) -> None:
         numbers = (*map(number, group["etas"]), *map(number, group["step_sizes"]), bool(group["maximize"]))

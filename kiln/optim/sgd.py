@@ -6,7 +6,7 @@ from typing import Union
 
 from kiln._core import Tensor
 from kiln.optim.optimizer import Group, ParamsT, in_range
-from kiln.optim.stepping import State, Stepping, l2, written, zeros_like
+from kiln.optim.stepping import State, Stepping, begun, l2, written
 
 
 class SGD(Stepping):
@@ -68,6 +68,6 @@ class SGD(Stepping):
         for param, grad, state in self.each(group):
             weight, buffer = later, state.get("momentum_buffer")
             if buffer is None:  # the first step takes the gradient undamped
-                weight, buffer = 1.0, zeros_like(param)
+                weight, buffer = 1.0, begun(param)
             step(param, grad, buffer, lr, momentum, weight, *decay, nesterov, maximize)
             state["momentum_buffer"] = buffer

@@ -79,7 +79,7 @@ class Stepping(Optimizer):
         """A state's tensor; zeros if its setting was switched on after the first step."""
         found: Tensor | None = state.get(name)
         if found is None:
-            found = state[name] = zeros_like(param)
+            found = state[name] = begun(param)
         return found
 
     # ---- numbers: in Python, in double precision ----
@@ -143,9 +143,10 @@ def counter(value: float = 0.0) -> Tensor:
     return made
 
 
-def zeros_like(param: Tensor) -> Tensor:
-    """Zeros for a state."""
-    made: Tensor = ops.zeros_like(param.detach())
+def begun(param: Tensor, value: float = 0.0, shape: tuple[int, ...] | None = None) -> Tensor:
+    """A state's first tensor, of the parameter's dtype and its shape or another: every element `value`."""
+    sizes = tuple(param.shape) if shape is None else shape
+    made: Tensor = registry.function("first_state")(float(value), sizes, param.dtype.name)
     return made
 
 

@@ -314,7 +314,10 @@ def minimized(name: str, compiled: bool) -> list[Any]:
         return loss
 
     run = kiln.compile(whole, wait=True) if compiled else whole
-    return [[run().item() for _ in range(4)], [p.tolist() for p in params], held(kiln, optimizer)]
+    found = [[run().item() for _ in range(4)], [p.tolist() for p in params], held(kiln, optimizer)]
+    if compiled and name != "LBFGS":  # which reads values
+        assert run.stats()["programs"] == 1, run.explain()  # the first step is recorded as the others
+    return found
 
 
 @pytest.mark.parametrize("name", [*NAMES, "LBFGS"])

@@ -13,9 +13,10 @@ from types import ModuleType
 from typing import Any
 
 from kiln._core import grad_enabled
+from kiln.ops.creation.constants import filled
 from kiln.table import drawn as d
 from kiln.table import registry
-from kiln.table.record import Op, Samples
+from kiln.table.record import Number, Op, Samples, Sizes, Structure, composite
 
 # Samples are of one step in the terms of the papers, from which their references compute. No term is so small
 # that a sample does not show it.
@@ -77,6 +78,21 @@ def two_samples(moments: str, numbers: tuple[Any, ...], decay: str = "l2", **fla
     )
 
 
+@composite(
+    samples=d.samples(lambda rng, dtype: ((2.5, (3, 5), dtype), {})),
+    reference=d.reference(lambda np, value, sizes, dtype: np.full(sizes, value, d.held(dtype))),
+    differentiable=False,
+    at_once=True,
+    public=False,
+)
+def first_state(value: Number, sizes: Sizes, dtype: Structure) -> Any:
+    """A state's first array, every element `value`: made on its line where others are recorded.
+
+    So the first step of a training program is recorded as all others are, and is one program with them.
+    """
+    return filled(value.graph, value, sizes, dtype)
+
+
 def write_over(op: Op, *places: int) -> None:
     """Registers `name_`, the step that writes its results over the arguments at these places.
 
@@ -97,3 +113,6 @@ def write_over(op: Op, *places: int) -> None:
     step.__name__ = step.__qualname__ = f"{op.name}_"
     step.__doc__ = f"`{op.name}` with its results written over the parameter and its moments."
     registry.FUNCTIONS[step.__name__] = step
+
+
+registry.FUNCTIONS["first_state"] = first_state.handle
