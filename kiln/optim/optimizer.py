@@ -70,11 +70,8 @@ def _use_grad_for_differentiable(function: Function) -> Function:
 
     @wraps(function)
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        before = _core.set_grad_enabled(bool(self.defaults.get("differentiable")))
-        try:
-            return function(self, *args, **kwargs)
-        finally:
-            _core.set_grad_enabled(before)
+        mode = _core.ModeSwitch(bool(self.defaults.get("differentiable")))
+        return mode.call(function, self, *args, **kwargs)  # which Ctrl-C cannot leave half way
 
     return step  # type: ignore[return-value]
 
