@@ -24,20 +24,25 @@ class Line(NamedTuple):
     flops: float = 0.0
 
 
+def tensors(name: str) -> int:
+    """How many tensors a line has: of Muon few, as 200 take PyTorch half a minute per step."""
+    return 10 if name == "Muon" else TENSORS
+
+
 def step(name: str, form: str = "", **options: Any) -> Make:
     """A step of one optimizer; `form`: PyTorch's way of running it, "foreach" or "fused"."""
 
     def make(framework: Any) -> Work:
         rng = np.random.default_rng(0)
         params = []
-        for _ in range(TENSORS):
+        for _ in range(tensors(name)):
             p, g = (framework.from_numpy(rng.normal(size=SHAPE).astype(np.float32)).clone() for _ in "pg")
             p.requires_grad_().grad = g * 1e-2
             params.append(p)
         given = {form: True} if form and not framework.is_kiln else {}
         optimizer = getattr(framework.optim, name)(params, **options, **given)
         if name != "LBFGS":
-            return Work("step()", {"step": optimizer.step, "params": params}, "(step(), params[3])[1]")
+            return Work("step()", {"step": optimizer.step, "params": params}, "(step(), params[0])[1]")
         held = [p.detach() for p in params]
 
         def closure() -> float:  # half of the squares' sum, whose gradients are the parameters
@@ -46,7 +51,7 @@ def step(name: str, form: str = "", **options: Any) -> Make:
             return 1.0
 
         names = {"step": optimizer.step, "closure": closure, "params": params}
-        return Work("step(closure)", names, "(step(closure), params[3])[1]")
+        return Work("step(closure)", names, "(step(closure), params[0])[1]")
 
     return make
 
@@ -66,7 +71,7 @@ ARRAYS: tuple[tuple[str, dict[str, Any], int], ...] = (
     ("NAdam", {}, 7),
     ("RAdam", {}, 7),
     ("Rprop", {}, 7),
-    ("ASGD", {}, 4),
+    ("ASGD", {}, 5),
     ("Adafactor", {}, 3),
     ("Muon", {}, 5),
     # gradient and its copy 4, the change 3 and the step 2; per pair kept two dot products and two additions;
@@ -84,9 +89,10 @@ def lines() -> Iterator[Line]:
         shown = [
             key if value is True else f"{key} {value:g}" for key, value in options.items() if key != "lr"
         ]
-        title = " ".join([name, *shown]) if name != "LBFGS" else "LBFGS history 5"
+        title = {"LBFGS": "LBFGS history 5", "Muon": "Muon, 10 tensors"}.get(name, " ".join([name, *shown]))
         forms = () if name in UNGROUPED else ("foreach",) + ("fused",) * (name in FUSED)
         others = tuple(step(name, form, **options) for form in forms)
         # Muon's five iterations on matrices of `rows` rows: two products with the matrix, one of squares
-        flops = TENSORS * 5 * 2.0 * (2 * rows * rows * columns + rows**3) if name == "Muon" else 0.0
-        yield Line(f"step of {title}", step(name, **options), others, arrays * ARRAY, flops)
+        flops = tensors(name) * 5 * 2.0 * (2 * rows * rows * columns + rows**3) if name == "Muon" else 0.0
+        nbytes = arrays * ARRAY * tensors(name) // TENSORS
+        yield Line(f"step of {title}", step(name, **options), others, nbytes, flops)

@@ -14,6 +14,7 @@ from kiln import ops
 from kiln._core import Tensor, default_dtype_name, float32, float64, grad_enabled
 from kiln.autograd import enable_grad
 from kiln.errors import describe, message
+from kiln.ops.nn.optimizer_step_parts import WRITTEN, first_state
 from kiln.optim.optimizer import Group, Loss, Optimizer, ParamsT, _use_grad_for_differentiable
 from kiln.table import registry
 
@@ -146,14 +147,14 @@ def counter(value: float = 0.0) -> Tensor:
 def begun(param: Tensor, value: float = 0.0, shape: tuple[int, ...] | None = None) -> Tensor:
     """A state's first tensor, of the parameter's dtype and its shape or another: every element `value`."""
     sizes = tuple(param.shape) if shape is None else shape
-    made: Tensor = registry.function("first_state")(float(value), sizes, param.dtype.name)
+    made: Tensor = first_state(float(value), sizes, param.dtype.name)
     return made
 
 
 def written(name: str) -> Callable[..., Any]:
     """The op `name` of the table in the form that writes over the parameter and its state."""
-    found: Callable[..., Any] = registry.function(f"{name}_")
-    return found
+    registry.op(name)  # brings the module that has it
+    return WRITTEN[name]
 
 
 def l2(weight_decay: Any) -> tuple[Any, str]:

@@ -15,13 +15,14 @@ from typing import Any
 from kiln._core import grad_enabled
 from kiln.ops.creation.constants import filled
 from kiln.table import drawn as d
-from kiln.table import registry
 from kiln.table.record import Number, Op, Samples, Sizes, Structure, composite
 
 # Samples are of one step in the terms of the papers, from which their references compute. No term is so small
 # that a sample does not show it.
 LR, BETA1, BETA2, EPS, STEP = 0.3, 0.8, 0.7, 0.05, 3
 DECAY = 0.2
+# steps in place, which optimizers call, by the name of their op
+WRITTEN: dict[str, Callable[..., Any]] = {}
 
 
 def downhill(grad: Any, maximize: bool) -> Any:
@@ -94,7 +95,7 @@ def first_state(value: Number, sizes: Sizes, dtype: Structure) -> Any:
 
 
 def write_over(op: Op, *places: int) -> None:
-    """Registers `name_`, the step that writes its results over the arguments at these places.
+    """Puts into WRITTEN the step that writes its results over the arguments at these places, as `name_`.
 
     Where gradients are recorded it is the body's ops one by one, so that they flow through the step.
     """
@@ -112,7 +113,4 @@ def write_over(op: Op, *places: int) -> None:
 
     step.__name__ = step.__qualname__ = f"{op.name}_"
     step.__doc__ = f"`{op.name}` with its results written over the parameter and its moments."
-    registry.FUNCTIONS[step.__name__] = step
-
-
-registry.FUNCTIONS["first_state"] = first_state.handle
+    WRITTEN[op.name] = step
