@@ -27,7 +27,18 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 import numpy as np
 
-from bench import attention, breadth, fresh, gradients, loaders, products, resnet, windows, workloads
+from bench import (
+    attention,
+    breadth,
+    fresh,
+    gradients,
+    loaders,
+    optimizers,
+    products,
+    resnet,
+    windows,
+    workloads,
+)
 from bench.measure import Times, Work, copy_work, interleaved
 from bench.peak import PEAKS
 from kiln.testing.backend import load, peer
@@ -118,6 +129,19 @@ def pairs() -> list[Pair]:
         for threads in (1, 2)
         for line in (*gradients.lines(), *breadth.lines())
         if threads == 1 or line.nbytes
+    ]
+    lines += [
+        Pair(
+            line.name,
+            line.make,
+            1.0,
+            nbytes=line.nbytes,
+            flops=line.flops,
+            threads=threads,
+            others=line.others,
+        )
+        for threads in (1, 2)
+        for line in optimizers.lines()
     ]
     return lines + [
         Pair(

@@ -46,7 +46,6 @@ SAME: dict[str, str] = {
     "elementwise/parts_of_numbers.py _: g * (y / where*) -> g / (y / where*": "that factor is 1 or -1",
     "elementwise/parts_of_numbers.py _fm*: (larger if*": _EITHER,
     "nn/smooth_activations.py elu: 0 -> 1": _HARMLESS,
-    "nn/optimizer_steps.py amsgrad_step: True -> False": "strict: both have three",
     "elementwise/three_operands.py lerp: 0.5 -> 1.125": "both formulas give the same but for rounding",
     "random/distributions.py _*_candidate: 0.07 -> *": _SQUEEZE,
     "random/distributions.py _poisson_candidate: 3.6224*": _SQUEEZE,

@@ -55,6 +55,8 @@ ALLOWED = {
         "_core", "ops", "tensor", "autograd", "table", "files", "serialization", "nn", "multiprocessing",
     },  # fmt: skip
     "multiprocessing": {"_core", "ops", "nn"},
+    "optim": {"_core", "ops", "tensor", "autograd", "table", "nn"},
+    "utils": {"_core", "ops", "tensor", "autograd", "table"},
     "datasets": {"_core", "ops", "tensor", "utils"},
     "serialization": {"_core", "ops", "tensor", "files", "device", "layout", "nn"},
     "storage": {"ops", "serialization"},

@@ -145,7 +145,7 @@ def test_loading_checks_before_it_changes() -> None:
     wrong_shape = kiln.optim.Adam(other)
     with pytest.raises(ValueError, match=r"shape \(2, 2\)"):
         wrong_shape.load_state_dict(before)
-    assert wrong_shape.state[other[0]]["step"] == 0
+    assert not wrong_shape.state
     with pytest.raises(ValueError, match="parameters"):
         kiln.optim.Adam(other[:1]).load_state_dict(before)
 
@@ -173,7 +173,7 @@ def test_a_parameter_without_gradient_is_left_alone() -> None:
     p.sum().backward()
     before = q.tolist()
     optimizer.step()
-    assert q.tolist() == before and optimizer.state[q]["step"] == 0 and optimizer.state[p]["step"] == 1
+    assert q.tolist() == before and not optimizer.state[q] and optimizer.state[p]["step"] == 1
 
 
 def test_closure_runs_with_gradients_and_gives_the_loss() -> None:
@@ -207,18 +207,19 @@ def test_zero_grad() -> None:
     [
         (lambda p: kiln.optim.SGD([], lr=0.1), ValueError, "empty parameter list"),
         (lambda p: kiln.optim.SGD(p, lr=0.1), TypeError, "iterable"),
-        (lambda p: kiln.optim.SGD([p], lr=-1.0), ValueError, "lr >= 0"),
-        (lambda p: kiln.optim.SGD([p], lr=float("nan")), ValueError, "lr >= 0"),
-        (lambda p: kiln.optim.SGD([p], lr=p), TypeError, "number for lr"),
+        (lambda p: kiln.optim.SGD([p], lr=-1.0), ValueError, "Invalid learning rate: -1.0"),
+        (lambda p: kiln.optim.SGD([p], lr=float("nan")), ValueError, "Invalid learning rate: nan"),
+        (lambda p: kiln.optim.SGD([p], lr=p), ValueError, "Tensor lr must be 1-element"),
+        (lambda p: kiln.optim.SGD([p], lr="fast"), TypeError, "a number, got .*learning rate"),
         (lambda p: kiln.optim.SGD([p], nesterov=True), ValueError, "Nesterov"),
-        (lambda p: kiln.optim.Adam([p], betas=(0.9, 1.0)), ValueError, r"betas\[1\]"),
+        (lambda p: kiln.optim.Adam([p], betas=(0.9, 1.0)), ValueError, "Invalid beta parameter at index 1"),
         (lambda p: kiln.optim.Adam([p], betas=0.9), ValueError, "betas"),
-        (lambda p: kiln.optim.Adam([p], eps=-1.0), ValueError, "eps"),
-        (lambda p: kiln.optim.Adam([p, p]), ValueError, "twice"),
+        (lambda p: kiln.optim.Adam([p], eps=-1.0), ValueError, "Invalid epsilon value: -1.0"),
+        (lambda p: kiln.optim.Adam([{"params": p}, {"params": p}]), ValueError, "some parameters appear in"),
         (lambda p: kiln.optim.Adam([p, 3]), TypeError, "int 3"),
         (lambda p: kiln.optim.Adam([p * 2]), ValueError, "leaf"),
         (lambda p: kiln.optim.Adam({"params": {p}}.values()), TypeError, "set"),
-        (lambda p: kiln.optim.Adam([{"params": {p}}]), TypeError, "order"),
+        (lambda p: kiln.optim.Adam([{"params": {p}}]), TypeError, "ordered"),
     ],
 )  # fmt: skip
 def test_refuses(make: Any, error: type[Exception], match: str) -> None:

@@ -210,7 +210,7 @@ def array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
     return found.copy() if copy else found
 
 
-def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+def deepcopy(self: Any, memo: dict[Any, Any]) -> Any:
     """A leaf of the same type, values, gradient and attributes; tensors of one storage, copied together,
     share one again.
 
@@ -227,8 +227,11 @@ def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
         if type(self) is not _core.Tensor:
             made = _core.Tensor._make_subclass(type(self), made)
         memo[id(self)] = made.requires_grad_(self.requires_grad)
-        if self.grad is not None:
-            made.grad = deepcopy(self.grad, memo)
+        grad = self.grad
+        if grad is not None:
+            made.grad = deepcopy(grad, memo)
+            # alive as long as memo knows its id, as copy.deepcopy keeps what it copies
+            memo.setdefault(id(memo), []).append(grad)
         set_attributes(made, deep_copy(attributes(self), memo))
     return memo[id(self)]
 

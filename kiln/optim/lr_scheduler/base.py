@@ -164,13 +164,14 @@ def note_steps(optimizer: Optimizer) -> None:
     """From now on the optimizer says whether it has made a step."""
     if hasattr(optimizer.step, "_noted"):
         return
+    own_step = vars(optimizer).get("step")  # which a program put there
     step, known = type(optimizer).step, ref(optimizer)
 
     def noted(*args: Any, **kwargs: Any) -> Any:
         own = known()
         assert own is not None
         own.__dict__["_stepped"] = True
-        return step(own, *args, **kwargs)
+        return step(own, *args, **kwargs) if own_step is None else own_step(*args, **kwargs)
 
     noted.__name__, noted.__doc__ = step.__name__, step.__doc__
     noted._noted = True  # type: ignore[attr-defined]
