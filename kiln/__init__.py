@@ -90,22 +90,39 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
     )
     from kiln import (
         amp as amp,
+        accelerator as accelerator,
         array_api as array_api,
+        backends as backends,
         cache as cache,
         compiler as compiler,
+        cpu as cpu,
         cuda as cuda,
         datasets as datasets,
         distributions as distributions,
+        distributed as distributed,
+        export as export,
         func as func,
+        fx as fx,
+        hub as hub,
+        jit as jit,
+        library as library,
         linalg as linalg,
         masked as masked,
         multiprocessing as multiprocessing,
+        mps as mps,
+        mtia as mtia,
         nn as nn,
+        onnx as onnx,
         optim as optim,
         serialization as serialization,
+        overrides as overrides,
+        profiler as profiler,
         signal as signal,
         storage as storage,
         testing as testing,
+        types as types,
+        version as version,
+        xpu as xpu,
     )
     from kiln.ops.creation.dtypes import finfo as finfo, iinfo as iinfo
     from kiln.ops.random.generator import Generator as Generator, default_generator as default_generator
@@ -131,6 +148,22 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
     )
     from kiln.capture.compile import compile as compile
     from kiln.func.vmap import vmap as vmap
+    from kiln.accelerator import get_device_module as get_device_module
+    from kiln.cuda.classes import AcceleratorError as AcceleratorError, OutOfMemoryError as OutOfMemoryError
+    from kiln.switches import (
+        are_deterministic_algorithms_enabled as are_deterministic_algorithms_enabled,
+        get_deterministic_debug_mode as get_deterministic_debug_mode,
+        get_float32_matmul_precision as get_float32_matmul_precision,
+        get_num_interop_threads as get_num_interop_threads,
+        is_deterministic_algorithms_warn_only_enabled as is_deterministic_algorithms_warn_only_enabled,
+        is_warn_always_enabled as is_warn_always_enabled,
+        set_deterministic_debug_mode as set_deterministic_debug_mode,
+        set_float32_matmul_precision as set_float32_matmul_precision,
+        set_flush_denormal as set_flush_denormal,
+        set_num_interop_threads as set_num_interop_threads,
+        set_warn_always as set_warn_always,
+        use_deterministic_algorithms as use_deterministic_algorithms,
+    )
     from kiln.nn.recurrent_steps import (
         gru as gru,
         lstm as lstm,
@@ -146,8 +179,15 @@ autograd.engine.BATCHED.update(
 globals().update(_registry.imported())
 
 _PARTS = (
-    "amp array_api cache compiler cuda datasets distributions func linalg masked multiprocessing nn optim "
-    "random serialization signal special storage testing utils viz"
+    "accelerator amp array_api backends cache compiler cpu cuda datasets distributed distributions export "
+    "func fx hub jit library linalg masked mps mtia multiprocessing nn onnx optim overrides profiler "
+    "random serialization signal special storage testing types utils version viz xpu"
+)
+_SWITCHES = (
+    "are_deterministic_algorithms_enabled get_deterministic_debug_mode get_float32_matmul_precision "
+    "get_num_interop_threads is_deterministic_algorithms_warn_only_enabled is_warn_always_enabled "
+    "set_deterministic_debug_mode set_float32_matmul_precision set_flush_denormal set_num_interop_threads "
+    "set_warn_always use_deterministic_algorithms"
 )
 _LEGACY = (
     "BFloat16Tensor BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor "
@@ -179,6 +219,10 @@ _LATER = {
     **dict.fromkeys(_LEGACY.split(), "kiln.ops.creation.legacy"),
     **dict.fromkeys(_ANOMALY.split(), "kiln.autograd.anomaly_mode"),
     **dict.fromkeys(_AUTOCAST.split(), "kiln.amp.autocast_mode"),
+    **dict.fromkeys(_SWITCHES.split(), "kiln.switches"),
+    "get_device_module": "kiln.accelerator",
+    "AcceleratorError": "kiln.cuda.classes",
+    "OutOfMemoryError": "kiln.cuda.classes",
 }
 
 float, double, half, int, long, short = float32, float64, float16, int32, int64, int16
@@ -190,8 +234,9 @@ __version__ = "0.1.0"
 
 def _found(name: str) -> _typing.Any:
     """The value of a name that is not imported yet: `__getattr__`, which type checkers do not see."""
-    if name == "__all__":  # what `from kiln import *` takes
-        return [n for n in __dir__() if not n.startswith("_")]
+    if name == "__all__":  # what `from kiln import *` takes: no part that hides a module of Python's
+        hidden = {"random", "signal", "types"}
+        return [n for n in __dir__() if not n.startswith("_") and n not in hidden]
     if name in _LATER:
         module = _import_module(_LATER[name])
         value = module if module.__name__ == f"kiln.{name}" else getattr(module, name)

@@ -1,7 +1,7 @@
 """What to do without a name that PyTorch has and kiln has not. A leaf but for errors.py.
 
     kiln.fft          AttributeError: module 'kiln' has no attribute 'fft': kiln has no complex numbers
-    x.cuda()          AttributeError: 'Tensor' object has no attribute 'cuda': kiln runs on the CPU; ...
+    x.to_sparse()     AttributeError: 'Tensor' object has no attribute 'to_sparse': kiln has no sparse tensors
     from kiln.optim import SparseAdam
                       ImportError: cannot import name 'SparseAdam' from 'kiln.optim': kiln has no sparse ...
 
@@ -11,6 +11,7 @@ To `hasattr` such a name is not there. For other names Python itself suggests th
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from types import FrameType
 from typing import Any, NoReturn
@@ -20,13 +21,10 @@ from kiln.errors import is_own
 # the hint, and patterns of the names that get it; the first that fits
 _HINTS = (
     (
-        "kiln runs on the CPU; write x.to(device), with a device chosen by kiln.cuda.is_available()",
-        "cuda xpu ipu mtia",
-    ),
-    (
         "kiln runs on the CPU; ask kiln.cuda.is_available() before",
-        r"cuda\..+ (cudnn|miopen|mkldnn)_.+ is_(maia|mkldnn|mtia|vulkan|xla|ipu)(_available)? to_mkldnn "
-        "Stream Event pin_memory is_pinned record_stream backends accelerator mps get_device_module",
+        r"(cuda|xpu|mtia|mps|accelerator|backends)\..+ (cudnn|miopen|mkldnn)_.+ to_mkldnn ipu "
+        "is_(maia|mkldnn|mtia|vulkan|xla|ipu)(_available)? "
+        "Stream Event record_stream",
     ),
     (
         "kiln has no complex numbers",
@@ -51,14 +49,12 @@ _HINTS = (
     ),
     (
         "kiln writes no programs that run elsewhere; kiln.compile makes functions and modules faster",
-        "jit fx export package sym_.+ import_ir_.+ cond",
+        r"(jit|fx|onnx|export)\..+ package sym_.+ import_ir_.+ cond",
     ),
     (
         "kiln runs in one process",
-        "distributed DataParallel SyncBatchNorm parallel is_distributed fork wait",
+        r"distributed\..+ DataParallel SyncBatchNorm parallel is_distributed fork wait",
     ),
-    ("kiln's results are the same bits in every run", ".*deterministic_(algorithms|debug).*"),
-    ("float32 products are computed in float32", "(get|set)_float32_matmul_precision"),
     (
         "PyTorch removed it; kiln.linalg has its successor",
         "solve lstsq symeig matrix_rank",
@@ -67,20 +63,30 @@ _HINTS = (
         "PyTorch has it, kiln has not",
         "AdaptiveLogSoftmaxWithLoss CrossMapLRN2d FractionalMaxPool.+ fractional_max_pool.+ "
         "(conv_tb|ctc_los)[cs] LinearCrossEntropy.+ linear_cross_entropy "
-        "(grouped|scaled|scaled_grouped)_mm convolution airy_ai hooks grid_sampler.* "
+        "(grouped|scaled|scaled_grouped)_mm convolution airy_ai grid_sampler.* "
         "affine_grid_generator native_.+ batch_norm_.+ norm_except_dim lobpcg from_file "
-        "(frobenius|nuclear)_norm hash_tensor slice_inverse set_flush_denormal "
-        "(get|set|init)_num_(interop_)?threads (set|is)_warn_always(_enabled)? "
+        "(frobenius|nuclear)_norm hash_tensor slice_inverse init_num_threads "
         "has_(lapack|mkl|openmp|spectral) .+Storage thread_safe_generator orthogonal skip_init fuse_.+ "
         "convert_conv.+ clip_grads_with_norm_ transfer_parametrizations_and_params .*DataPipe functionalize "
-        "replace_all_batch_norm_modules_ set_module swap_tensors deterministic dlpack CheckpointPolicy "
+        "replace_all_batch_norm_modules_ set_module swap_tensors deterministic CheckpointPolicy "
         "SelectiveCheckpointContext create_selective_checkpoint_contexts as_subclass dim_order to_empty "
-        "nested overrides library hub to_padded_tensor",
+        "nested to_padded_tensor "
+        "backcompat backend_registration BackwardHook cmake_prefix_path collect_env config cpp_backtrace "
+        "DeviceType emit_itt emit_nvtx enable_reentrant_dispatch EnforceUnique ExecutionTraceObserver "
+        "fallthrough_kernel generate_methods_for_privateuse1_backend get_capabilities get_cpp_backtrace "
+        "get_ctx get_default_backend get_kernel get_overridable_functions get_testing_overrides "
+        "infer_schema keep_portable_guards_unsafe keep_tensor_guards_unsafe KinetoStepTracker "
+        "load_cache_artifacts load_compiled_function load_nvprof MemRecordsAcc nested_compile_region "
+        "redispatch_function register_torch_dispatch register_vmap rename_privateuse1_backend "
+        "save_cache_artifacts set_default_backend set_enable_guard_collectives set_stance "
+        "skip_all_guards_unsafe skip_guard_on_all_nn_modules_unsafe skip_guard_on_globals_unsafe "
+        "skip_guard_on_inbuilt_nn_modules_unsafe substitute_in_graph throughput_benchmark "
+        "ThroughputBenchmark triton_op unserializable_hook warn_if_has_hooks weak wrap_numpy wrap_triton",
     ),
 )
 # names that classes say a hint for; modules do for every name
-TENSOR = "cuda xpu pin_memory imag cfloat cdouble stft istft to_sparse to_dense coalesce dequantize"
-MODULE = "cuda xpu to_empty"
+TENSOR = "imag cfloat cdouble stft istft to_sparse to_dense coalesce dequantize"
+MODULE = "ipu to_empty"
 
 
 @lru_cache(maxsize=1024)
@@ -104,17 +110,46 @@ def no_attribute(module: str, name: str) -> NoReturn:
     AttributeError; ImportError where the program says `from module import name`, as Python would replace an
     AttributeError and its hint there.
     """
-    text = hint(f"cuda.{name}" if module == "kiln.cuda" else name)
+    text = hint(name) or hint(f"{module.removeprefix('kiln.').partition('.')[0]}.{name}")
     from opcode import opmap
 
-    asking: FrameType | None = sys._getframe(1)
-    while asking is not None and is_own(asking):
-        asking = asking.f_back
-    if asking is not None and asking.f_code.co_code[asking.f_lasti] == opmap["IMPORT_FROM"]:
+    frame = asking()
+    note(f"{module}.{name}", text, frame)
+    if frame is not None and frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]:
         raise ImportError(f"cannot import name '{name}' from '{module}'{text}", name=module)
     raise AttributeError(
         f"module '{module}' has no attribute '{name}'{text}", name=name, obj=sys.modules[module]
     )
+
+
+def refuse(name: str) -> NoReturn:
+    """NotImplementedError for what has PyTorch's name and cannot be done, with its namespace's hint.
+
+    >>> refuse("jit.trace")
+    Traceback (most recent call last):
+        ...
+    NotImplementedError: jit.trace: kiln writes no programs that run elsewhere; kiln.compile makes ...
+    """
+    raise NotImplementedError(f"{name}{hint(name)}")
+
+
+def asking() -> FrameType | None:
+    """The frame of the program that asks: the innermost that is not kiln's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_own(frame):
+        frame = frame.f_back
+    return frame
+
+
+# who wants to know what was asked for and is not there: told the name, its hint, and who asks
+listeners: list[Callable[[str, str, FrameType], None]] = []
+
+
+def note(name: str, text: str, frame: FrameType | None) -> None:
+    """Tells the listeners of a name that is not there."""
+    if frame is not None:
+        for listener in listeners:
+            listener(name, text, frame)
 
 
 def hint_missing(module: str) -> None:
@@ -141,6 +176,8 @@ class Absent:
         if instance is None:
             return self
         said = f"'{owner.__name__}' object has no attribute '{self.name}'{hint(self.name)}"
+        if listeners:
+            note(f"{owner.__name__}.{self.name}", hint(self.name), asking())
         raise AttributeError(said, name=self.name, obj=instance)
 
 

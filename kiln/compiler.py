@@ -12,12 +12,16 @@ from __future__ import annotations
 from types import MethodType
 from typing import Any
 
+from kiln.absent import hint_missing as _hint_missing
 from kiln.capture import service
-from kiln.capture.compile import Compiled
+from kiln.capture.compile import Compiled, compile
 from kiln.capture.objects import Recorded
 from kiln.errors import describe, message
 
-__all__ = ["explain", "stats", "wait"]
+__all__ = [
+    "allow_in_graph", "assume_constant_result", "compile", "cudagraph_mark_step_begin", "disable", "explain",
+    "is_compiling", "is_dynamo_compiling", "is_exporting", "list_backends", "reset", "stats", "wait",
+]  # fmt: skip
 
 
 def explain(compiled: Any) -> str:
@@ -51,3 +55,56 @@ def _calls(compiled: Any, asked: str) -> Compiled:
     if not isinstance(compiled, Compiled):
         raise TypeError(message(f"compiler.{asked}", "what kiln.compile returned", describe(compiled)))
     return compiled
+
+
+# -- PyTorch's names; what they tell its compiler, a recording of what runs does not need --
+
+
+def is_compiling() -> bool:
+    """False: what runs is Python, compiled or not.
+
+    >>> import kiln
+    >>> kiln.compiler.is_compiling()
+    False
+    """
+    return False
+
+
+is_dynamo_compiling = is_exporting = is_compiling
+
+
+def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:
+    """The function itself, or a decorator: what it runs is recorded with the rest, and gives the same.
+
+    >>> import kiln
+    >>> kiln.compiler.disable(abs)(-1)
+    1
+    """
+    return fn if fn is not None else lambda function: function
+
+
+def allow_in_graph(fn: Any) -> Any:
+    """The function itself: nothing needs a permission."""
+    return fn
+
+
+def assume_constant_result(fn: Any) -> Any:
+    """The function itself, which is called each time."""
+    return fn
+
+
+def cudagraph_mark_step_begin() -> None:
+    """Tells of a new step: a recording sees it."""
+
+
+def list_backends(exclude_tags: Any = ()) -> list[str]:
+    """The names of other compilers: none."""
+    return []
+
+
+def reset() -> None:
+    """Returns when no program is being compiled: what was compiled stays, as it stays right."""
+    service.wait()
+
+
+_hint_missing(__name__)

@@ -8,10 +8,11 @@ x + y, x[k]    slots of the core, told here which function they call
 from __future__ import annotations
 
 from types import FunctionType
-from typing import Any
+from typing import Any, NoReturn
 
 from kiln import _core, absent, autograd, ops, printing
-from kiln.device import CPU
+from kiln.device import CPU, NO_ACCELERATOR, not_compiled
+from kiln.device import device as Device
 from kiln.errors import describe, message
 from kiln.late import later
 from kiln.layout import strided
@@ -37,6 +38,32 @@ def type_as(self: Any, other: Any) -> Any:
 def cpu(self: Any) -> Any:
     """The tensor itself: its memory is the CPU's."""
     return self
+
+
+def cuda(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
+    """AssertionError, as of a PyTorch without CUDA; RuntimeError for what is no CUDA device."""
+    _moved("cuda", device)
+
+
+def xpu(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
+    """AssertionError, as of a PyTorch without Intel's GPUs; RuntimeError for what is no such device."""
+    _moved("xpu", device)
+
+
+def _moved(kind: str, device: Any) -> NoReturn:
+    if device is not None and not isinstance(device, int) and Device(device).type != kind:
+        raise RuntimeError(f"Invalid device, must be {kind} device")
+    not_compiled(kind)
+
+
+def pin_memory(self: Any, device: Any = None) -> Any:
+    """RuntimeError: memory is pinned for an accelerator, and there is none."""
+    raise RuntimeError(f"{NO_ACCELERATOR} kiln runs on the CPU: leave pin_memory() out")
+
+
+def is_pinned(self: Any, device: Any = None) -> bool:
+    """False: memory is pinned for an accelerator, and there is none."""
+    return False
 
 
 def to_device(self: Any, device: Any, /, *, stream: Any = None) -> Any:
@@ -106,6 +133,10 @@ def backward(
 # beside the table's, or in its place
 METHODS: dict[str, Any] = {
     "cpu": cpu,
+    "cuda": cuda,
+    "xpu": xpu,
+    "pin_memory": pin_memory,
+    "is_pinned": is_pinned,
     "to_device": to_device,
     "type_as": type_as,
     "where": where,

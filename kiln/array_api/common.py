@@ -48,8 +48,8 @@ def named(function: Any, name: str, module: str, doc: str) -> Any:
 
 def check_device(given: Any) -> None:
     """RuntimeError for a device other than the CPU."""
-    if given is not None:
-        _device(given)
+    if given is not None and _device(given).type != "cpu":
+        raise RuntimeError(message("device", "'cpu'", repr(str(given)), "there is no other"))
 
 
 def array(x: Any, name: str) -> _core.Tensor:

@@ -32,14 +32,14 @@ from kiln.autograd.gradcheck import gradcheck, gradgradcheck
 from kiln.autograd.variable import Variable
 
 if _typing.TYPE_CHECKING:
-    from kiln.autograd import anomaly_mode, functional, variable
+    from kiln.autograd import anomaly_mode, functional, profiler, variable
     from kiln.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
     from kiln.autograd.variable import Variable
 
 __all__ = [
     "Function", "Variable", "anomaly_mode", "backward", "detect_anomaly", "enable_grad", "function",
     "functional", "grad", "grad_mode", "gradcheck", "gradgradcheck", "graph", "inference_mode",
-    "is_multithreading_enabled", "no_grad", "set_detect_anomaly", "set_grad_enabled",
+    "is_multithreading_enabled", "no_grad", "profiler", "set_detect_anomaly", "set_grad_enabled",
     "set_multithreading_enabled", "variable",
 ]  # fmt: skip
 
@@ -48,6 +48,7 @@ _LATER = {
     "anomaly_mode": "anomaly_mode",
     "detect_anomaly": "anomaly_mode",
     "functional": "functional",
+    "profiler": "profiler",
     "set_detect_anomaly": "anomaly_mode",
     "Variable": "variable",
     "variable": "variable",

@@ -20,12 +20,14 @@ from kiln.capture import service
 from kiln.capture.explain import explain
 from kiln.capture.objects import Recorded, recorded
 from kiln.capture.suspend import suspended, written
-from kiln.errors import shorten
+from kiln.errors import message, shorten
 from kiln.late import free_imports
 
 if TYPE_CHECKING:
     from kiln.capture.callables import CompiledFunction, Decorator, HasForward, Model, P, Result
 
+_BACKENDS = ("inductor", "eager", "aot_eager", "cudagraphs")
+_MODES = ("default", "lite", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
 # what `inspect` asks of a function before it believes its code
 _FUNCTION_LIKE = ("__name__", "__code__", "__defaults__", "__kwdefaults__", "__annotations__")
 _OWN = frozenset(
@@ -139,21 +141,49 @@ class Compiled:
 
 @overload
 def compile(
-    model: Model, *, fullgraph: bool = False, dynamic: bool | None = None, wait: bool = False
+    model: Model,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str = "inductor",
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    disable: bool = False,
+    wait: bool = False,
 ) -> Model: ...
 @overload
 def compile(
-    model: Callable[P, Result], *, fullgraph: bool = False, dynamic: bool | None = None, wait: bool = False
+    model: Callable[P, Result],
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str = "inductor",
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    disable: bool = False,
+    wait: bool = False,
 ) -> CompiledFunction[P, Result]: ...
 @overload
 def compile(
-    model: None = None, *, fullgraph: bool = False, dynamic: bool | None = None, wait: bool = False
+    model: None = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str = "inductor",
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    disable: bool = False,
+    wait: bool = False,
 ) -> Decorator: ...
 def compile(
     model: Callable[..., Any] | HasForward[..., Any] | None = None,
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
+    backend: str = "inductor",
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    disable: bool = False,
     wait: bool = False,
 ) -> Any:
     """The callable with its ops recorded and run as programs; also a decorator. Results are the same bits.
@@ -165,7 +195,9 @@ def compile(
     disk has it. One seen again is compiled by another thread while calls go on op by op; `wait()` of a
     compiled function, or `kiln.compiler.wait()`, returns when that is done. With `wait=True` the first call
     compiles. Sizes are run-time arguments whatever `dynamic` says. `fullgraph=True` raises
-    NotImplementedError: a value may be read anywhere, so there is no break to refuse.
+    NotImplementedError: a value may be read anywhere, so there is no break to refuse. There is one way to
+    compile: the names that PyTorch has for `backend` and `mode`, and `options`, are taken and choose nothing;
+    a backend of the program's own is refused. With `disable=True` the callable comes back as it is.
 
     >>> @kiln.compile
     ... def f(x):
@@ -174,8 +206,11 @@ def compile(
     tensor(9.)
     """
     _refuse(fullgraph)
+    _check(backend, mode, options)
     if model is None:
-        return lambda function: compile(function, dynamic=dynamic, wait=wait)
+        return lambda function: compile(function, dynamic=dynamic, disable=disable, wait=wait)
+    if disable:
+        return model
     if isinstance(model, (staticmethod, classmethod)):  # in a class's body: what they hold is called
         return type(model)(compile(model.__func__, dynamic=dynamic, wait=wait))
     if isinstance(model, (Compiled, Recorded)):  # again: not one region in another
@@ -192,11 +227,29 @@ def in_place(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
+    backend: str = "inductor",
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
     wait: bool = False,
 ) -> Compiled:
     """What `Module.compile` keeps: the function that takes the module, recorded under the module's name."""
     _refuse(fullgraph)
+    _check(backend, mode, options)
     return Compiled(function, wait, name)
+
+
+def _check(backend: Any, mode: str | None, options: Any) -> None:
+    """Errors of what chooses between ways to compile in PyTorch."""
+    if callable(backend):
+        raise NotImplementedError(message("compile", "a backend by name", "a function", "kiln has one way"))
+    if backend not in _BACKENDS:
+        raise RuntimeError(message("compile", f"backend {', '.join(_BACKENDS)}", repr(backend)))
+    if mode is not None and options is not None:
+        raise RuntimeError(
+            "Either mode or options can be specified, but both can't be specified at the same time."
+        )
+    if mode is not None and mode not in _MODES:
+        raise RuntimeError(f"Unrecognized mode={mode}, should be one of: {', '.join(_MODES)}")
 
 
 def _refuse(fullgraph: bool) -> None:

@@ -501,6 +501,14 @@ class Module:
         """Move to main memory."""
         return self.to(device="cpu")
 
+    def cuda(self: Self, device: Any = None) -> Self:
+        """Move to a GPU: AssertionError if there is anything to move, as of a PyTorch without CUDA."""
+        return self._apply(lambda x: x.cuda(device))
+
+    def xpu(self: Self, device: Any = None) -> Self:
+        """Move to one of Intel's GPUs: AssertionError if there is anything to move."""
+        return self._apply(lambda x: x.xpu(device))
+
     def float(self: Self) -> Self:
         """Convert floating tensors to float32."""
         return self.to(_core.float32)

@@ -1,8 +1,30 @@
-"""Helpers around training: `kiln.utils.data`, `kiln.utils.checkpoint`."""
+"""Helpers around training: `kiln.utils.data`, `kiln.utils.checkpoint`, `kiln.utils.tensorboard`."""
 
-from kiln.absent import hint_missing as _hint_missing
+from __future__ import annotations
+
+import typing as _typing
+from importlib import import_module as _import_module
+
+from kiln.absent import no_attribute as _no_attribute
 from kiln.utils import checkpoint, data
+
+if _typing.TYPE_CHECKING:
+    from kiln.utils import dlpack as dlpack
+    from kiln.utils import hooks as hooks
+    from kiln.utils import model_zoo as model_zoo
+    from kiln.utils import tensorboard as tensorboard
 
 __all__ = ["checkpoint", "data"]
 
-_hint_missing(__name__)
+_LATER = ("dlpack", "hooks", "model_zoo", "tensorboard")
+
+
+def _found(name: str) -> _typing.Any:
+    """`__getattr__`, which type checkers do not see."""
+    if name not in _LATER:
+        _no_attribute(__name__, name)
+    return _import_module(f"kiln.utils.{name}")
+
+
+if not _typing.TYPE_CHECKING:
+    __getattr__ = _found

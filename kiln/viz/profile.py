@@ -31,14 +31,16 @@ class profile:
 
     def __enter__(self) -> profile:
         _core.flush()
-        _core.profile_start()
+        _core.profile_start(False)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _core.flush()
-        self.lines = sorted((Line(*line) for line in _core.profile_stop()), key=lambda line: -line.seconds)
+        self.lines = sorted(
+            (Line(*line[:3]) for line in _core.profile_stop()), key=lambda line: -line.seconds
+        )
 
     @property
     def launches(self) -> int:

@@ -161,8 +161,9 @@ PyObject* give_back(PyObject*, PyObject*) { return PyLong_FromSize_t(empty_cache
 PyObject* tiles(PyObject*, PyObject*) { return PyBool_FromLong(ask_for_tiles()); }
 PyObject* identity(PyObject*, PyObject*) { return PyUnicode_FromString(cpu_identity().c_str()); }
 
-PyObject* profile_start(PyObject*, PyObject*) {
+PyObject* profile_start(PyObject*, PyObject* each) {
     std::lock_guard lock(profile().mutex);
+    profile().each = each == Py_True;
     profile().lines.clear();
     profile().on = true;
     Py_RETURN_NONE;
@@ -172,8 +173,8 @@ PyObject* profile_stop(PyObject*, PyObject*) {
     std::lock_guard lock(profile().mutex);
     Object list = checked(PyList_New(0));
     for (const auto& line : profile().lines) {
-        Object item = checked(
-            Py_BuildValue("(sKd)", line.name.c_str(), (unsigned long long)line.launches, line.seconds));
+        Object item = checked(Py_BuildValue("(sKdd)", line.name.c_str(), (unsigned long long)line.launches,
+                                            line.seconds, line.start));
         checked_ok(PyList_Append(list.get(), item.get()));
     }
     return list.release();
@@ -203,8 +204,10 @@ PyMethodDef functions[] = {
     {"empty_cache", give_back, METH_NOARGS, "Gives kept memory back to the system; returns the bytes."},
     {"ask_for_tiles", tiles, METH_NOARGS, "Whether kernels may use AMX tiles; the system is asked once."},
     {"cpu_identity", guard<identity>, METH_NOARGS, "What decides which machine code runs here, as text."},
-    {"profile_start", profile_start, METH_NOARGS, "Starts counting launches and their time."},
-    {"profile_stop", guard<profile_stop>, METH_NOARGS, "(kernel, launches, seconds) since profile_start."},
+    {"profile_start", profile_start, METH_O,
+     "Starts counting launches and their time: of each launch, or by name."},
+    {"profile_stop", guard<profile_stop>, METH_NOARGS,
+     "(kernel, launches, seconds, start) since profile_start."},
     {nullptr, nullptr, 0, nullptr},
 };
 

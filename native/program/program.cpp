@@ -38,13 +38,16 @@ void give_code(Kernel& kernel, std::span<const uint8_t> object) {
 
 namespace {
 
-void note_launch(const std::string& name, double seconds) {
+using Seconds = std::chrono::duration<double>;
+
+void note_launch(const std::string& name, Seconds start, Seconds taken) {
     std::lock_guard lock(profile().mutex);
     auto& lines = profile().lines;
-    auto line = std::find_if(lines.begin(), lines.end(), [&](const auto& l) { return l.name == name; });
-    if (line == lines.end()) line = lines.insert(lines.end(), {name, 0, 0});
+    auto line = lines.end();
+    if (!profile().each) line = std::ranges::find(lines, name, &Profile::Line::name);
+    if (line == lines.end()) line = lines.insert(line, {name, 0, 0, start.count()});
     ++line->launches;
-    line->seconds += seconds;
+    line->seconds += taken.count();
 }
 
 // A range of units, with the thread's own memory.
@@ -67,7 +70,7 @@ void timed(const std::string& name, Body body) {
         return body();
     const auto start = std::chrono::steady_clock::now();
     body();
-    note_launch(name, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    note_launch(name, start.time_since_epoch(), std::chrono::steady_clock::now() - start);
 }
 
 void run_units(KernelFunction function, void* const* pointers, const int64_t* args, int64_t units,

@@ -135,13 +135,15 @@ void run(const Program& program, const int64_t* slots, std::span<const Input> in
 // environment.
 void append_environment(const Operand& operand, Dims& environment);
 
-// Counts of launches and time per kernel name, while profiling is on.
+// Counts of launches and time while profiling is on: per kernel name, or of each launch.
 struct Profile {
     std::atomic<bool> on = false;
+    bool each = false;
     struct Line {
         std::string name;
         uint64_t launches = 0;
         double seconds = 0;
+        double start = 0;  // of the first launch, by the clock that Python calls perf_counter
     };
     std::vector<Line> lines;
     std::mutex mutex;  // guards `lines`: kernels may run without the interpreter lock

@@ -176,6 +176,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "children": lambda m: m.children(),
     "compile": lambda m: (m.compile(), m(X), m.eval()(X)),
     "cpu": lambda m: m.cpu(),
+    "cuda": fails(lambda m: m.cuda()),
     "double": lambda m: m.double()(X.double()),
     "eval": lambda m: (m.eval(), m(X)),
     "extra_repr": lambda m: m.extra_repr(),
@@ -205,6 +206,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "to": lambda m: (m.to(kiln.float64), m.to("cpu")),
     "train": lambda m: (m.eval(), m.train(), m.train(False)),
     "training": lambda m: m.training,
+    "xpu": fails(lambda m: m.xpu()),
     "zero_grad": lambda m: m.zero_grad(),
 }  # fmt: skip
 

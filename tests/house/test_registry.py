@@ -152,4 +152,5 @@ def test_star_import() -> None:
     names: dict[str, object] = {}
     exec("from kiln import *", names)
     assert {"sort", "Tensor", "nn", "float32", "manual_seed"} <= names.keys()
+    assert not {"random", "signal", "types"} & names.keys()  # which a program has of Python's
     assert not [name for name in names if name.startswith("_") and name != "__builtins__"]

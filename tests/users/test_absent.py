@@ -14,9 +14,9 @@ from backend import kiln, needs_kiln, torch
 pytestmark = needs_kiln
 
 HINTS = {
-    "kiln.ones(1).cuda()": "'Tensor' object has no attribute 'cuda': kiln runs on the CPU; write x.to(",
-    "kiln.nn.Linear(1, 1).cuda()": "'Linear' object has no attribute 'cuda': kiln runs on the CPU",
-    "kiln.cuda.synchronize()": "module 'kiln.cuda' has no attribute 'synchronize': kiln runs on the CPU",
+    "kiln.ones(1).imag": "'Tensor' object has no attribute 'imag': kiln has no complex numbers",
+    "kiln.nn.Linear(1, 1).ipu()": "'Linear' object has no attribute 'ipu': kiln runs on the CPU",
+    "kiln.cuda.nccl": "module 'kiln.cuda' has no attribute 'nccl': kiln runs on the CPU",
     "kiln.complex64": "module 'kiln' has no attribute 'complex64': kiln has no complex numbers",
     "kiln.linalg.eig": "module 'kiln.linalg' has no attribute 'eig': kiln has no complex numbers",
     "kiln.ones(1).to_sparse()": "'Tensor' object has no attribute 'to_sparse': kiln has no sparse tensors",
@@ -29,7 +29,10 @@ HINTS = {
 }
 # namespaces of PyTorch that kiln has too; of the others the namespace itself has a hint
 SPACES = (
-    "", "autograd", "autograd.functional", "cuda", "func", "linalg", "nn", "nn.functional", "nn.utils",
+    "", "accelerator", "autograd", "autograd.functional", "autograd.profiler", "backends.cuda",
+    "backends.cudnn", "compiler", "cpu", "cuda", "func", "fx", "hub", "jit", "library",
+    "linalg", "mps", "onnx", "overrides", "profiler", "types", "utils", "utils.hooks", "xpu", "nn",
+    "nn.functional", "nn.utils",
     "nn.utils.rnn", "nn.utils.parametrizations", "nn.utils.parametrize", "optim", "optim.lr_scheduler",
     "random", "signal.windows", "special", "utils.data",
 )  # fmt: skip
@@ -84,13 +87,13 @@ def test_they_are_not_there() -> None:
     assert not hasattr(kiln, "fft") and not hasattr(kiln.optim, "SparseAdam")
 
     class Own(kiln.nn.Module):
-        def cuda(self) -> str:
+        def ipu(self) -> str:
             return "own"
 
     own = Own()
-    assert own.cuda() == "own" and "cuda" in dir(own)
-    module.cuda = "an attribute"
-    assert module.cuda == "an attribute" and "cuda" in dir(module)
+    assert own.ipu() == "own" and "ipu" in dir(own)
+    module.ipu = "an attribute"
+    assert module.ipu == "an attribute" and "ipu" in dir(module)
 
 
 def is_inside(value: Any, name: str, space: str) -> bool:
@@ -124,10 +127,11 @@ def public(space: str) -> list[str]:
 
 @pytest.mark.parametrize("space", SPACES)
 def test_every_name_of_pytorchs_has_a_hint(space: str, answers: Any) -> None:
-    prefix, own = "cuda." if space == "cuda" else "", at(kiln, space)
+    own = at(kiln, space)
     names = answers([space, INSIDE, public, is_inside], lambda: public(space))
     assert names
-    assert [n for n in names if not hasattr(own, n) and not kiln.absent.hint(prefix + n)] == []
+    gone = [n for n in names if not hasattr(own, n)]
+    assert [n for n in gone if not (kiln.absent.hint(n) or kiln.absent.hint(f"{space}.{n}"))] == []
 
 
 def named(patterns: list[str]) -> dict[str, list[tuple[str, str]]]:
@@ -149,7 +153,7 @@ def is_submodule(package: Any, name: str) -> bool:
 
 def test_every_hint_is_for_a_name_that_pytorch_has(answers: Any) -> None:
     """What kiln has meanwhile, or PyTorch no longer, has no hint."""
-    patterns = [p for _, patterns in kiln.absent._HINTS for p in patterns.split() if p != r"cuda\..+"]
+    patterns = [p for _, patterns in kiln.absent._HINTS for p in patterns.split() if r"\..+" not in p]
     found = answers([patterns, INSIDE, named, public, is_inside], lambda: named(patterns))
     own = {"a tensor": kiln.ones(1, 1), "a module": kiln.nn.Module()}
 

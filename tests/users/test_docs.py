@@ -27,6 +27,8 @@ MODULES = [
     kiln.nn, kiln.nn.functional, kiln.nn.init, kiln.nn.utils, kiln.optim, kiln.optim.lr_scheduler,
     kiln.autograd, kiln.utils.data, kiln.multiprocessing, kiln.datasets, kiln.viz,
     kiln.masked, kiln.signal.windows, kiln.testing, kiln.func, kiln.autograd.functional, kiln.func.tree,
+    kiln.profiler, kiln.autograd.profiler, kiln.jit, kiln.fx, kiln.onnx, kiln.overrides, kiln.library,
+    kiln.hub, kiln.distributed, kiln.cuda, kiln.cpu, kiln.backends.cudnn, kiln.backends.cpu, kiln.compiler,
 ]  # fmt: skip
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from kiln import _core
+from kiln.device import check as check_device
 from kiln.graph import graph as g
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
@@ -164,12 +165,7 @@ def settle(
     other keywords of the call.
     """
     if device is not None and str(device).partition(":")[0] != "cpu":
-        if not isinstance(device, (str, int)) or isinstance(device, bool):
-            given = type(device).__name__
-            raise TypeError(f"{op}(): argument 'device' must be a device or its name, not {given}")
-        raise NotImplementedError(
-            f"{op}: expected device 'cpu', got {str(device)!r}: there is no other device"
-        )
+        check_device(op, device)
     if options:
         result = _with_options(result, op, **options)
     return result.requires_grad_() if requires_grad else result

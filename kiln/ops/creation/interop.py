@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core
+from kiln.device import check as check_device
 from kiln.device import device
 from kiln.errors import describe, message
 from kiln.ops.creation import data
@@ -134,16 +135,6 @@ def _operand(x: Tensor) -> Any:
 # ---- dtypes and devices ----
 
 
-def _check_place(given: Any) -> None:
-    """RuntimeError for a string that names no device, NotImplementedError for one that is not the CPU."""
-    kind = str(given).partition(":")[0]
-    if kind == "cpu":
-        return
-    if kind not in ("cuda", "mps", "xpu", "meta", "xla", "hip"):
-        raise RuntimeError(f"to: expected device 'cpu', got {str(given)!r}, an invalid string")
-    raise NotImplementedError(f"to: expected device 'cpu', got {str(given)!r}: there is no other device")
-
-
 def _is_dtype(x: Tensor) -> bool:
     return isinstance(x, (_core.dtype, type)) and not isinstance(x, _core.Tensor)
 
@@ -168,8 +159,9 @@ def to(self: Any, *args: Any, **kwargs: Any) -> Any:
     Device is the CPU.
 
     `to(dtype, non_blocking=False, copy=False)`, `to(device=None, dtype=None, non_blocking=False, copy=False)`
-    or `to(other, non_blocking=False, copy=False)` with a tensor whose dtype is taken. NotImplementedError for
-    a device other than the CPU, TypeError for other arguments, RuntimeError for a format of other dims.
+    or `to(other, non_blocking=False, copy=False)` with a tensor whose dtype is taken. A device other than the
+    CPU raises what PyTorch does without it (AssertionError for CUDA). TypeError for other arguments,
+    RuntimeError for a format of other dims.
 
     >>> kiln.tensor([1, 2]).to(kiln.float32)
     tensor([1., 2.])
@@ -179,9 +171,9 @@ def to(self: Any, *args: Any, **kwargs: Any) -> Any:
     if not (dtype is None or _is_dtype(dtype)) or _is_dtype(bound.get("non_blocking")):
         raise TypeError(message("to", "a dtype, a device or a tensor", describe(dtype)))
     if place is not None:
-        if not isinstance(place, (str, device)):
+        if not isinstance(place, (str, int, device)):
             raise TypeError(message("to", "a dtype, a device or a tensor", describe(place)))
-        _check_place(place)
+        check_device("to", place)
     if dtype is not None and dtype_name(dtype) != dtype_name(self.dtype):
         return in_format("to", convert(self, dtype_name(dtype)), form)
     if bound.get("copy"):

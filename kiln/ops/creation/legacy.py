@@ -58,8 +58,8 @@ def construct(dtype: Any, /, *args: Any, device: Any = None, **named: Any) -> An
 
     Of a dtype, or of the default one where that is None.
     """
-    if device is not None:
-        Device(device)
+    if device is not None and (kind := Device(device).type) != "cpu":
+        raise RuntimeError(f"legacy constructor expects device type: cpu but device type: {kind} was passed")
     if named and not args and len(named) == 1 and next(iter(named)) in ("size", "data"):
         (name, value), named = next(iter(named.items())), {}
         args = (_core.Size(value),) if name == "size" else (value,)
@@ -167,7 +167,8 @@ def typename(obj: Any, /) -> str:
     ('kiln.FloatTensor', 'int')
     """
     if isinstance(obj, _core.Tensor):
-        return f"kiln.{type_name(dtype_name(obj.dtype))}Tensor"
+        library = str(obj.dtype).partition(".")[0]  # as dtypes are shown
+        return f"{library}.{type_name(dtype_name(obj.dtype))}Tensor"
     named = obj if hasattr(obj, "__qualname__") else type(obj)
     module = getattr(named, "__module__", None)
     return named.__qualname__ if module in (None, "builtins") else f"{module}.{named.__qualname__}"

@@ -38,7 +38,7 @@ def copied(op: str, x: Tensor, memory_format: Any) -> Any:
     if order is None:
         return clone(x)
     if x.ndim != len(order):
-        name = str(memory_format).removeprefix("kiln.")
+        name = str(memory_format).rpartition(".")[2]
         raise RuntimeError(f"{op}: required rank {len(order)} tensor to use {name} format, got {x.ndim} dims")
     places = sorted(range(x.ndim), key=lambda dim: order[dim])
     return permute(clone(permute(x, order)), tuple(places))

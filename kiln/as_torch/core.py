@@ -1,0 +1,77 @@
+"""`torch._C`, as far as torchvision reads it: names of PyTorch's dispatcher, which is not here."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import TracebackType
+from typing import Any, NoReturn
+
+from kiln import Generator, Size, Tensor, device, dtype, layout, memory_format
+from kiln.absent import no_attribute
+
+__all__ = ["Generator", "Size", "Tensor", "device", "dtype", "layout", "memory_format"]
+
+TensorBase = Tensor
+
+
+class _Names(type):
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name
+
+
+class DispatchKey(metaclass=_Names):
+    """`DispatchKey.AutocastCPU`: the name of a layer of PyTorch's dispatcher."""
+
+
+class DispatchKeySet:
+    """Names of such layers."""
+
+    def __init__(self, key: str | frozenset[str]) -> None:
+        self.keys = frozenset([key]) if isinstance(key, str) else key
+
+    def __or__(self, other: DispatchKeySet) -> DispatchKeySet:
+        return DispatchKeySet(self.keys | other.keys)
+
+    def has(self, key: str) -> bool:
+        """Whether a name is among them."""
+        return key in self.keys
+
+
+class _ExcludeDispatchKeyGuard:
+    """`with` it, layers would be left out: there are none."""
+
+    def __init__(self, keys: DispatchKeySet) -> None:
+        self.keys = keys
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+class DisableTorchFunctionSubclass(nullcontext[None]):
+    """`with` it, subclasses of tensors would not be asked: they never are."""
+
+
+def _disabled_torch_function_impl(
+    func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    """What a class says whose tensors are not to be asked: the function itself."""
+    return func(*args, **(kwargs or {}))
+
+
+def _get_tracing_state() -> None:
+    """None: nothing is being traced."""
+
+
+def _log_api_usage_once(name: str) -> None:
+    """Would count uses of PyTorch: nothing is counted."""
+
+
+def __getattr__(name: str) -> NoReturn:
+    no_attribute(__name__, name)

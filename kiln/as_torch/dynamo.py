@@ -1,0 +1,46 @@
+"""`torch._dynamo` and `torch._inductor`, as programs set them up: nothing of them is here.
+
+`kiln.compile` records what runs instead of reading it, so there is nothing to suppress, mark or reset.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+from kiln.absent import hint_missing as _hint_missing
+from kiln.compiler import allow_in_graph, assume_constant_result, disable, is_compiling, reset
+
+__all__ = [
+    "TransformGetItemToIndex", "allow_in_graph", "assume_constant_result", "config", "disable", "graph_break",
+    "is_compile_supported", "is_compiling", "mark_dynamic", "mark_static", "maybe_mark_dynamic", "reset",
+]  # fmt: skip
+
+config = SimpleNamespace(suppress_errors=False, verbose=False, cache_size_limit=8, recompile_limit=8)
+
+
+class TransformGetItemToIndex(nullcontext[None]):
+    """`with` it, an index that is a sample of a batch would be taken: it is anyway."""
+
+
+def is_compile_supported(device_type: Any) -> bool:
+    """Whether `compile` takes functions over tensors of a device: of the CPU."""
+    return str(device_type).partition(":")[0] == "cpu"
+
+
+def graph_break(msg: str = "") -> None:
+    """Would end a graph here: recordings need no such hint."""
+
+
+def mark_dynamic(t: Any, index: Any, **kwargs: Any) -> None:
+    """Would say that a size varies: every size may."""
+
+
+def mark_static(t: Any, index: Any = None) -> None:
+    """Would say that a size stays: every size may vary."""
+
+
+maybe_mark_dynamic = mark_dynamic
+
+_hint_missing(__name__)

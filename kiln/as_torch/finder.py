@@ -1,0 +1,198 @@
+"""How `import torch...` is answered: a finder before all others, which gives kiln's modules.
+
+torch             a module of its own: kiln's names, PyTorch's version
+torch.nn          the module kiln.nn itself
+torch._tensor     what PyTorch has in a file that kiln has elsewhere (PATHS)
+torch.fft         ModuleNotFoundError with a hint of what to do
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+import kiln
+from kiln import absent
+from kiln.as_torch import children, dtypes
+from kiln.as_torch.version import __version__
+
+# PyTorch's files whose names are elsewhere in kiln
+PATHS = {
+    "__config__": "kiln.as_torch.config",
+    "_C": "kiln.as_torch.core",
+    "_custom_ops": "kiln.library",
+    "_dynamo._trace_wrapped_higher_order_op": "kiln.as_torch.dynamo",
+    "_dynamo.utils": "kiln.as_torch.dynamo",
+    "_dynamo": "kiln.as_torch.dynamo",
+    "_inductor": "kiln.as_torch.inductor",
+    "_jit_internal": "kiln.jit",
+    "_tensor_str": "kiln.as_torch.tensor_str",
+    "ao": "kiln.as_torch.quantization",
+    "ao.nn": "kiln.as_torch.quantization",
+    "ao.quantization": "kiln.as_torch.quantization",
+    "functional": "kiln",
+    "jit.annotations": "kiln.as_torch.annotations",
+    "nn.attention.flex_attention": "kiln.as_torch.flex",
+    "onnx.operators": "kiln.as_torch.symbols",
+    "onnx.symbolic_helper": "kiln.as_torch.symbols",
+    "onnx.symbolic_opset11": "kiln.as_torch.symbols",
+    "ops": "kiln.as_torch.ops",
+    "quantization": "kiln.as_torch.quantization",
+    "serialization": "kiln.serialization",
+    "torch_version": "kiln.as_torch.version",
+    "version": "kiln.as_torch.version",
+}
+
+_ABOVE = {name.partition(".")[0] for name in PATHS if name.count(".") == 1}
+
+
+class Torch(ModuleType):
+    """The module `torch`: every name of kiln's, kept once it was asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in PATHS or name in _ABOVE:
+            value: Any = import_module(f"torch.{name}")
+        else:
+            value = getattr(kiln, name)
+        vars(self)[name] = value
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*vars(self), *dir(kiln)})
+
+
+class _Given:
+    """Gives a module of kiln for a name of PyTorch's."""
+
+    def __init__(self, name: str, module: str) -> None:
+        self.name, self.module = name, module
+        self.spec: ModuleSpec | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = import_module(self.module)
+        self.spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self.spec  # which the import system has put that of the other name in the place of
+        below = [name for name in PATHS if name.rpartition(".")[0] == self.name]
+        if below and not hasattr(module, "__path__"):
+            module.__path__ = []
+        for name in below:
+            setattr(module, name.rpartition(".")[2], import_module(f"torch.{name}"))
+
+    def is_package(self, name: str) -> bool:
+        return "__path__" in vars(import_module(self.module))
+
+
+class _TheModule:
+    """Gives `torch` itself, to who drops it from sys.modules and imports it anew."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _torch(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class Finder:
+    """Finds `torch` and what is below it, for `import` and for who asks whether it is installed."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname == "torch":
+            return _spec()
+        if not fullname.startswith("torch."):
+            return children.found(fullname, path) if fullname in children.TOLD else None
+        name = fullname.removeprefix("torch.")
+        module = _module_of(name)
+        if module is None:
+            if _is_import():
+                _not_found(fullname)
+            return None
+        loader: Any = _Given(name, module)
+        return ModuleSpec(fullname, loader, origin=kiln.__file__, is_package=loader.is_package(fullname))
+
+    def find_distributions(self, context: Any = None) -> Iterable[Any]:
+        """What `importlib.metadata.version("torch")` reads."""
+        if context is None or context.name is None or context.name.lower() == "torch":
+            from kiln.as_torch.installed import Installed
+
+            return [Installed()]
+        return []
+
+
+def _module_of(name: str) -> str | None:
+    """The module of kiln for a name below torch; None where there is none."""
+    if name in PATHS:
+        return PATHS[name]
+    module, parent = f"kiln.{name}", f"kiln.{name}".rpartition(".")[0]
+    if module in sys.modules:
+        return module
+    try:
+        above = import_module(parent)
+    except ImportError:
+        return None
+    if module in sys.modules or PathFinder.find_spec(module, getattr(above, "__path__", [])) is not None:
+        return module
+    return None
+
+
+def _is_import() -> bool:
+    """Whether a finder is asked because of an import: not by `importlib.util.find_spec`."""
+    return sys._getframe(3).f_code.co_name == "_find_and_load_unlocked"
+
+
+def _not_found(fullname: str) -> None:
+    """ModuleNotFoundError with what kiln says of the first part that it has not."""
+    hints = filter(None, (absent.hint(part) for part in fullname.split(".")[1:]))
+    asking = absent.asking()
+    while asking is not None and asking.f_code.co_filename.startswith("<frozen importlib"):
+        asking = asking.f_back
+    text = next(hints, "")
+    absent.note(fullname, text, asking)
+    raise ModuleNotFoundError(f"No module named '{fullname}'{text}", name=fullname)
+
+
+def _spec() -> ModuleSpec:
+    loader: Any = _TheModule()
+    return ModuleSpec("torch", loader, origin=kiln.__file__, is_package=True)
+
+
+def _torch(spec: ModuleSpec) -> Torch:
+    module = Torch("torch", kiln.__doc__)
+    own: dict[str, Any] = {
+        name: value
+        for name, value in vars(kiln).items()
+        if not name.startswith("_") and name not in PATHS and name not in _ABOVE
+    }
+    known = set(dir(kiln))
+    own.update({n: value for n, value in dtypes.NAMES.items() if n not in known})
+    own.update(finfo=dtypes.finfo, iinfo=dtypes.iinfo, _log_api_usage_once=lambda name: None)
+    own.update(__version__=__version__, __file__=kiln.__file__, __path__=[], __spec__=spec)
+    vars(module).update(own)
+    return module
+
+
+def install() -> None:
+    """From here on `import torch` gives kiln. ImportError if PyTorch itself has been imported."""
+    loaded = sys.modules.get("torch")
+    if isinstance(loaded, Torch):
+        return
+    if loaded is not None:
+        file = getattr(loaded, "__file__", None)
+        raise ImportError(
+            f"kiln.as_torch: PyTorch itself is loaded already ({file}); import kiln.as_torch before what "
+            "imports torch, or run the program by `python -m kiln program.py`",
+            name="torch",
+        )
+    for name in [name for name in sys.modules if name.startswith("torch.")]:
+        del sys.modules[name]  # what a failed import of PyTorch left
+    sys.meta_path.insert(0, Finder())
+    sys.modules["torch"] = _torch(_spec())
+    children.reach()

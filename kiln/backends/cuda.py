@@ -1,0 +1,110 @@
+"""CUDA's flags: of products (`matmul.allow_tf32`), of attention (`enable_flash_sdp`), of linear algebra.
+
+>>> import kiln
+>>> kiln.backends.cuda.matmul.allow_tf32 = False
+>>> kiln.backends.cuda.is_built()
+False
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from kiln.absent import hint_missing as _hint_missing
+from kiln.backends.precision import products as matmul
+
+__all__ = [
+    "cudnn_sdp_enabled", "cufft_plan_cache", "enable_cudnn_sdp", "enable_flash_sdp", "enable_math_sdp",
+    "enable_mem_efficient_sdp", "flash_sdp_enabled", "is_built", "is_flash_attention_available",
+    "math_sdp_enabled", "matmul", "mem_efficient_sdp_enabled", "preferred_blas_library",
+    "preferred_linalg_library", "sdp_kernel",
+]  # fmt: skip
+
+cufft_plan_cache = SimpleNamespace(size=0, max_size=0, clear=lambda: None)
+_attention = {"flash": True, "mem_efficient": True, "math": True, "cudnn": True}
+_preferred = {"linalg": "default", "blas": "default"}
+
+
+def is_built() -> bool:
+    """Whether kiln was built with CUDA: False."""
+    return False
+
+
+def is_flash_attention_available() -> bool:
+    """Whether there is that kernel for GPUs: False. Attention has one kernel of kiln's own."""
+    return False
+
+
+def flash_sdp_enabled() -> bool:
+    """What `enable_flash_sdp` was told."""
+    return _attention["flash"]
+
+
+def enable_flash_sdp(enabled: bool) -> None:
+    """Allows a kernel of attention for GPUs or not; kept."""
+    _attention["flash"] = bool(enabled)
+
+
+def mem_efficient_sdp_enabled() -> bool:
+    """What `enable_mem_efficient_sdp` was told."""
+    return _attention["mem_efficient"]
+
+
+def enable_mem_efficient_sdp(enabled: bool) -> None:
+    """Allows a kernel of attention for GPUs or not; kept."""
+    _attention["mem_efficient"] = bool(enabled)
+
+
+def math_sdp_enabled() -> bool:
+    """What `enable_math_sdp` was told."""
+    return _attention["math"]
+
+
+def enable_math_sdp(enabled: bool) -> None:
+    """Allows attention by products and a softmax or not; kept."""
+    _attention["math"] = bool(enabled)
+
+
+def cudnn_sdp_enabled() -> bool:
+    """What `enable_cudnn_sdp` was told."""
+    return _attention["cudnn"]
+
+
+def enable_cudnn_sdp(enabled: bool) -> None:
+    """Allows cuDNN's attention or not; kept."""
+    _attention["cudnn"] = bool(enabled)
+
+
+@contextmanager
+def sdp_kernel(
+    enable_flash: bool = True,
+    enable_math: bool = True,
+    enable_mem_efficient: bool = True,
+    enable_cudnn: bool = True,
+) -> Iterator[dict[str, Any]]:
+    """Inside, attention may use these kernels: there is one, which is used."""
+    before = dict(_attention)
+    _attention.update(flash=enable_flash, mem_efficient=enable_mem_efficient, math=enable_math)
+    _attention.update(cudnn=enable_cudnn)
+    try:
+        yield {}
+    finally:
+        _attention.update(before)
+
+
+def preferred_linalg_library(backend: str | None = None) -> str:
+    """The library for linear algebra on GPUs: what was told last, or "default"; kept."""
+    _preferred["linalg"] = _preferred["linalg"] if backend is None else backend
+    return _preferred["linalg"]
+
+
+def preferred_blas_library(backend: str | None = None) -> str:
+    """The library for products on GPUs: what was told last, or "default"; kept."""
+    _preferred["blas"] = _preferred["blas"] if backend is None else backend
+    return _preferred["blas"]
+
+
+_hint_missing(__name__)

@@ -1,0 +1,217 @@
+"""What a program asks before it chooses a device; the answers are those of a machine without CUDA.
+
+    is_available() False, device_count() 0, memory_allocated() 0 ...
+    manual_seed_all(0), empty_cache()    nothing to do, as where PyTorch was built without CUDA
+    synchronize(), get_device_name()     AssertionError: "Torch not compiled with CUDA enabled"
+    Event(), Stream(), CUDAGraph()       RuntimeError when they are made; isinstance(x, Event) is False
+
+`hasattr` knows the names, so that a module is imported whole that uses some of them where there is CUDA.
+"""
+
+from __future__ import annotations
+
+import typing as _typing
+from collections import OrderedDict as _OrderedDict
+from importlib import import_module as _import_module
+
+from kiln.absent import no_attribute as _no_attribute
+from kiln.cuda.classes import (
+    AcceleratorError as AcceleratorError,
+)
+from kiln.cuda.classes import (
+    CudaError as CudaError,
+)
+from kiln.cuda.classes import (
+    CUDAGraph as CUDAGraph,
+)
+from kiln.cuda.classes import (
+    Event as Event,
+)
+from kiln.cuda.classes import (
+    ExternalStream as ExternalStream,
+)
+from kiln.cuda.classes import (
+    MemPool as MemPool,
+)
+from kiln.cuda.classes import (
+    OutOfMemoryError as OutOfMemoryError,
+)
+from kiln.cuda.classes import (
+    Stream as Stream,
+)
+from kiln.cuda.classes import (
+    StreamContext as StreamContext,
+)
+from kiln.cuda.classes import (
+    device as device,
+)
+from kiln.cuda.classes import (
+    device_of as device_of,
+)
+from kiln.cuda.classes import (
+    stream as stream,
+)
+from kiln.device import not_compiled as _not_compiled
+from kiln.device import refusal as _refusal
+
+has_half, has_magma = True, False
+default_generators: tuple[()] = ()
+
+
+def is_available() -> bool:
+    """False: kiln runs on the CPU.
+
+    >>> import kiln
+    >>> kiln.device("cuda" if kiln.cuda.is_available() else "cpu")
+    device(type='cpu')
+    """
+    return False
+
+
+def device_count() -> int:
+    """0: kiln runs on the CPU."""
+    return 0
+
+
+def is_initialized() -> bool:
+    """False: there is nothing to initialise."""
+    return False
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """False, as of every other ability of a device that is not there."""
+    return False
+
+
+def is_tf32_supported() -> bool:
+    """False, as `is_bf16_supported`."""
+    return False
+
+
+def manual_seed(seed: int) -> None:
+    """Seeds the device there is: none. `kiln.manual_seed` seeds what is drawn on the CPU."""
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seeds every device: none."""
+
+
+def seed() -> None:
+    """Seeds the device by chance: none."""
+
+
+def seed_all() -> None:
+    """Seeds every device by chance: none."""
+
+
+def get_rng_state_all() -> list[_typing.Any]:
+    """The random state of every device: an empty list."""
+    return []
+
+
+def set_rng_state(new_state: _typing.Any, device: _typing.Any = "cuda") -> None:
+    """Waits, as PyTorch does, for CUDA to be used before it sets a state: for ever."""
+
+
+def set_rng_state_all(new_states: _typing.Any) -> None:
+    """Puts back what `get_rng_state_all` gave."""
+
+
+def empty_cache() -> None:
+    """Gives back memory of CUDA that is not used: none. `kiln.empty_cache()` gives back the CPU's."""
+
+
+def memory_allocated(device: _typing.Any = None) -> int:
+    """Bytes of tensors on the device: 0."""
+    return 0
+
+
+def max_memory_allocated(device: _typing.Any = None) -> int:
+    """The most bytes of tensors there have been: 0."""
+    return 0
+
+
+def memory_reserved(device: _typing.Any = None) -> int:
+    """Bytes taken from the device: 0."""
+    return 0
+
+
+def max_memory_reserved(device: _typing.Any = None) -> int:
+    """The most bytes taken from the device: 0."""
+    return 0
+
+
+memory_cached, max_memory_cached = memory_reserved, max_memory_reserved
+
+
+def memory_stats(device: _typing.Any = None) -> _OrderedDict[str, int]:
+    """The allocator's counts: an empty dict."""
+    return _OrderedDict()
+
+
+def get_arch_list() -> list[str]:
+    """The architectures that kernels were compiled for: none."""
+    return []
+
+
+def get_gencode_flags() -> str:
+    """The flags of the compiler of kernels: none."""
+    return ""
+
+
+def can_device_access_peer(device: _typing.Any, peer_device: _typing.Any) -> bool:
+    """AssertionError: there are no two devices."""
+    _not_compiled("cuda")
+
+
+# -- what a program calls only where there is CUDA --
+
+_REFUSED = (
+    "caching_allocator_alloc caching_allocator_delete cudart current_blas_handle current_device "
+    "current_stream default_stream device_memory_used get_device_capability get_device_name "
+    "get_device_properties get_per_process_memory_fraction get_rng_state get_stream_from_external "
+    "get_sync_debug_mode graph graph_pool_handle init initial_seed ipc_collect "
+    "is_current_stream_capturing list_gpu_processes make_graphed_callables mem_get_info memory_snapshot "
+    "memory_summary memory_usage power_draw reset_accumulated_memory_stats reset_max_memory_allocated "
+    "reset_max_memory_cached reset_peak_memory_stats set_device set_per_process_memory_fraction "
+    "set_stream set_sync_debug_mode synchronize temperature utilization clock_rate use_mem_pool "
+    "change_current_allocator"
+)
+_TENSORS = "BFloat16 Bool Byte Char Double Float Half Int Long Short"
+_PARTS = {name: f"kiln.cuda.{name}" for name in "amp memory nvtx random streams".split()}
+
+
+def _refused(name: str) -> _typing.NoReturn:
+    _not_compiled("cuda")
+
+
+def _no_tensor(name: str) -> _typing.NoReturn:
+    raise TypeError(
+        f"type torch.cuda.{name} not available. Torch not compiled with CUDA enabled: kiln runs on the CPU"
+    )
+
+
+globals().update({name: _refusal("cuda", name, _refused) for name in _REFUSED.split()})
+# classes, of which no tensor is: `isinstance(x, torch.cuda.FloatTensor)` is asked by old programs
+globals().update({
+    f"{kind}Tensor": type(f"{kind}Tensor", (), {"__init__": _refusal("cuda", f"{kind}Tensor", _no_tensor)})
+    for kind in _TENSORS.split()
+})  # fmt: skip
+
+
+def _found(name: str) -> _typing.Any:
+    """`__getattr__`, which type checkers do not see."""
+    if name not in _PARTS:
+        _no_attribute(__name__, name)
+    try:
+        return _import_module(_PARTS[name])
+    except ModuleNotFoundError:
+        _no_attribute(__name__, name)
+
+
+if _typing.TYPE_CHECKING:
+
+    def __getattr__(name: str) -> _typing.Any: ...  # what refuses
+
+else:
+    __getattr__ = _found

@@ -1,0 +1,5 @@
+"""PyTorch's path of CUDA's streams."""
+
+from kiln.cuda.classes import Event, ExternalStream, Stream
+
+__all__ = ["Event", "ExternalStream", "Stream"]

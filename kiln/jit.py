@@ -1,0 +1,196 @@
+"""TorchScript's names, as PyTorch has them where it is switched off (`PYTORCH_JIT=0`): Python runs as it is.
+
+A function that is decorated stays that function, so modules that use `@torch.jit.script` are imported and
+compute the same. Scripts that are to be kept, of modules or by tracing, are refused when they are asked for.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, NoReturn, TypeVar, get_origin
+
+from kiln.absent import hint_missing as _hint_missing
+from kiln.absent import refuse as _refuse
+from kiln.nn import Module as _Module
+
+__all__ = [
+    "Attribute", "Error", "Final", "RecursiveScriptModule", "ScriptFunction", "ScriptModule", "annotate",
+    "enable_onednn_fusion", "export", "freeze", "fuser", "ignore", "interface", "is_scripting", "is_tracing",
+    "isinstance", "load", "onednn_fusion_enabled", "optimize_for_inference", "optimized_execution", "save",
+    "script", "script_if_tracing", "script_method", "set_fusion_strategy", "trace", "trace_module", "unused",
+]  # fmt: skip
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class Error(RuntimeError):
+    """What TorchScript raises of a script."""
+
+
+class ScriptModule(_Module):
+    """A module whose methods would be scripts: here they are Python, and the class is Module's."""
+
+
+class RecursiveScriptModule(ScriptModule):
+    """What PyTorch makes of a module: nothing here is one."""
+
+
+class ScriptFunction:
+    """What PyTorch makes of a function: NotImplementedError; functions stay what they are."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _refuse("jit.ScriptFunction")
+
+
+class Attribute:
+    """A value with its type, for attributes of a ScriptModule."""
+
+    def __init__(self, value: Any, type: Any) -> None:
+        self.value, self.type = value, type
+
+
+def is_scripting() -> bool:
+    """False: what runs is Python.
+
+    >>> kiln.jit.is_scripting()
+    False
+    """
+    return False
+
+
+def is_tracing() -> bool:
+    """False: what runs is not being traced."""
+    return False
+
+
+def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs: Any) -> Any:
+    """A function or class as it is. NotImplementedError for a module, of which a script would be saved.
+
+    >>> @kiln.jit.script
+    ... def twice(x: kiln.Tensor) -> kiln.Tensor:
+    ...     return 2 * x
+    >>> twice(kiln.ones(1))
+    tensor([2.])
+    """
+    if builtins.isinstance(obj, _Module):
+        _refuse("jit.script of a module")
+    if not callable(obj):
+        raise TypeError(f"jit.script: expected a function, a class or a module, got {type(obj).__name__}")
+    return obj
+
+
+def script_method(fn: _F) -> _F:
+    """A method of a ScriptModule, as it is."""
+    return fn
+
+
+def script_if_tracing(fn: _F) -> _F:
+    """A function as it is."""
+    return fn
+
+
+def trace(func: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    """NotImplementedError: kiln writes no scripts; `kiln.compile(func)` records and runs faster."""
+    _refuse("jit.trace")
+
+
+def trace_module(mod: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    """NotImplementedError, as `trace`."""
+    _refuse("jit.trace_module")
+
+
+def save(m: Any, f: Any, **kwargs: Any) -> NoReturn:
+    """NotImplementedError: there are no scripts; `kiln.save(model.state_dict(), f)` keeps weights."""
+    _refuse("jit.save")
+
+
+def load(f: Any, map_location: Any = None, **kwargs: Any) -> NoReturn:
+    """NotImplementedError: a file that `torch.jit.save` wrote holds a program for TorchScript."""
+    _refuse("jit.load")
+
+
+def freeze(mod: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    """NotImplementedError: there are no scripts."""
+    _refuse("jit.freeze")
+
+
+def optimize_for_inference(mod: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    """NotImplementedError: there are no scripts; `kiln.compile` makes a model faster."""
+    _refuse("jit.optimize_for_inference")
+
+
+def ignore(drop: Any = False, **kwargs: Any) -> Any:
+    """`@ignore` or `@ignore(drop=True)`: a method that scripts leave out, as it is."""
+    return drop if callable(drop) else lambda fn: fn
+
+
+def unused(fn: _F) -> _F:
+    """A method that scripts leave out, as it is."""
+    return fn
+
+
+def export(fn: _F) -> _F:
+    """A method that scripts take in, as it is."""
+    return fn
+
+
+def interface(obj: Any) -> Any:
+    """A class that scripts may call through, as it is."""
+    return obj
+
+
+def annotate(the_type: Any, the_value: Any) -> Any:
+    """The value.
+
+    >>> kiln.jit.annotate(list, [])
+    []
+    """
+    return the_value
+
+
+def isinstance(obj: Any, target_type: Any) -> bool:
+    """Whether an object is of a type, of which generic ones count by their class.
+
+    >>> kiln.jit.isinstance([1], list[int])
+    True
+    """
+    types = target_type if builtins.isinstance(target_type, tuple) else (target_type,)
+    kinds: list[Any] = [get_origin(kind) or kind for kind in types]
+    return builtins.isinstance(obj, tuple(kinds))
+
+
+def _overload(func: _F) -> _F:
+    """A further form of a function, to TorchScript."""
+    return func
+
+
+_overload_method = _script_if_tracing = _overload
+
+
+def optimized_execution(should_optimize: bool) -> AbstractContextManager[None]:
+    """Inside, scripts would be optimised or not."""
+    return nullcontext()
+
+
+def fuser(name: str) -> AbstractContextManager[None]:
+    """Inside, scripts would be fused by the named pass."""
+    return nullcontext()
+
+
+def set_fusion_strategy(strategy: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """How scripts would be specialised; what was said comes back."""
+    return strategy
+
+
+def enable_onednn_fusion(enabled: bool) -> None:
+    """Whether scripts would be fused by oneDNN: there are none."""
+
+
+def onednn_fusion_enabled() -> bool:
+    """False: there are no scripts."""
+    return False
+
+
+_hint_missing(__name__)

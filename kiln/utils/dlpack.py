@@ -1,0 +1,8 @@
+"""PyTorch's path of what exchanges memory with other libraries."""
+
+from kiln.absent import hint_missing as _hint_missing
+from kiln.ops.creation.interop import from_dlpack, to_dlpack
+
+__all__ = ["from_dlpack", "to_dlpack"]
+
+_hint_missing(__name__)

@@ -1,0 +1,247 @@
+"""PyTorch's programs run unchanged: `python -m kiln program.py`, `import kiln.as_torch`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from backend import needs_kiln
+
+pytestmark = needs_kiln
+
+
+def run(*args: str, cwd: Path, name: str = "kiln") -> subprocess.CompletedProcess[str]:
+    """What `python -m kiln args...` does; with another name, Python itself."""
+    command = [sys.executable, *(["-m", "kiln"] if name == "kiln" else []), *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
+
+
+# what a program sees, and what libraries ask; in one process
+NAMES = """
+import importlib.metadata, importlib.util, sys
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import torch.optim.lr_scheduler
+import torch.nn.modules.module
+import torch.utils._pytree
+import torch.version
+from torch import Tensor, optim
+from torch._tensor import Tensor as SameTensor
+from torch.autograd.function import Function
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import Parameter
+from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
+import kiln
+
+assert torch is sys.modules["torch"] is not kiln and sys.modules["torch.nn"] is nn is kiln.nn
+assert F is kiln.nn.functional and Tensor is SameTensor is kiln.Tensor and Parameter is nn.Parameter
+assert isinstance(nn.Linear(1, 1), kiln.nn.Module) and issubclass(nn.Conv2d, _ConvNd)
+assert kiln.nn.__spec__.name == "kiln.nn" and kiln.nn.__name__ == "kiln.nn"
+
+assert kiln.__version__ == kiln.version.__version__ != torch.__version__ == torch.version.__version__
+assert isinstance(torch.__version__, str) and torch.__version__.split("+")[0].count(".") == 2
+assert torch.__version__ >= "2.9" and torch.__version__ < (3, 0) and not torch.__version__ < "2.2"
+assert importlib.metadata.version("torch") == torch.__version__
+assert "torch" in importlib.metadata.packages_distributions()["torch"]
+assert importlib.util.find_spec("torch") and importlib.util.find_spec("torch.optim.lr_scheduler")
+assert importlib.util.find_spec("torch.fft") is None and importlib.util.find_spec("torch.errors2") is None
+assert not hasattr(torch, "fft") and torch.cuda.is_available() is False
+
+for statement, words in (
+    ("import torch.fft", "No module named 'torch.fft': kiln has no complex numbers"),
+    ("from torch import fft", "cannot import name 'fft' from 'kiln': kiln has no complex numbers"),
+    ("from torch.nn import Nothing", "cannot import name 'Nothing' from 'kiln.nn'"),
+    ("import torch.nothing.at.all", "No module named 'torch.nothing'"),
+):
+    try:
+        exec(statement)
+    except ImportError as error:
+        assert str(error) == words, error
+    else:
+        raise AssertionError(statement)
+
+x = torch.zeros(2, 3, dtype=torch.float64)
+assert [str(x.dtype), repr(x.shape)] == ["torch.float64", "torch.Size([2, 3])"]
+assert x.type() == "torch.DoubleTensor"
+assert repr(x[0]) == "tensor([0., 0., 0.], dtype=torch.float64)"
+# names of dtypes that kiln has no tensors of, for tables
+assert {torch.complex64: 8, torch.float32: 4}[torch.complex64] == 8 and torch.complex64.is_complex
+assert torch.finfo(torch.float8_e4m3fn).max == 448 and torch.finfo(torch.float32).eps == 2**-23
+assert torch.iinfo(torch.uint16).max == 65535 and x.dtype != torch.complex64
+try:
+    torch.zeros(2, dtype=torch.complex64)
+except TypeError as error:
+    assert "got torch.complex64" in str(error)
+else:
+    raise AssertionError
+
+torch._dynamo.config.suppress_errors = True
+torch._inductor.config.triton.cudagraphs = True
+assert torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU).has("AutocastCPU")
+op = torch.library.Library("mine", "DEF")
+op.impl("square", lambda x: x * x, "CPU")
+op.impl("square", lambda x: 0, "CUDA")
+assert torch.ops.mine.square(torch.tensor([3.0])).item() == 9 and not hasattr(torch.ops.mine, "cube")
+try:
+    torch.ops.load_library("a.so")
+except OSError as error:
+    assert "compiled for PyTorch" in str(error)
+from torch.ao.quantization import DeQuantStub, QuantStub
+from torch.jit.annotations import BroadcastingList2, List
+assert BroadcastingList2[int]
+from torch.fx.node import Target
+assert QuantStub()(x) is x
+del sys.modules["torch"]
+import torch as again
+assert again.ones is kiln.ones
+print("all of it")
+"""
+
+
+def test_what_a_program_sees(tmp_path: Path) -> None:
+    (tmp_path / "names.py").write_text(NAMES)
+    done = run("names.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "all of it\n"), done.stderr
+    # what it asked for where no text shows that it only tried
+    assert done.stderr.splitlines()[1:] == [
+        "  <string>:1: torch.fft: kiln has no complex numbers",
+        "  <string>:1: torch.nn.Nothing",
+        "  <string>:1: torch.nothing",
+    ]
+
+
+# a program that prints what Python tells it, then fails; the module beside it fails in the end
+TELLS = """
+import json, os, sys
+import beside
+class Own: pass
+def fail(): return json.dumps({"x": Own()})
+print(__name__, __file__ == os.path.abspath("tells.py"), sys.argv, __spec__, __package__, __builtins__.len)
+print(os.path.samefile(sys.path[0], "."), sys.modules["__main__"].Own is Own, Own.__module__)
+if sys.argv[1:] == ["exit"]: sys.exit(7)
+if sys.argv[1:] == ["words"]: sys.exit("so it ends")
+if sys.argv[1:] == ["stop"]: raise KeyboardInterrupt
+beside.call(fail)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    (tmp_path / "tells.py").write_text(TELLS)
+    (tmp_path / "beside.py").write_text("def call(f):\n    return f()\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("args", [[], ["exit"], ["words"], ["stop"]], ids=["fails", "exit", "words", "stop"])
+def test_as_python_runs_it(args: list[str], program: Path) -> None:
+    """The same output, traceback and code: nothing of kiln is seen."""
+    ours, theirs = (run("tells.py", *args, cwd=program, name=name) for name in ("kiln", "python"))
+    assert (ours.returncode, ours.stdout, ours.stderr) == (theirs.returncode, theirs.stdout, theirs.stderr)
+
+
+def test_a_package_and_words_as_python_runs_them(program: Path) -> None:
+    (program / "parcel").mkdir()
+    text = (
+        "import sys\nfrom . import inner\nprint(__name__, __package__, __spec__.name, sys.argv[1:], inner.x)"
+    )
+    text += "\n1 / 0\n"
+    (program / "parcel" / "__main__.py").write_text(text)
+    (program / "parcel" / "__init__.py").write_text("")
+    (program / "parcel" / "inner.py").write_text("x = 3")
+    for args in (["-m", "parcel", "a"], ["-c", "import sys; print(sys.argv, sys.path[0]); 1 / 0", "b"]):
+        ours, theirs = (run(*args, cwd=program, name=name) for name in ("kiln", "python"))
+        own = [line for line in theirs.stderr.splitlines() if "runpy" not in line]  # Python's way to it
+        assert ours.stdout == theirs.stdout and ours.returncode == theirs.returncode == 1
+        assert ours.stderr.splitlines()[-1] == own[-1] == "ZeroDivisionError: division by zero"
+        assert "runpy" not in ours.stderr and "as_torch" not in ours.stderr
+    for args, words in (
+        (["no.py"], "can't open file 'no.py'"),
+        (["-m", "no_such"], "No module named no_such"),
+    ):
+        done = run(*args, cwd=program)
+        assert done.returncode and words in done.stderr and "Traceback" not in done.stderr
+
+
+ASKS = """\
+import torch
+import torch.nn as nn
+from torch import optim
+try:
+    import torch.fft
+except ImportError:
+    torch = torch
+if hasattr(torch, "sparse"):
+    torch.sparse.mm
+x = getattr(torch, "stft", None)
+def later():
+    return torch.view_as_real(x), nn.functional.nothing.at.all, optim.Nothing, torch.ones(1).to_sparse()
+def fine():
+    return nn.Linear, optim.SGD.step, torch.Tensor.add, torch.cuda.is_available, x.size.anything
+import asks_too
+torch.polar
+"""
+ASKED = """\
+asks.py:12: torch.Tensor.to_sparse: kiln has no sparse tensors
+asks.py:12: torch.nn.functional.nothing
+asks.py:12: torch.optim.Nothing
+asks.py:12: torch.view_as_real: kiln has no complex numbers
+asks.py:16: torch.polar: kiln has no complex numbers
+asks_too.py:1: torch.hub.nothing
+"""
+
+
+def test_what_is_missing_is_told(tmp_path: Path) -> None:
+    """Read without running, and after a run: once per line, not what was only tried."""
+    (tmp_path / "asks.py").write_text(ASKS)
+    (tmp_path / "asks_too.py").write_text("from torch.hub import nothing\n")
+    read = run("--missing", "asks.py", cwd=tmp_path)
+    assert (read.returncode, read.stdout, read.stderr) == (1, ASKED, "")
+    (tmp_path / "asks_too.py").write_text("import torch\nfor _ in range(2):\n    try:\n        later()\n"
+                                          "    except NameError: pass\n")  # fmt: skip
+    ran = run("asks.py", cwd=tmp_path)
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-3:] == [
+        "AttributeError: module 'kiln' has no attribute 'polar': kiln has no complex numbers",
+        "kiln: names of PyTorch that were asked for and are not there",
+        "  asks.py:16: torch.polar: kiln has no complex numbers",
+    ]
+    assert "as_torch" not in ran.stderr and "absent.py" not in ran.stderr
+    (tmp_path / "asks.py").write_text("import torch, torch.nn.functional as F\nF.relu(torch.ones(1).cpu())\n")
+    read = run("--missing", "asks.py", cwd=tmp_path)
+    assert (read.returncode, read.stdout) == (0, "")
+
+
+def test_processes_that_are_started_have_the_name(tmp_path: Path) -> None:
+    text = """
+import multiprocessing, torch
+def work(x, answers): answers.put((x, torch.__version__, torch.ones(x).sum().item()))
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    child = context.Process(target=work, args=(3, answers))
+    child.start()
+    print(answers.get(timeout=60) == (3, torch.__version__, 3.0))
+    child.join()
+"""
+    (tmp_path / "starts.py").write_text(text)
+    done = run("starts.py", cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_pytorch_itself_is_never_loaded(tmp_path: Path) -> None:
+    """Whatever lies on the path; and who has loaded it is told."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("real_one = True\n__version__ = '0'\n")
+    (tmp_path / "torch" / "fft.py").write_text("")
+    text = "import torch; print(hasattr(torch, 'real_one'))\n"
+    text += "try: import torch.fft\nexcept ImportError: print('no')\n"
+    (tmp_path / "asks.py").write_text(text)
+    assert run("asks.py", cwd=tmp_path).stdout == "False\nno\n"
+    late = "import torch\ntry: import kiln.as_torch\nexcept ImportError as error: print(error)"
+    (tmp_path / "late.py").write_text(late)
+    told = run("late.py", cwd=tmp_path, name="python").stdout
+    assert "PyTorch itself is loaded already" in told and "python -m kiln program.py" in told
