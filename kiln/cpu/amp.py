@@ -1,4 +1,5 @@
 """Mixed precision under the CPU's name: deprecated."""
+# ruff: isort: skip_file
 
 from kiln._core import bfloat16 as _bfloat16
 from kiln.absent import hint_missing as _hint_missing

@@ -1,4 +1,5 @@
 """Mixed precision under CUDA's name: deprecated, and off on this machine."""
+# ruff: isort: skip_file
 
 from kiln._core import float16 as _float16
 from kiln.absent import hint_missing as _hint_missing

@@ -70,7 +70,8 @@ ALLOWED = {
     "optim": {"_core", "ops", "tensor", "autograd", "table", "nn"},
     "multiprocessing": {"_core", "ops", "nn"},
     "utils": {
-        "_core", "ops", "tensor", "autograd", "table", "files", "serialization", "nn", "multiprocessing", "hub",
+        "_core", "ops", "tensor", "autograd", "table", "files", "serialization", "nn", "multiprocessing",
+        "hub",
     },  # fmt: skip
     "datasets": {"_core", "ops", "tensor", "utils"},
     "serialization": {"_core", "ops", "tensor", "files", "device", "layout", "nn"},
