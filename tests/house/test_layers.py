@@ -105,7 +105,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.func": "rules of vmap alone",
     },
     "kiln/autograd/__init__.py": {"*": "as kiln's own parts"},
-    "kiln/cpu/__init__.py": {"*": "as kiln's own parts"},
+    "kiln/cpu/__init__.py": {"kiln.cpu.amp": "as kiln's own parts"},
     "kiln/cuda/__init__.py": {"*": "as kiln's own parts"},
     "kiln/fx/__init__.py": {"*": "as kiln's own parts"},
     "kiln/utils/__init__.py": {"*": "as kiln's own parts"},

@@ -355,3 +355,25 @@ def test_states_of_scalers() -> None:
     with pytest.raises(RuntimeError, match="The source state dict is empty"):
         other.load_state_dict({})
     assert kiln.amp.GradScaler("cpu", enabled=False).state_dict() == {}
+
+
+# ---- names of devices ----
+
+
+def test_names_that_pytorch_deprecated() -> None:
+    x = kiln.ones(2, 2)
+    with pytest.warns(FutureWarning, match=r"amp.autocast\(args...\)` is deprecated"):
+        mode = kiln.cpu.amp.autocast(dtype=kiln.float16)
+    with mode:
+        assert (x @ x).dtype == kiln.float16
+    with pytest.warns(UserWarning, match="CUDA is not available"):
+        mode = kiln.cuda.amp.autocast()
+    with mode:
+        assert (x @ x).dtype == kiln.float32 and not kiln.is_autocast_enabled("cuda")
+    with pytest.warns(UserWarning, match="CUDA is not available"):
+        scaler = kiln.cuda.amp.GradScaler()
+    assert not scaler.is_enabled() and scaler.scale(x) is x and scaler.get_scale() == 1.0
+    with pytest.warns(FutureWarning, match="amp.GradScaler"):
+        assert kiln.cpu.amp.GradScaler(init_scale=2.0).get_scale() == 2.0
+    with pytest.warns(DeprecationWarning, match="is_autocast_cpu_enabled"):
+        assert not kiln.is_autocast_cpu_enabled()
