@@ -1,7 +1,7 @@
 """A training step of a GPT under autocast, beside PyTorch's, taken in turn: python bench/autocast.py [rounds]
 
-Six layers, 384 wide, 8 texts of 128 characters; AdamW. Without AVX-512 or AMX PyTorch has no bfloat16 products
-of its own for the CPU, and a step of it takes a minute: 3 rounds are the default.
+Six layers, 384 wide, 8 texts of 128 characters; AdamW. Without AVX-512 or AMX PyTorch has no bfloat16
+products of its own for the CPU, and a step of it takes a minute: 3 rounds are the default.
 """
 
 from __future__ import annotations
