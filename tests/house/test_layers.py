@@ -87,7 +87,6 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/ops/__init__.py": {"kiln.table.mistakes": "when a call fails"},
     "kiln/nn/module.py": {
         "kiln.table.mistakes": "when a call fails",
-        "kiln.capture.compile": "when a module is compiled",
     },
     "kiln/absent.py": {"re": "when a name is missing", "opcode": "when a name is missing"},
     "kiln/capture/service.py": {
