@@ -18,7 +18,9 @@ def get_enum(reduction: str) -> int:
 
 
 def legacy_get_string(size_average: bool | None, reduce: bool | None, emit_warning: bool = True) -> str:
-    """The reduction that the two flags mean, None being True; a warning says so unless `emit_warning` is False."""
+    """The reduction that the two flags mean, None being True; a warning says so unless `emit_warning` is
+    False.
+    """
     if reduce is False:
         found = "none"
     else:

@@ -56,7 +56,8 @@ class AdaptiveLogSoftmaxWithLoss(Module):
             raise ValueError("cutoffs should be a sequence of length larger than 0")
         if ends != sorted({int(c) for c in ends}) or ends[0] <= 0 or ends[-1] > n_classes - 1:
             raise ValueError(
-                "cutoffs should be a sequence of unique, positive integers sorted in an increasing order, where "
+                "cutoffs should be a sequence of unique, positive integers sorted in an increasing order, "
+                "where "
                 "each value is between 1 and n_classes-1"
             )
         self.in_features, self.n_classes, self.cutoffs = in_features, n_classes, [*ends, n_classes]
@@ -102,14 +103,16 @@ class AdaptiveLogSoftmaxWithLoss(Module):
             raise RuntimeError("Input and target should have the same size in the batch dimension.")
         if input.ndim != target.ndim + 1:
             raise RuntimeError(
-                f"{target.ndim}D target tensor expects {target.ndim + 1}D input tensors, but found inputs with "
+                f"{target.ndim}D target tensor expects {target.ndim + 1}D input tensors, but found inputs "
+                "with "
                 f"size {input.shape}"
             )
         if target.numel():
             low, high = int(target.min()), int(target.max())
             if low < 0 or high >= self.n_classes:
                 raise RuntimeError(
-                    f"Target values should be in [0, {self.n_classes - 1}], but values in range [{low}, {high}] "
+                    f"Target values should be in [0, {self.n_classes - 1}], but values in range [{low}, "
+                    f"{high}] "
                     "were found. "
                 )
 

@@ -12,7 +12,8 @@ from kiln.nn.hooks import Everywhere, Post, RemovableHandle, after, before, call
 
 _compiled_in_place = later("kiln.capture.compile", "in_place")
 
-# by number, in the order of calls: functions; of some of them that they take keyword arguments, or are always called
+# by number, in the order of calls: functions; of some of them that they take keyword arguments, or are
+# always called
 HOOKS = (
     "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called", "_backward_pre_hooks", "_backward_hooks",

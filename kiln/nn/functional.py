@@ -35,6 +35,10 @@ from kiln.table import registry
 
 Numbers = int | Sequence[int]
 _REDUCTIONS = ("none", "mean", "sum")
+_FLAGGED = frozenset(
+    "cosine_embedding_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss multilabel_margin_loss "
+    "multilabel_soft_margin_loss poisson_nll_loss soft_margin_loss triplet_margin_loss".split()
+)
 _METHODS = ("relu", "hardshrink")  # methods of tensors, and still layers
 
 
@@ -65,6 +69,8 @@ def _found(name: str) -> Any:
         function = None
     if function is None:
         no_attribute(__name__, name)
+    if name in _FLAGGED:
+        function = _with_flags(name, function)
     written = registry.INPLACE.get(name)
     globals()[name] = function if written is None else _with_inplace(name, function, written)
     return globals()[name]

@@ -53,7 +53,8 @@ def conv1d_weight(
     dilation: Setting = 1,
     groups: int = 1,
 ) -> Tensor:
-    """The gradient of conv1d's weight, of size `weight_size`, from its other operand and its result's gradient.
+    """The gradient of conv1d's weight, of size `weight_size`, from its other operand and its result's
+    gradient.
 
     >>> import kiln
     >>> kiln.nn.grad.conv1d_weight(kiln.ones(1, 2, 4), (3, 2, 3), kiln.ones(1, 3, 2)).shape
@@ -91,7 +92,8 @@ def conv2d_weight(
     dilation: Setting = 1,
     groups: int = 1,
 ) -> Tensor:
-    """The gradient of conv2d's weight, of size `weight_size`, from its other operand and its result's gradient.
+    """The gradient of conv2d's weight, of size `weight_size`, from its other operand and its result's
+    gradient.
 
     >>> import kiln
     >>> kiln.nn.grad.conv2d_weight(kiln.ones(1, 2, 4, 4), (3, 2, 3, 3), kiln.ones(1, 3, 2, 2)).shape
@@ -129,7 +131,8 @@ def conv3d_weight(
     dilation: Setting = 1,
     groups: int = 1,
 ) -> Tensor:
-    """The gradient of conv3d's weight, of size `weight_size`, from its other operand and its result's gradient.
+    """The gradient of conv3d's weight, of size `weight_size`, from its other operand and its result's
+    gradient.
 
     >>> import kiln
     >>> kiln.nn.grad.conv3d_weight(kiln.ones(1, 2, 4, 4, 4), (3, 2, 3, 3, 3), kiln.ones(1, 3, 2, 2, 2)).shape

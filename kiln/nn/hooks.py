@@ -1,6 +1,8 @@
-"""Hooks: what is called before or after a module's `forward`, the handle that removes one, hooks of every module.
+"""Hooks: what is called before or after a module's `forward`, the handle that removes one, hooks of every
+module.
 
-A module keeps functions by number, and beside them which take keyword arguments and which are called after errors.
+A module keeps functions by number, and beside them which take keyword arguments and which are called after
+errors.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def before(
     if came is None:
         return args, kwargs
     if not isinstance(came, tuple) or len(came) != 2:
-        raise RuntimeError(f"forward pre-hook must return None or a tuple of (new_args, new_kwargs), got {came!r}")
+        raise RuntimeError(
+            f"forward pre-hook must return None or a tuple of (new_args, new_kwargs), got {came!r}"
+        )
     return came[0], came[1]
 
 
@@ -67,7 +71,11 @@ class Everywhere:
     backward: dict[int, Callable[..., Any]] = {}
     is_full_backward_hook: bool | None = None
     # called with (module, name, value) where a module is given something to own; what they return replaces it
-    registration: dict[str, dict[int, Callable[..., Any]]] = {"_parameters": {}, "_buffers": {}, "_modules": {}}
+    registration: dict[str, dict[int, Callable[..., Any]]] = {
+        "_parameters": {},
+        "_buffers": {},
+        "_modules": {},
+    }
 
 
 def registered(module: Any, kind: str, name: str, value: Any) -> Any:

@@ -14,7 +14,8 @@ from kiln.nn.module import Module
 class _Loss(Module):
     """A loss whose values are averaged, summed or left as they are ("none").
 
-    `size_average` and `reduce` are the flags before `reduction`, and deprecated: a warning says what they mean.
+    `size_average` and `reduce` are the flags before `reduction`, and deprecated: a warning says what they
+    mean.
     """
 
     def __init__(
@@ -59,7 +60,11 @@ class CrossEntropyLoss(_WeightedLoss):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return functional.cross_entropy(
-            input, target, self.weight, ignore_index=self.ignore_index, reduction=self.reduction,
+            input,
+            target,
+            self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
             label_smoothing=self.label_smoothing,
         )
 
@@ -177,9 +182,7 @@ class SmoothL1Loss(_Loss):
         self.beta = beta
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        loss: Tensor = functional.smooth_l1_loss(
-            input, target, reduction=self.reduction, beta=self.beta
-        )
+        loss: Tensor = functional.smooth_l1_loss(input, target, reduction=self.reduction, beta=self.beta)
         return loss
 
 

@@ -25,7 +25,6 @@ from kiln.nn.calls import HOOKS, Calls
 from kiln.nn.hooks import registered
 from kiln.nn.parameter import Buffer, Parameter, is_lazy
 from kiln.nn.placement import placement
-from kiln.nn.state import HOOKS as STATE_HOOKS
 from kiln.nn.state import State
 
 if TYPE_CHECKING:
@@ -417,7 +416,8 @@ class Module(Calls, State):
         return self
 
     def to_empty(self: Self, *, device: Device | None, recurse: bool = True) -> Self:
-        """Give parameters and buffers memory of `device` with any values in it, of the same shapes and dtypes.
+        """Give parameters and buffers memory of `device` with any values in it, of the same shapes and
+        dtypes.
 
         For who fills them at once: `load_state_dict`, `reset_parameters`.
         """

@@ -178,7 +178,11 @@ class _NormBase(_Affine):
         """States of version 1, and dicts that tell no version, need not hold num_batches_tracked."""
         prefix, metadata = args[0], args[1]
         key = f"{prefix}num_batches_tracked"
-        if (metadata.get("version") or 1) < 2 and self.num_batches_tracked is not None and key not in state_dict:
+        if (
+            (metadata.get("version") or 1) < 2
+            and self.num_batches_tracked is not None
+            and key not in state_dict
+        ):
             state_dict[key] = self.num_batches_tracked
         super()._load_from_state_dict(state_dict, *args)
 
@@ -389,7 +393,8 @@ class LocalResponseNorm(Module):
 class CrossMapLRN2d(Module):
     """(n, c, h, w) over (k + alpha / size * the squares of the (size - 1) // 2 channels to both sides)**beta.
 
-    What LocalResponseNorm computes, where `size` is odd. ValueError for other than 4 dims.
+    As in PyTorch, channels more than that from the first have its square in their sums too: for a
+    normalisation without that, take LocalResponseNorm. ValueError for other than 4 dims.
     """
 
     def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1) -> None:
@@ -399,8 +404,13 @@ class CrossMapLRN2d(Module):
     def forward(self, input: Tensor) -> Tensor:
         if input.ndim != 4:
             raise ValueError(f"CrossMapLRN2d: Expected input to be 4D, got {input.ndim}D instead.")
-        seen = 2 * ((self.size - 1) // 2) + 1
-        y: Tensor = functional.local_response_norm(input, seen, self.alpha * seen / self.size, self.beta, self.k)
+        channels, half = input.shape[1], (self.size - 1) // 2
+        squares = input * input
+        around = functional.pad(squares, (0, 0, 0, 0, half, half))
+        total = sum(around[:, k : k + channels] for k in range(2 * half + 1))
+        far = (ops.arange(channels) > half).to(input.dtype).reshape(1, -1, 1, 1)
+        scale = (total + squares[:, :1] * far) * (self.alpha / self.size) + self.k
+        y: Tensor = input * scale**-self.beta
         return y
 
     def extra_repr(self) -> str:

@@ -370,7 +370,8 @@ class _FractionalMaxPool(_Pool):
 
 
 class FractionalMaxPool2d(_FractionalMaxPool):
-    """The largest of each of `output_size` windows of (n, c, h, w) or (c, h, w), which begin at random places.
+    """The largest of each of `output_size` windows of (n, c, h, w) or (c, h, w), which begin at random
+    places.
 
     `output_ratio` in place of `output_size`: fractions of h and w, in (0, 1). ValueError for both or neither.
 
@@ -386,7 +387,8 @@ class FractionalMaxPool3d(_FractionalMaxPool):
     """The largest of each of `output_size` windows of (n, c, d, h, w) or (c, d, h, w), which begin at random
     places.
 
-    `output_ratio` in place of `output_size`: fractions of the sizes, in (0, 1). ValueError for both or neither.
+    `output_ratio` in place of `output_size`: fractions of the sizes, in (0, 1). ValueError for both or
+    neither.
     """
 
     dims = 3

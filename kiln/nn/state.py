@@ -1,9 +1,11 @@
 """A module tree's state as a flat dict of dotted names, and back.
 
-state_dict()         pre-hooks, then _save_to_state_dict, then the children's, then hooks; ._metadata holds versions
-load_state_dict()    of each module, parents first: pre-hooks and _load_from_state_dict; after its children post-hooks
+state_dict()         pre-hooks, then _save_to_state_dict, then the children's, then hooks; ._metadata holds
+versions load_state_dict()    of each module, parents first: pre-hooks and _load_from_state_dict; after its
+children post-hooks
 
-Programs override the two methods with an underscore, or register hooks, so as to read what an older program wrote.
+Programs override the two methods with an underscore, or register hooks, so as to read what an older program
+wrote.
 """
 
 from __future__ import annotations
@@ -21,7 +23,12 @@ from kiln.nn.hooks import RemovableHandle
 from kiln.nn.parameter import Parameter, is_lazy
 
 EXTRA = "_extra_state"  # what stands behind a module's name in a state dict for what get_extra_state gives
-HOOKS = ("_state_dict_pre_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+HOOKS = (
+    "_state_dict_pre_hooks",
+    "_state_dict_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
 
 
 class IncompatibleKeys(NamedTuple):
@@ -49,7 +56,9 @@ class Problems(list[str]):
 class State:
     """What of `Module` is about its state."""
 
-    _version: int = 1  # of what a class writes: a class that reads older states asks local_metadata["version"]
+    _version: int = (
+        1  # of what a class writes: a class that reads older states asks local_metadata["version"]
+    )
     dump_patches = False
     _parameters: dict[str, Parameter | None]
     _buffers: dict[str, Tensor | None]
@@ -64,7 +73,9 @@ class State:
         self.__dict__.update({name: OrderedDict() for name in HOOKS})
 
     def get_extra_state(self) -> Any:
-        """What else `state_dict` shall hold of this module; a class that has some defines this and set_extra_state."""
+        """What else `state_dict` shall hold of this module; a class that has some defines this and
+        set_extra_state.
+        """
         raise RuntimeError("get_extra_state: called of a module whose class does not define it")
 
     def set_extra_state(self, state: Any) -> None:
@@ -122,8 +133,8 @@ class State:
         return RemovableHandle(self._state_dict_pre_hooks, hook)
 
     def register_state_dict_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call `hook(module, state_dict, prefix, local_metadata)` when the state of the module and of all below is
-        in the dict, which the hook may change in place. RuntimeError if it returns something.
+        """Call `hook(module, state_dict, prefix, local_metadata)` when the state of the module and of all
+        below is in the dict, which the hook may change in place. RuntimeError if it returns something.
         """
         try:
             hook._from_public_api = True  # type: ignore[attr-defined]
@@ -136,7 +147,8 @@ class State:
         """As register_state_dict_post_hook; what the hook returns goes on in place of the dict."""
         if getattr(hook, "_from_public_api", False):
             raise RuntimeError(
-                "Cannot register the same function as the state dict post hook that was previously registered "
+                "Cannot register the same function as the state dict post hook that was previously "
+                "registered "
                 "via register_state_dict_post_hook"
             )
         return RemovableHandle(self._state_dict_hooks, hook)
@@ -154,7 +166,9 @@ class State:
         unexpected_keys).
         """
         if not isinstance(state_dict, Mapping):
-            raise TypeError(f"Expected state_dict to be dict-like, got {type(state_dict)}: {describe(state_dict)}.")
+            raise TypeError(
+                f"Expected state_dict to be dict-like, got {type(state_dict)}: {describe(state_dict)}."
+            )
         metadata = getattr(state_dict, "_metadata", None)
         state = _without_prefixes(self, state_dict)
         if metadata is not None:
@@ -184,7 +198,9 @@ class State:
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Load the module's own part, whose names begin with `prefix`, and add to the lists what does not fit."""
+        """Load the module's own part, whose names begin with `prefix`, and add to the lists what does not
+        fit.
+        """
         for hook in list(self._load_state_dict_pre_hooks.values()):
             hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         own = own_state(self)
@@ -227,8 +243,8 @@ class State:
         return RemovableHandle(self._load_state_dict_pre_hooks, partial(hook, self) if with_module else hook)
 
     def register_load_state_dict_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call `hook(module, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)`
-        before the module's own part is loaded; the dict is a copy that it may change.
+        """Call `hook(module, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys,
+        error_msgs)` before the module's own part is loaded; the dict is a copy that it may change.
         """
         return self._register_load_state_dict_pre_hook(hook, with_module=True)
 
@@ -251,7 +267,9 @@ def own_state(module: State) -> dict[str, Tensor]:
 
 
 def _is_plain(module: State) -> bool:
-    """Whether loading runs nobody's code but kiln's, so that all can be checked before anything is written."""
+    """Whether loading runs nobody's code but kiln's, so that all can be checked before anything is
+    written.
+    """
     if module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks:
         return False
     loads = type(module)._load_from_state_dict
@@ -272,7 +290,9 @@ def _load_tree(
     local = {} if metadata is None else metadata.get(prefix[:-1], {})
     if assign:
         local["assign_to_params_buffers"] = assign
-    module._load_from_state_dict(state, prefix, local, True, keys.missing_keys, keys.unexpected_keys, problems)
+    module._load_from_state_dict(
+        state, prefix, local, True, keys.missing_keys, keys.unexpected_keys, problems
+    )
     for name, child in module._modules.items():
         if child is not None:
             below = f"{prefix}{name}."
@@ -315,7 +335,7 @@ def _misfit(key: str, tensor: Tensor, value: Any) -> str:
             f'While copying the parameter named "{key}", expected kiln.Tensor or Tensor-like object from '
             f"checkpoint but received {type(value)}: {describe(value)}"
         )
-    if is_lazy(tensor) or is_lazy(value) or tuple(value.shape) == tuple(tensor.shape):
+    if is_lazy(tensor) or tuple(value.shape) == tuple(tensor.shape):
         return ""
     return (
         f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, the shape in "

@@ -7,9 +7,6 @@ from typing import Any
 
 from kiln.nn.hooks import Everywhere, RemovableHandle
 from kiln.nn.module import Module as Module
-from kiln.nn.module import _indented as _addindent  # libraries print their modules with it
-from kiln.nn.state import EXTRA as _EXTRA_STATE_KEY_SUFFIX  # and name keys of state dicts
-from kiln.nn.state import IncompatibleKeys as _IncompatibleKeys
 
 __all__ = [
     "Module",
@@ -110,7 +107,8 @@ def _added(hooks: dict[int, Any], hook: Any, extra: list[dict[int, Any]] | None 
 def _added_backward(hook: Any, full: bool) -> RemovableHandle:
     if Everywhere.is_full_backward_hook is (not full):
         raise RuntimeError(
-            "Cannot use both regular backward hooks and full backward hooks as a global Module hook. Please use "
+            "Cannot use both regular backward hooks and full backward hooks as a global Module hook. "
+            "Please use "
             "only one of them."
         )
     Everywhere.is_full_backward_hook = full

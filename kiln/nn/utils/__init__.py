@@ -78,7 +78,8 @@ __all__ = [
     "weight_norm",
 ]
 
-# PyTorch's paths of the classes that programs look for among a module's hooks; functions have these names here
+# PyTorch's paths of the classes that programs look for among a module's hooks; functions have
+# these names here
 for _path in ("weight_norm", "spectral_norm"):
     sys.modules[f"{__name__}.{_path}"] = weights
 

@@ -35,8 +35,10 @@ def get_total_norm(
     total = _norm(ops.stack([_norm(t.detach(), p) for t in held]), p)
     if error_if_nonfinite and not math.isfinite(total.item()):
         raise RuntimeError(
-            f"The total norm of order {p} for gradients from `parameters` is {total.item()}: it is non-finite, so "
-            "it cannot be clipped. Look for the first loss that is not finite, or set `error_if_nonfinite=False`"
+            f"The total norm of order {p} for gradients from `parameters` is {total.item()}: it is "
+            "non-finite, so "
+            "it cannot be clipped. Look for the first loss that is not finite, or set "
+            "`error_if_nonfinite=False`"
         )
     return total
 

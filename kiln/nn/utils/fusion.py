@@ -1,6 +1,7 @@
 """A layer and the batch normalisation behind it as one layer, for evaluation.
 
-y = (w x + b - mean) / sqrt(var + eps) * gain + shift     is a layer of weight w s and bias (b - mean) s + shift,
+y = (w x + b - mean) / sqrt(var + eps) * gain + shift     is a layer of weight w s and bias (b - mean) s +
+shift,
                                                           with s = gain / sqrt(var + eps)
 """
 
@@ -48,8 +49,8 @@ def fuse_conv_bn_weights(
     bn_b: Tensor | None,
     transpose: bool = False,
 ) -> tuple[Parameter, Parameter]:
-    """Weight and bias of the convolution that does both: of `conv_w` (out, in, taps...), `conv_b` (out), and the
-    normalisation's running mean, running variance, eps, weight and bias, each (out).
+    """Weight and bias of the convolution that does both: of `conv_w` (out, in, taps...), `conv_b` (out), and
+    the normalisation's running mean, running variance, eps, weight and bias, each (out).
 
     `transpose`: `conv_w` is (in, out, taps...), as a transposed convolution's.
     """
@@ -113,7 +114,8 @@ def _fused(
     moved = moved if shift is None else moved + shift
     made = weight * scale.reshape(shape), moved
     first, second = (
-        Parameter(x.detach().to(dtype), requires) for x, dtype, requires in zip(made, dtypes, trained, strict=True)
+        Parameter(x.detach().to(dtype), requires)
+        for x, dtype, requires in zip(made, dtypes, trained, strict=True)
     )
     return first, second
 

@@ -12,12 +12,16 @@ M = TypeVar("M", bound=Module)
 
 
 def convert_conv2d_weight_memory_format(module: M, memory_format: Format) -> M:
-    """Lay the weights of every Conv2d and ConvTranspose2d, here and below, out anew; gives the module back."""
+    """Lay the weights of every Conv2d and ConvTranspose2d, here and below, out anew; gives the module
+    back.
+    """
     return _converted(module, (Conv2d, ConvTranspose2d), memory_format)
 
 
 def convert_conv3d_weight_memory_format(module: M, memory_format: Format) -> M:
-    """Lay the weights of every Conv3d and ConvTranspose3d, here and below, out anew; gives the module back."""
+    """Lay the weights of every Conv3d and ConvTranspose3d, here and below, out anew; gives the module
+    back.
+    """
     return _converted(module, (Conv3d, ConvTranspose3d), memory_format)
 
 

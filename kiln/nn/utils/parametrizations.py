@@ -1,4 +1,6 @@
-"""`orthogonal`, `weight_norm` and `spectral_norm` as parametrizations: the weight is computed when it is read."""
+"""`orthogonal`, `weight_norm` and `spectral_norm` as parametrizations: the weight is computed when it is
+read.
+"""
 
 from __future__ import annotations
 
@@ -146,15 +148,17 @@ class _Orthogonal(Module):
     def right_inverse(self, Q: Tensor) -> Tensor:
         if Q.shape != self.shape:
             raise ValueError(
-                f"Expected a matrix or batch of matrices of shape {self.shape}. Got a tensor of shape {Q.shape}."
+                f"Expected a matrix or batch of matrices of shape {self.shape}. Got a tensor of shape "
+                f"{Q.shape}."
             )
         wide = Q.shape[-2] < Q.shape[-1]
-        q = Q.mT if wide else Q
+        q = (Q.mT if wide else Q).detach()
         n, k = q.shape[-2:]
         if not hasattr(self, "base"):
             if self.orthogonal_map != "householder":
                 raise NotImplementedError(
-                    "It is not possible to assign to the matrix exponential or the Cayley parametrizations when "
+                    "It is not possible to assign to the matrix exponential or the Cayley "
+                    "parametrizations when "
                     "use_trivialization=False."
                 )
             vectors, _ = ops.geqrf(q)
@@ -183,15 +187,19 @@ def _orthogonalized(q: Tensor) -> Tensor:
 
 
 def orthogonal(
-    module: Module, name: str = "weight", orthogonal_map: str | None = None, *, use_trivialization: bool = True
+    module: Module,
+    name: str = "weight",
+    orthogonal_map: str | None = None,
+    *,
+    use_trivialization: bool = True,
 ) -> Module:
     """From now on a weight has orthonormal columns, or rows if they are fewer; gives the module back.
 
-    `orthogonal_map` is how it is computed from any matrix: "matrix_exp" (where square, the default), "cayley" or
-    "householder" (the default elsewhere). With `use_trivialization` what is computed is multiplied by a matrix
-    `parametrizations.weight[0].base`, so that an orthogonal weight may be assigned; without it only to
-    "householder", and it then starts from another matrix (NotImplementedError when assigning). ValueError for
-    a name the module does not have, fewer than 2 dims, or an unknown map.
+    `orthogonal_map` is how it is computed from any matrix: "matrix_exp" (where square, the default),
+    "cayley" or "householder" (the default elsewhere). With `use_trivialization` what is computed is
+    multiplied by a matrix `parametrizations.weight[0].base`, so that an orthogonal weight may be assigned;
+    without it only to "householder", and it then starts from another matrix (NotImplementedError when
+    assigning). ValueError for a name the module does not have, fewer than 2 dims, or an unknown map.
 
     >>> import kiln
     >>> layer = kiln.nn.utils.parametrizations.orthogonal(kiln.nn.Linear(20, 40))

@@ -1,7 +1,7 @@
 """Pruning: a weight is `weight_orig` times `weight_mask`, made before every forward.
 
-A method says by `compute_mask` which entries go. The second of a parameter sees what the first has left, and both
-are a PruningContainer from then on; `remove` makes what is left the parameter again.
+A method says by `compute_mask` which entries go. The second of a parameter sees what the first has left, and
+both are a PruningContainer from then on; `remove` makes what is left the parameter again.
 
 unstructured    single entries         random_unstructured, l1_unstructured, global_unstructured
 structured      slices along a dim     random_structured, ln_structured
@@ -85,14 +85,18 @@ class BasePruningMethod(ABC):
     def prune(
         self, t: Tensor, default_mask: Tensor | None = None, importance_scores: Tensor | None = None
     ) -> Tensor:
-        """A tensor without what this method chooses of it, as `apply` would leave a parameter of this value."""
+        """A tensor without what this method chooses of it, as `apply` would leave a parameter of this
+        value.
+        """
         scores = _scores(importance_scores, t)
         default = ops.ones_like(t) if default_mask is None else default_mask
         pruned: Tensor = t * self.compute_mask(scores, default_mask=default)
         return pruned
 
     def remove(self, module: Module) -> None:
-        """Make the masked parameter the parameter again; it is the same object, with zeros where entries went."""
+        """Make the masked parameter the parameter again; it is the same object, with zeros where entries
+        went.
+        """
         name = self._tensor_name
         weight = self.apply_mask(module)
         original = cast(Any, module._parameters[f"{name}_orig"])
@@ -147,7 +151,8 @@ class PruningContainer(BasePruningMethod):
         elif kind == "structured":
             if not hasattr(method, "dim"):
                 raise AttributeError(
-                    f"Pruning methods of PRUNING_TYPE 'structured' need to have the attribute `dim` defined: {method}"
+                    f"Pruning methods of PRUNING_TYPE 'structured' need to have the attribute `dim` "
+                    f"defined: {method}"
                 )
             if not -t.ndim <= method.dim < t.ndim:
                 raise IndexError(f"Index is out of bounds for tensor with dimensions {t.ndim}")
@@ -242,7 +247,9 @@ class RandomStructured(_Structured):
 
 
 class LnStructured(_Structured):
-    """The slices along `dim` of the smallest norms of order `n` go: `amount` of them, a number or a fraction."""
+    """The slices along `dim` of the smallest norms of order `n` go: `amount` of them, a number or a
+    fraction.
+    """
 
     def __init__(self, amount: Amount, n: float | str, dim: int = -1) -> None:
         super().__init__(amount, dim)
@@ -289,9 +296,7 @@ def random_unstructured(module: M, name: str, amount: Amount) -> M:
     return module
 
 
-def l1_unstructured(
-    module: M, name: str, amount: Amount, importance_scores: Tensor | None = None
-) -> M:
+def l1_unstructured(module: M, name: str, amount: Amount, importance_scores: Tensor | None = None) -> M:
     """Prune the entries of the lowest absolute values (of `importance_scores` if given), `amount` of them (a
     fraction if it is a float); gives the module back.
 
@@ -305,8 +310,8 @@ def l1_unstructured(
 
 
 def random_structured(module: M, name: str, amount: Amount, dim: int) -> M:
-    """Prune slices along `dim` drawn at random, `amount` of them (a fraction if it is a float); gives the module
-    back.
+    """Prune slices along `dim` drawn at random, `amount` of them (a fraction if it is a float); gives the
+    module back.
     """
     RandomStructured.apply(module, name, amount, dim)
     return module
@@ -359,7 +364,8 @@ def global_unstructured(
     tensors = [getattr(module, name) for module, name in owners]
     seen = parameters_to_vector([scores.get(owner, t) for owner, t in zip(owners, tensors, strict=True)])
     masks = [
-        getattr(module, f"{name}_mask", ops.ones_like(t)) for (module, name), t in zip(owners, tensors, strict=True)
+        getattr(module, f"{name}_mask", ops.ones_like(t))
+        for (module, name), t in zip(owners, tensors, strict=True)
     ]
     whole = PruningContainer()
     whole._tensor_name = "temp"
@@ -414,7 +420,9 @@ def is_pruned(module: Module) -> bool:
     True
     """
     return any(
-        isinstance(hook, BasePruningMethod) for m in module.modules() for hook in m._forward_pre_hooks.values()
+        isinstance(hook, BasePruningMethod)
+        for m in module.modules()
+        for hook in m._forward_pre_hooks.values()
     )
 
 
@@ -440,7 +448,9 @@ def _validate_pruning_amount_init(amount: Any) -> None:
     if not isinstance(amount, numbers.Real):
         raise TypeError(f"Invalid type for amount: {amount}. Must be int or float.")
     if amount < 0 or (not isinstance(amount, numbers.Integral) and amount > 1):
-        raise ValueError(f"amount={amount} should either be a float in the range [0, 1] or a non-negative integer")
+        raise ValueError(
+            f"amount={amount} should either be a float in the range [0, 1] or a non-negative integer"
+        )
 
 
 def _validate_pruning_amount(amount: Any, tensor_size: int) -> None:

@@ -1,8 +1,8 @@
 """Max pools whose windows begin at random places: fractional_max_pool2d and 3d.
 
 Along a dim of n elements, o windows of w elements begin at floor((i + u) a) - floor(u a) for i < o - 1, with
-a = (n - w) / (o - 1) and u drawn from [0, 1) for each plane; the last begins at n - w. After Graham, "Fractional
-max-pooling" (2014), there "pseudorandom" and "overlapping".
+a = (n - w) / (o - 1) and u drawn from [0, 1) for each plane; the last begins at n - w. After Graham,
+"Fractional max-pooling" (2014), there "pseudorandom" and "overlapping".
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kiln import _core
 from kiln.graph.size import product
-from kiln.ops.creation.constants import arange, full
+from kiln.ops.creation.constants import arange, zeros
 from kiln.ops.indexing.gathering import cat
 from kiln.ops.random.sampling import rand
 from kiln.ops.windows.geometry import listed, require
@@ -24,11 +25,11 @@ _NAMES = ("time", "height", "width")
 
 def _starts(n: int, out: int, window: int, u: Tensor) -> Any:
     """Where windows begin along a dim, from u (planes, 1): (planes, out)."""
-    last = full((u.shape[0], 1), n - window, dtype="int64")
+    last = zeros(u.shape[0], 1, dtype="int64") + (n - window)
     if out == 1:
         return last
     step = (n - window) / (out - 1)
-    firsts = ((u + arange(out - 1).to(u.dtype)) * step).to("int64") - (u * step).to("int64")
+    firsts = ((u + arange(out - 1).to(u.dtype)) * step).to(_core.int64) - (u * step).to(_core.int64)
     return cat([firsts, last], 1)
 
 
@@ -68,13 +69,19 @@ def _found(input: Tensor, name: str, kernel: Any, size: Any, ratio: Any, u: Any)
     )
     require(
         len(shape) in (dims + 1, dims + 2) and all(n > 0 for n in shape[-dims - 1 :]),
-        f"{name}(): Expected {dims + 1}D or {dims + 2}D tensor with non-empty planes, but got: {listed(shape)}",
+        f"{name}(): Expected {dims + 1}D or {dims + 2}D tensor with non-empty planes, but got: "
+        f"{listed(shape)}",
     )
     sizes, window = shape[-dims:], _each(kernel, dims)
-    out = _each(size, dims) if size is not None else tuple(int(n * r) for n, r in zip(sizes, _each(ratio, dims)))
+    out = (
+        _each(size, dims)
+        if size is not None
+        else tuple(int(n * r) for n, r in zip(sizes, _each(ratio, dims)))
+    )
     for what, n, o, w in zip(_NAMES[-dims:], sizes, out, window):
         require(o > 0 and w > 0, f"{name}: output size and kernel_size must be above 0, got {o} and {w}")
-        require(o + w - 1 <= n, f"{name}(): pool {what} {w} too large relative to input {what} {n}")
+        most = n if dims == 2 else n - 1  # as PyTorch has it
+        require(o + w - 1 <= most, f"{name}(): pool {what} {w} too large relative to input {what} {n}")
     batch = shape[0] if len(shape) == dims + 2 else 1
     channels = shape[-dims - 1]
     if u is None:
@@ -89,7 +96,14 @@ def _found(input: Tensor, name: str, kernel: Any, size: Any, ratio: Any, u: Any)
 def _cases(dims: int) -> Any:
     return lambda rng, t: [
         Sample(
-            (d.distinct(rng, (2, 3, *(5,) * dims), t), 2, 3, None, more, d.array(rng, (2, 3, dims), t, 0, 0.99))
+            (
+                d.distinct(rng, (2, 3, *(5,) * dims), t),
+                2,
+                3,
+                None,
+                more,
+                d.array(rng, (2, 3, dims), t, 0, 0.99),
+            )
         )
         for more in (False, True)
     ]
@@ -104,12 +118,13 @@ def _failing(dims: int) -> Any:
     )
 
 
-_DOC = """The largest element of each of `output_size` windows of `kernel_size` over the last dims of [C, {1}] or
+_DOC = """The largest element of each of `output_size` windows of `kernel_size` over the last dims of [C,
+{1}] or
     [N, C, {1}], which begin at random places, other ones for each plane.
 
-    Either is a number or one for each dim. `output_ratio`: the sizes of the result as fractions of the input's,
-    in place of `output_size`. With `return_indices` also where each is in its plane (int64). ValueError for
-    neither size nor ratio, RuntimeError for sizes that do not fit.
+    Either is a number or one for each dim. `output_ratio`: the sizes of the result as fractions of the
+    input's, in place of `output_size`. With `return_indices` also where each is in its plane (int64).
+    ValueError for neither size nor ratio, RuntimeError for sizes that do not fit.
 
     >>> kiln.nn.functional.{0}(kiln.ones({2}), 2, output_size=2){3}.shape
     kiln.Size([{4}])
