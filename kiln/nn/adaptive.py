@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kiln import ops
 from kiln._core import Tensor
@@ -82,7 +82,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         rows = input_ if target_.ndim else input_.unsqueeze(0)
         target = target_ if target_.ndim else target_.unsqueeze(0)
         head = ops.log_softmax(self.head(rows), 1)
-        cluster = sum((target >= end).to(target.dtype) for end in self.cutoffs[:-1])
+        cluster: Any = sum((target >= end).to(target.dtype) for end in self.cutoffs[:-1])
         column = ops.where(target < self.shortlist_size, target, cluster + (self.shortlist_size - 1))
         output: Tensor = head.gather(1, column.unsqueeze(1)).squeeze(1)
         for k, part in enumerate(self.tail):

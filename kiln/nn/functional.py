@@ -17,7 +17,7 @@ from kiln._core import Op, Tensor
 from kiln.absent import no_attribute
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
-from kiln.nn._reduction import legacy_get_string
+from kiln.nn import _reduction as _flags
 from kiln.nn.ctc import ctc_loss as ctc_loss
 from kiln.nn.dropouts import alpha_dropout as alpha_dropout
 from kiln.nn.dropouts import dropout as dropout
@@ -414,7 +414,7 @@ def _flagged(size_average: bool | None, reduce: bool | None, reduction: str) -> 
     """The reduction, or what the flags before it mean."""
     if size_average is None and reduce is None:
         return reduction
-    return legacy_get_string(size_average, reduce)
+    return _flags.legacy_get_string(size_average, reduce)
 
 
 def _with_flags(name: str, function: Any) -> Any:
@@ -422,7 +422,7 @@ def _with_flags(name: str, function: Any) -> Any:
 
     def call(*args: Any, size_average: bool | None = None, reduce: bool | None = None, **kwargs: Any) -> Any:
         if size_average is not None or reduce is not None:
-            kwargs["reduction"] = legacy_get_string(size_average, reduce)
+            kwargs["reduction"] = _flags.legacy_get_string(size_average, reduce)
         return function(*args, **kwargs)
 
     call.__doc__ = function.__doc__

@@ -42,8 +42,6 @@ class IncompatibleKeys(NamedTuple):
             return "<All keys matched successfully>"
         return f"IncompatibleKeys(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
 
-    __str__ = __repr__
-
 
 class Problems(list[str]):
     """What does not fit, and the writes that wait until it is known that everything does."""

@@ -120,7 +120,7 @@ def _fused(
     return first, second
 
 
-def _statistics(bn: _BatchNorm) -> tuple[Any, ...]:
+def _statistics(bn: _BatchNorm) -> tuple[Tensor, Tensor, float, Tensor | None, Tensor | None]:
     if bn.running_mean is None or bn.running_var is None:
         raise AssertionError("Only support fusing with bn with running mean and variance")
     return bn.running_mean, bn.running_var, bn.eps, bn.weight, bn.bias

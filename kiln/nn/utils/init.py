@@ -26,5 +26,7 @@ def skip_init(module_cls: Callable[..., M], *args: Any, **kwargs: Any) -> M:
         raise RuntimeError(f"Expected a Module; got {module_cls}")
     if "device" not in inspect.signature(module_cls).parameters:
         raise RuntimeError("Module must support a 'device' arg to skip initialization")
-    made: M = module_cls(*args, **kwargs)
-    return made.to_empty(device=kwargs.get("device", "cpu"))
+    made: Any = module_cls(*args, **kwargs)
+    made.to_empty(device=kwargs.get("device", "cpu"))
+    module: M = made
+    return module

@@ -131,8 +131,9 @@ class _Orthogonal(Module):
             if n != k:
                 lower = ops.cat([lower, ops.zeros(*x.shape[:-1], n - k, dtype=x.dtype)], -1)
             q = self._of_skew(lower - lower.mT)[..., :k]
-        if getattr(self, "base", None) is not None:
-            q = self.base @ q
+        base: Tensor | None = getattr(self, "base", None)
+        if base is not None:
+            q = base @ q
         turned: Tensor = q.mT if wide else q
         return turned
 

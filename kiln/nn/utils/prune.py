@@ -447,7 +447,8 @@ def _validate_pruning_amount_init(amount: Any) -> None:
     """TypeError for no number, ValueError for a negative one or a float above 1."""
     if not isinstance(amount, numbers.Real):
         raise TypeError(f"Invalid type for amount: {amount}. Must be int or float.")
-    if amount < 0 or (not isinstance(amount, numbers.Integral) and amount > 1):
+    size: Any = amount
+    if size < 0 or (not isinstance(amount, numbers.Integral) and size > 1):
         raise ValueError(
             f"amount={amount} should either be a float in the range [0, 1] or a non-negative integer"
         )
@@ -455,7 +456,7 @@ def _validate_pruning_amount_init(amount: Any) -> None:
 
 def _validate_pruning_amount(amount: Any, tensor_size: int) -> None:
     """ValueError for more entries than there are."""
-    if isinstance(amount, numbers.Integral) and amount > tensor_size:
+    if isinstance(amount, numbers.Integral) and int(amount) > tensor_size:
         raise ValueError(
             f"amount={amount} should be smaller than the number of parameters to prune={tensor_size}"
         )

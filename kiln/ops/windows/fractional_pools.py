@@ -42,9 +42,9 @@ def _pooled(input: Tensor, window: Sequence[int], out: Sequence[int], u: Tensor)
         which = k if dims == 3 else 1 - k  # images have the width's first
         start = _starts(sizes[k], out[k], window[k], u[:, which : which + 1])
         at = (start.unsqueeze(2) + arange(window[k])) * product(sizes[k + 1 :])
-        shape = [at.shape[0], *[1] * (2 * dims)]
-        shape[1 + k], shape[1 + dims + k] = out[k], window[k]
-        places = at.reshape(shape) + places
+        spread = [at.shape[0], *[1] * (2 * dims)]
+        spread[1 + k], spread[1 + dims + k] = out[k], window[k]
+        places = at.reshape(spread) + places
     planes, windows = u.shape[0], product(tuple(out))
     places = places.reshape(planes, windows, product(tuple(window)))
     seen = input.reshape(planes, product(sizes)).gather(1, places.reshape(planes, -1)).reshape(places.shape)
@@ -94,19 +94,12 @@ def _found(input: Tensor, name: str, kernel: Any, size: Any, ratio: Any, u: Any)
 
 
 def _cases(dims: int) -> Any:
-    return lambda rng, t: [
-        Sample(
-            (
-                d.distinct(rng, (2, 3, *(5,) * dims), t),
-                2,
-                3,
-                None,
-                more,
-                d.array(rng, (2, 3, dims), t, 0, 0.99),
-            )
-        )
-        for more in (False, True)
-    ]
+    def samples(rng: Any, t: Any) -> Any:
+        for more in ({}, {"return_indices": True}):
+            x, u = d.distinct(rng, (2, 3, *(5,) * dims), t), d.array(rng, (2, 3, dims), t, 0, 0.99)
+            yield Sample((x, 2, 3), {**more, "_random_samples": u})
+
+    return lambda rng, t: list(samples(rng, t))
 
 
 def _failing(dims: int) -> Any:
@@ -138,7 +131,7 @@ def _pool(dims: int, by_default: bool) -> Any:
         input: Tensor,
         kernel_size: Any,
         output_size: Any = None,
-        output_ratio: Any = None,
+        output_ratio: float | Sequence[float] | None = None,
         return_indices: bool = by_default,
         _random_samples: Tensor | None = None,
     ) -> Any:
