@@ -187,7 +187,10 @@ def rare(lib: Any) -> Any:
     parallel = lib.nn.DataParallel(layer(lib))
     found += [parallel(lib.ones(1, 4)).detach(), list(parallel.state_dict()), type(parallel.module).__name__]
     u, pool = lib.full((2, 7, 2), 0.4), lib.nn.FractionalMaxPool2d
-    big = (lib.arange(2.0 * 7 * 25) * 11 % 13).reshape(2, 7, 5, 5)
+    big = (lib.arange(2.0 * 7 * 25) * 11 % 13).reshape(2, 7, 5, 5).requires_grad_()
+    (pool(2, 3, _random_samples=u)(big) ** 2).sum().backward()
+    found.append(big.grad)
+    big = big.detach()
     found += [
         *pool(2, 3, return_indices=True, _random_samples=u)(big),
         list(pool(2, output_ratio=0.5)(big).shape),
