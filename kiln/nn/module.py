@@ -86,7 +86,6 @@ class Module(Calls, State):
 
     training: bool
     call_super_init = False  # whether __init__ passes its arguments on to the next class
-    T_destination = dict[str, Any]
     _parameters: dict[str, Parameter | None]
     _buffers: dict[str, Tensor | None]
     _modules: dict[str, Module | None]
