@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +37,7 @@ class Calls:
     forward: Callable[..., Any]
 
     def _no_hooks(self) -> None:
-        self.__dict__.update({name: OrderedDict() for name in HOOKS})
+        self.__dict__.update({name: {} for name in HOOKS})
         self.__dict__["_is_full_backward_hook"] = None
 
     def compile(self, *, fullgraph: bool = False, dynamic: bool | None = None, wait: bool = False) -> None:

@@ -68,7 +68,7 @@ class State:
     _load_state_dict_post_hooks: dict[int, Callable[..., Any]]
 
     def _no_state_hooks(self) -> None:
-        self.__dict__.update({name: OrderedDict() for name in HOOKS})
+        self.__dict__.update({name: {} for name in HOOKS})
 
     def get_extra_state(self) -> Any:
         """What else `state_dict` shall hold of this module; a class that has some defines this and
