@@ -53,7 +53,7 @@ _HINTS = (
     ),
     (
         "kiln runs in one process",
-        r"distributed\..+ DataParallel SyncBatchNorm parallel is_distributed fork wait",
+        r"distributed\..+ is_distributed fork wait",
     ),
     (
         "PyTorch removed it; kiln.linalg has its successor",
@@ -61,15 +61,14 @@ _HINTS = (
     ),
     (
         "PyTorch has it, kiln has not",
-        "AdaptiveLogSoftmaxWithLoss CrossMapLRN2d FractionalMaxPool.+ fractional_max_pool.+ "
         "(conv_tb|ctc_los)[cs] LinearCrossEntropy.+ linear_cross_entropy "
         "(grouped|scaled|scaled_grouped)_mm convolution airy_ai grid_sampler.* "
         "affine_grid_generator native_.+ batch_norm_.+ norm_except_dim lobpcg from_file "
         "(frobenius|nuclear)_norm hash_tensor slice_inverse init_num_threads "
-        "has_(lapack|mkl|openmp|spectral) .+Storage thread_safe_generator orthogonal skip_init fuse_.+ "
-        "convert_conv.+ clip_grads_with_norm_ transfer_parametrizations_and_params .*DataPipe functionalize "
+        "has_(lapack|mkl|openmp|spectral) .+Storage thread_safe_generator "
+        "transfer_parametrizations_and_params .*DataPipe functionalize "
         "replace_all_batch_norm_modules_ set_module swap_tensors deterministic CheckpointPolicy "
-        "SelectiveCheckpointContext create_selective_checkpoint_contexts as_subclass dim_order to_empty "
+        "SelectiveCheckpointContext create_selective_checkpoint_contexts as_subclass dim_order "
         "nested to_padded_tensor "
         "backcompat backend_registration BackwardHook cmake_prefix_path collect_env config cpp_backtrace "
         "DeviceType emit_itt emit_nvtx enable_reentrant_dispatch EnforceUnique ExecutionTraceObserver "
@@ -86,7 +85,7 @@ _HINTS = (
 )
 # names that classes say a hint for; modules do for every name
 TENSOR = "imag cfloat cdouble stft istft to_sparse to_dense coalesce dequantize"
-MODULE = "ipu to_empty"
+MODULE = "ipu"
 
 
 @lru_cache(maxsize=1024)

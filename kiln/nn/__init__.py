@@ -9,6 +9,9 @@ from kiln.nn import functional as functional
 from kiln.nn import init as init
 from kiln.nn import modules as modules
 from kiln.nn import utils as utils
+from kiln.nn import common_types as common_types
+from kiln.nn import grad as grad
+from kiln.nn import parallel as parallel
 from kiln.nn.activations import (
     CELU as CELU,
     ELU as ELU,
@@ -39,7 +42,11 @@ from kiln.nn.activations import (
     Tanhshrink as Tanhshrink,
     Threshold as Threshold,
 )
+from kiln.nn.adaptive import (
+    AdaptiveLogSoftmaxWithLoss as AdaptiveLogSoftmaxWithLoss,
+)
 from kiln.nn.containers import (
+    Container as Container,
     ModuleDict as ModuleDict,
     ModuleList as ModuleList,
     Sequential as Sequential,
@@ -102,6 +109,7 @@ from kiln.nn.losses import (
     MultiLabelSoftMarginLoss as MultiLabelSoftMarginLoss,
     MultiMarginLoss as MultiMarginLoss,
     NLLLoss as NLLLoss,
+    NLLLoss2d as NLLLoss2d,
     PoissonNLLLoss as PoissonNLLLoss,
     SmoothL1Loss as SmoothL1Loss,
     SoftMarginLoss as SoftMarginLoss,
@@ -117,6 +125,7 @@ from kiln.nn.normalisations import (
     BatchNorm1d as BatchNorm1d,
     BatchNorm2d as BatchNorm2d,
     BatchNorm3d as BatchNorm3d,
+    CrossMapLRN2d as CrossMapLRN2d,
     GroupNorm as GroupNorm,
     InstanceNorm1d as InstanceNorm1d,
     InstanceNorm2d as InstanceNorm2d,
@@ -124,6 +133,7 @@ from kiln.nn.normalisations import (
     LayerNorm as LayerNorm,
     LocalResponseNorm as LocalResponseNorm,
     RMSNorm as RMSNorm,
+    SyncBatchNorm as SyncBatchNorm,
 )
 from kiln.nn.padding import (
     ChannelShuffle as ChannelShuffle,
@@ -152,6 +162,9 @@ from kiln.nn.parameter import (
     UninitializedBuffer as UninitializedBuffer,
     UninitializedParameter as UninitializedParameter,
 )
+from kiln.nn.parallel import (
+    DataParallel as DataParallel,
+)
 from kiln.nn.parameter_containers import (
     ParameterDict as ParameterDict,
     ParameterList as ParameterList,
@@ -166,6 +179,8 @@ from kiln.nn.pooling import (
     AvgPool1d as AvgPool1d,
     AvgPool2d as AvgPool2d,
     AvgPool3d as AvgPool3d,
+    FractionalMaxPool2d as FractionalMaxPool2d,
+    FractionalMaxPool3d as FractionalMaxPool3d,
     LPPool1d as LPPool1d,
     LPPool2d as LPPool2d,
     LPPool3d as LPPool3d,

@@ -17,6 +17,7 @@ from kiln._core import Op, Tensor
 from kiln.absent import no_attribute
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
+from kiln.nn import _reduction as _flags
 from kiln.nn.ctc import ctc_loss as ctc_loss
 from kiln.nn.dropouts import alpha_dropout as alpha_dropout
 from kiln.nn.dropouts import dropout as dropout
@@ -34,6 +35,10 @@ from kiln.table import registry
 
 Numbers = int | Sequence[int]
 _REDUCTIONS = ("none", "mean", "sum")
+_FLAGGED = frozenset(
+    "cosine_embedding_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss multilabel_margin_loss "
+    "multilabel_soft_margin_loss poisson_nll_loss soft_margin_loss triplet_margin_loss".split()
+)
 _METHODS = ("relu", "hardshrink")  # methods of tensors, and still layers
 
 
@@ -64,6 +69,8 @@ def _found(name: str) -> Any:
         function = None
     if function is None:
         no_attribute(__name__, name)
+    if name in _FLAGGED:
+        function = _with_flags(name, function)
     written = registry.INPLACE.get(name)
     globals()[name] = function if written is None else _with_inplace(name, function, written)
     return globals()[name]
@@ -177,7 +184,9 @@ def cross_entropy(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
+    size_average: bool | None = None,
     ignore_index: int = -100,
+    reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
@@ -186,14 +195,23 @@ def cross_entropy(
     input (N, C), (C) or (N, C, d...); target: class indices, or probabilities of input's shape. "mean"
     divides by the targets' weight, ignored ones left out.
     """
+    reduction = _flagged(size_average, reduce, reduction)
     _reduction("cross_entropy", reduction)
     options: dict[str, Any] = {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
     loss: Tensor = ops.cross_entropy(input, target, **options, label_smoothing=label_smoothing)
     return loss
 
 
-def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean", weight: Tensor | None = None) -> Tensor:
+def mse_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Tensor:
     """(input - target)**2, averaged, summed or elementwise."""
+    reduction = _flagged(size_average, reduce, reduction)
     _reduction("mse_loss", reduction)
     _warn_of_broadcast(input, target)
     _weights(input, weight)
@@ -201,8 +219,16 @@ def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean", weight: Ten
     return loss
 
 
-def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", weight: Tensor | None = None) -> Tensor:
+def l1_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Tensor:
     """|input - target|, averaged, summed or elementwise."""
+    reduction = _flagged(size_average, reduce, reduction)
     _reduction("l1_loss", reduction)
     _warn_of_broadcast(input, target)
     _weights(input, weight)
@@ -210,8 +236,16 @@ def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", weight: Tens
     return loss
 
 
-def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+def smooth_l1_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    beta: float = 1.0,
+) -> Tensor:
     """The difference squared over 2 beta where it is below `beta`, else its size less beta / 2."""
+    reduction = _flagged(size_average, reduce, reduction)
     _warn_of_broadcast(input, target)
     loss: Tensor = ops.smooth_l1_loss(input, target, reduction, beta)
     return loss
@@ -231,13 +265,16 @@ def nll_loss(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
+    size_average: bool | None = None,
     ignore_index: int = -100,
+    reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
     """Minus the log-probability that `input` (N, C), (C) or (N, C, d...) gives the classes `target`.
 
     "mean" divides by the targets' weight, ignored ones left out.
     """
+    reduction = _flagged(size_average, reduce, reduction)
     _reduction("nll_loss", reduction)
     loss: Tensor = ops.nll_loss(input, target, weight, ignore_index, reduction)
     return loss
@@ -247,6 +284,8 @@ def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:
@@ -254,6 +293,7 @@ def binary_cross_entropy_with_logits(
 
     `weight` scales every term, `pos_weight` those of the positive class; both broadcast.
     """
+    reduction = _flagged(size_average, reduce, reduction)
     _reduction("binary_cross_entropy_with_logits", reduction)
     _same_sizes(input, target)
     loss: Tensor = ops.binary_cross_entropy_with_logits(input, target, weight, reduction, pos_weight)
@@ -261,13 +301,19 @@ def binary_cross_entropy_with_logits(
 
 
 def binary_cross_entropy(
-    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
 ) -> Tensor:
     """The cross entropy of probabilities `input` and `target`, of one shape and dtype; finite at 0 and 1.
 
     `weight` scales every term and broadcasts. RuntimeError for what is no probability: the values are looked
     at, which ends a recording.
     """
+    reduction = _flagged(size_average, reduce, reduction)
     _reduction("binary_cross_entropy", reduction)
     if input.shape != target.shape:
         raise ValueError(
@@ -284,11 +330,19 @@ def binary_cross_entropy(
     return loss
 
 
-def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: bool = False) -> Tensor:
+def kl_div(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    log_target: bool = False,
+) -> Tensor:
     """The divergence of probabilities `target` from those whose logarithms `input` holds.
 
     "batchmean" is the sum over the size of dim 0; `log_target`: the target holds logarithms too.
     """
+    reduction = _flagged(size_average, reduce, reduction)
     if reduction == "mean":
         warnings.warn(
             "reduction: 'mean' divides the total loss by both the batch size and the support size. "
@@ -354,6 +408,25 @@ def _same_sizes(input: Tensor, target: Tensor) -> None:
         raise ValueError(
             f"Target size ({list(target.shape)}) must be the same as input size ({list(input.shape)})"
         )
+
+
+def _flagged(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+    """The reduction, or what the flags before it mean."""
+    if size_average is None and reduce is None:
+        return reduction
+    return _flags.legacy_get_string(size_average, reduce)
+
+
+def _with_flags(name: str, function: Any) -> Any:
+    """A loss of the table with the keywords `size_average` and `reduce`, which were before `reduction`."""
+
+    def call(*args: Any, size_average: bool | None = None, reduce: bool | None = None, **kwargs: Any) -> Any:
+        if size_average is not None or reduce is not None:
+            kwargs["reduction"] = _flags.legacy_get_string(size_average, reduce)
+        return function(*args, **kwargs)
+
+    call.__doc__ = function.__doc__
+    return _callables.named(name, call)
 
 
 def _reduction(op: str, reduction: str) -> None:

@@ -1,5 +1,8 @@
-"""Forward hooks: functions called before or after a module's `forward`, and the handle that removes one.
-Hooks of every module.
+"""Hooks: what is called before or after a module's `forward`, the handle that removes one, hooks of every
+module.
+
+A module keeps functions by number, and beside them which take keyword arguments and which are called after
+errors.
 """
 
 from __future__ import annotations
@@ -10,66 +13,45 @@ from typing import Any
 from warnings import warn
 
 _numbers = count()
+_LATER = object()
 
 
-class Hook:
-    """One hook: the function, whether it takes the keyword arguments, whether it is called after errors."""
-
-    __slots__ = ("always", "function", "with_kwargs")
-
-    def __init__(self, function: Callable[..., Any], with_kwargs: bool, always: bool = False) -> None:
-        self.function = function
-        self.with_kwargs = with_kwargs
-        self.always = always
-
-    def before(
-        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments forward is to get: those given, or those the hook returned."""
-        if not self.with_kwargs:
-            came = self.function(module, args)
-            return (args if came is None else came if isinstance(came, tuple) else (came,)), kwargs
-        came = self.function(module, args, kwargs)
-        if came is None:
-            return args, kwargs
-        if not isinstance(came, tuple) or len(came) != 2:
-            raise RuntimeError(f"forward pre-hook: expected None or a tuple (args, kwargs), got {came!r}")
-        return came[0], came[1]
-
-    def after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        """The result the caller is to get: forward's, or what the hook returned."""
-        given = (args, kwargs) if self.with_kwargs else (args,)
-        came = self.function(module, *given, result)
-        return result if came is None else came
+def before(
+    hook: Callable[..., Any], with_kwargs: bool, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments forward is to get: those given, or those the hook returned."""
+    if not with_kwargs:
+        came = hook(module, args)
+        return (args if came is None else came if isinstance(came, tuple) else (came,)), kwargs
+    came = hook(module, args, kwargs)
+    if came is None:
+        return args, kwargs
+    if not isinstance(came, tuple) or len(came) != 2:
+        raise RuntimeError(
+            f"forward pre-hook must return None or a tuple of (new_args, new_kwargs), got {came!r}"
+        )
+    return came[0], came[1]
 
 
-def of_pytorch(state: dict[str, Any]) -> dict[str, Any]:
-    """What a pickled module of PyTorch's has under other names: its hooks are functions by number, and apart
-    from them it says which take keyword arguments, and which are called after errors.
-    """
+# the function, whether it takes the keyword arguments, whether it is called after errors
+Post = tuple[Callable[..., Any], bool, bool]
 
-    def said(name: str) -> dict[int, Any]:
-        return dict(state.get(name) or {})
 
-    def hooks(name: str) -> dict[int, Hook]:
-        with_kwargs, always = said(f"{name}_with_kwargs"), said(f"{name}_always_called")
-        return {n: Hook(function, n in with_kwargs, n in always) for n, function in said(name).items()}
-
-    forward = {name: hooks(name) for name in ("_forward_pre_hooks", "_forward_hooks")}
-    backward = {name: said(name) for name in ("_backward_pre_hooks", "_backward_hooks")}
-    hooked = any(forward.values()) or any(backward.values())
-    absent = set(state.get("_non_persistent_buffers_set") or ())
-    return {**forward, **backward, "_hooked": hooked, "_non_persistent": absent}
+def after(hook: Post, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    """The result the caller is to get: forward's, or what the hook returned."""
+    function, with_kwargs, _ = hook
+    came = function(module, args, kwargs, result) if with_kwargs else function(module, args, result)
+    return result if came is None else came
 
 
 def call_after_error(
-    hooks: Iterable[Hook], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    hooks: Iterable[Post], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:
     """Calls those of the hooks that are called whatever happens; what they raise is only a warning."""
     for hook in hooks:
-        if hook.always:
+        if hook[2]:
             try:
-                result = hook.after(module, args, kwargs, result)
+                result = after(hook, module, args, kwargs, result)
             except Exception as error:
                 warn(
                     "module forward hook with ``always_call=True`` raised an exception that was silenced as "
@@ -81,29 +63,61 @@ def call_after_error(
 class Everywhere:
     """The hooks of every module, called before its own."""
 
-    forward_pre: dict[int, Hook] = {}
-    forward: dict[int, Hook] = {}
+    forward_pre: dict[int, Callable[..., Any]] = {}
+    forward: dict[int, Callable[..., Any]] = {}
+    forward_with_kwargs: dict[int, bool] = {}
+    forward_always_called: dict[int, bool] = {}
     backward_pre: dict[int, Callable[..., Any]] = {}
     backward: dict[int, Callable[..., Any]] = {}
+    is_full_backward_hook: bool | None = None
+    # called with (module, name, value) where a module is given something to own; what they return replaces it
+    registration: dict[str, dict[int, Callable[..., Any]]] = {
+        "_parameters": {},
+        "_buffers": {},
+        "_modules": {},
+    }
+
+
+def registered(module: Any, kind: str, name: str, value: Any) -> Any:
+    """What a module is to own under `name`: `value`, or what hooks of every module put in its place."""
+    for hook in list(Everywhere.registration[kind].values()):
+        came = hook(module, name, value)
+        value = value if came is None else came
+    return value
 
 
 class RemovableHandle:
-    """Removes its hook by `remove()` or at the end of a `with` block; removing twice is no error."""
+    """Removes its hook by `remove()` or at the end of a `with` block; removing twice is no error.
 
-    __slots__ = ("_hooks", "id")
+    Without a `hook` it only draws a number, under which the caller enters one. `extra_dict` is a dict, or a
+    list of some, with what else is said of a hook by its number.
+    """
 
-    def __init__(self, hooks: dict[int, Any], hook: Any, first: bool) -> None:
-        self._hooks = hooks
+    __slots__ = ("__weakref__", "_extra", "_hooks", "id")
+
+    def __init__(
+        self,
+        hooks_dict: dict[int, Any],
+        hook: Any = _LATER,
+        first: bool = False,
+        *,
+        extra_dict: dict[int, Any] | list[dict[int, Any]] | None = None,
+    ) -> None:
+        self._hooks = hooks_dict
+        self._extra = [extra_dict] if isinstance(extra_dict, dict) else list(extra_dict or ())
         self.id = next(_numbers)
-        others = dict(hooks) if first else {}
+        if hook is _LATER:
+            return
+        others = dict(hooks_dict) if first else {}
         if first:
-            hooks.clear()
-        hooks[self.id] = hook
-        hooks.update(others)
+            hooks_dict.clear()
+        hooks_dict[self.id] = hook
+        hooks_dict.update(others)
 
     def remove(self) -> None:
         """Take the hook out."""
-        self._hooks.pop(self.id, None)
+        for names in (self._hooks, *self._extra):
+            names.pop(self.id, None)
 
     def __enter__(self) -> RemovableHandle:
         return self

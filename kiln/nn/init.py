@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from kiln import ops
@@ -242,6 +243,27 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
     """gain / sqrt(fan)."""
     return calculate_gain(nonlinearity, a) / math.sqrt(_calculate_correct_fan(tensor, mode))
 
+
+def _old(name: str) -> Any:
+    """A function under the name it had before it ended in "_"."""
+    new = globals()[f"{name}_"]
+
+    @wraps(new)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        warnings.warn(
+            f"`nn.init.{name}` is now deprecated in favor of `nn.init.{name}_`.", FutureWarning, stacklevel=2
+        )
+        return new(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"`{name}_` under its old name, which a FutureWarning says."
+    return call
+
+
+uniform, normal, constant, eye, dirac = map(_old, ("uniform", "normal", "constant", "eye", "dirac"))
+xavier_uniform, xavier_normal = map(_old, ("xavier_uniform", "xavier_normal"))
+kaiming_uniform, kaiming_normal = map(_old, ("kaiming_uniform", "kaiming_normal"))
+orthogonal, sparse = map(_old, ("orthogonal", "sparse"))
 
 name_all(globals(), "kiln.nn")
 _hint_missing(__name__)

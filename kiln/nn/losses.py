@@ -2,54 +2,85 @@
 
 from __future__ import annotations
 
+import warnings
+
 from kiln._core import Tensor
 from kiln.nn import functional
+from kiln.nn._reduction import legacy_get_string
 from kiln.nn.ctc import Lengths, ctc_loss
 from kiln.nn.module import Module
 
 
 class _Loss(Module):
-    """A loss whose values are averaged, summed or left as they are ("none")."""
+    """A loss whose values are averaged, summed or left as they are ("none").
 
-    def __init__(self, *, reduction: str = "mean") -> None:
+    `size_average` and `reduce` are the flags before `reduction`, and deprecated: a warning says what they
+    mean.
+    """
+
+    def __init__(
+        self, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean"
+    ) -> None:
         super().__init__()
-        self.reduction = reduction
+        flags = size_average is not None or reduce is not None
+        self.reduction = legacy_get_string(size_average, reduce) if flags else reduction
 
 
-class CrossEntropyLoss(_Loss):
-    """Minus the log-probability of targets under logits; see `functional.cross_entropy`."""
+class _WeightedLoss(_Loss):
+    """A loss with a weight, kept as a buffer."""
 
     weight: Tensor | None
 
     def __init__(
         self,
         weight: Tensor | None = None,
-        *,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(size_average, reduce, reduction)
+        self.register_buffer("weight", weight)
+
+
+class CrossEntropyLoss(_WeightedLoss):
+    """Minus the log-probability of targets under logits; see `functional.cross_entropy`."""
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
         ignore_index: int = -100,
+        reduce: bool | None = None,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__(reduction=reduction)
-        self.register_buffer("weight", weight)
+        super().__init__(weight, size_average, reduce, reduction)
         self.ignore_index = ignore_index
         self.label_smoothing = label_smoothing
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return functional.cross_entropy(
-            input, target, self.weight, self.ignore_index, self.reduction, self.label_smoothing
+            input,
+            target,
+            self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
         )
 
 
-class NLLLoss(_Loss):
+class NLLLoss(_WeightedLoss):
     """Minus the log-probability of targets, given log-probabilities; see `functional.nll_loss`."""
 
-    weight: Tensor | None
-
     def __init__(
-        self, weight: Tensor | None = None, *, ignore_index: int = -100, reduction: str = "mean"
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = -100,
+        reduce: bool | None = None,
+        reduction: str = "mean",
     ) -> None:
-        super().__init__(reduction=reduction)
-        self.register_buffer("weight", weight)
+        super().__init__(weight, size_average, reduce, reduction)
         self.ignore_index = ignore_index
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -58,44 +89,60 @@ class NLLLoss(_Loss):
         )
 
 
+class NLLLoss2d(NLLLoss):
+    """NLLLoss under an old name: deprecated, which a FutureWarning says."""
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = -100,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+    ) -> None:
+        warnings.warn(
+            "NLLLoss2d has been deprecated. Please use NLLLoss instead as a drop-in replacement.",
+            FutureWarning,
+            stacklevel=2,
+        )
+        super().__init__(weight, size_average, ignore_index, reduce, reduction)
+
+
 class MSELoss(_Loss):
     """The squared difference, averaged, summed or elementwise."""
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return functional.mse_loss(input, target, self.reduction)
+        return functional.mse_loss(input, target, reduction=self.reduction)
 
 
 class L1Loss(_Loss):
     """The absolute difference, averaged, summed or elementwise."""
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return functional.l1_loss(input, target, self.reduction)
+        return functional.l1_loss(input, target, reduction=self.reduction)
 
 
-class BCELoss(_Loss):
+class BCELoss(_WeightedLoss):
     """The cross entropy of probabilities and targets in [0, 1]; see `functional.binary_cross_entropy`."""
 
-    weight: Tensor | None
-
-    def __init__(self, weight: Tensor | None = None, *, reduction: str = "mean") -> None:
-        super().__init__(reduction=reduction)
-        self.register_buffer("weight", weight)
-
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return functional.binary_cross_entropy(input, target, self.weight, self.reduction)
+        return functional.binary_cross_entropy(input, target, self.weight, reduction=self.reduction)
 
 
-class BCEWithLogitsLoss(_Loss):
+class BCEWithLogitsLoss(_WeightedLoss):
     """The same of logits; see `functional.binary_cross_entropy_with_logits`."""
 
-    weight: Tensor | None
     pos_weight: Tensor | None
 
     def __init__(
-        self, weight: Tensor | None = None, *, reduction: str = "mean", pos_weight: Tensor | None = None
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        pos_weight: Tensor | None = None,
     ) -> None:
-        super().__init__(reduction=reduction)
-        self.register_buffer("weight", weight)
+        super().__init__(weight, size_average, reduce, reduction)
         self.register_buffer("pos_weight", pos_weight)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -107,23 +154,35 @@ class BCEWithLogitsLoss(_Loss):
 class KLDivLoss(_Loss):
     """The divergence of probabilities from those whose logarithms are given; see `functional.kl_div`."""
 
-    def __init__(self, *, reduction: str = "mean", log_target: bool = False) -> None:
-        super().__init__(reduction=reduction)
+    def __init__(
+        self,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        log_target: bool = False,
+    ) -> None:
+        super().__init__(size_average, reduce, reduction)
         self.log_target = log_target
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return functional.kl_div(input, target, self.reduction, self.log_target)
+        return functional.kl_div(input, target, reduction=self.reduction, log_target=self.log_target)
 
 
 class SmoothL1Loss(_Loss):
     """Squared below `beta`, a line beyond; see `functional.smooth_l1_loss`."""
 
-    def __init__(self, *, reduction: str = "mean", beta: float = 1.0) -> None:
-        super().__init__(reduction=reduction)
+    def __init__(
+        self,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        beta: float = 1.0,
+    ) -> None:
+        super().__init__(size_average, reduce, reduction)
         self.beta = beta
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        loss: Tensor = functional.smooth_l1_loss(input, target, self.reduction, self.beta)
+        loss: Tensor = functional.smooth_l1_loss(input, target, reduction=self.reduction, beta=self.beta)
         return loss
 
 
@@ -145,9 +204,15 @@ class PoissonNLLLoss(_Loss):
     """Minus the log-likelihood of counts; see `functional.poisson_nll_loss`."""
 
     def __init__(
-        self, log_input: bool = True, full: bool = False, *, eps: float = 1e-8, reduction: str = "mean"
+        self,
+        log_input: bool = True,
+        full: bool = False,
+        size_average: bool | None = None,
+        eps: float = 1e-8,
+        reduce: bool | None = None,
+        reduction: str = "mean",
     ) -> None:
-        super().__init__(reduction=reduction)
+        super().__init__(size_average, reduce, reduction)
         self.log_input, self.full, self.eps = log_input, full, eps
 
     def forward(self, log_input: Tensor, target: Tensor) -> Tensor:
@@ -172,8 +237,14 @@ class GaussianNLLLoss(_Loss):
 class _MarginLoss(_Loss):
     """A loss with a margin."""
 
-    def __init__(self, margin: float = 0.0, *, reduction: str = "mean") -> None:
-        super().__init__(reduction=reduction)
+    def __init__(
+        self,
+        margin: float = 0.0,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(size_average, reduce, reduction)
         self.margin = margin
 
 
@@ -196,8 +267,14 @@ class CosineEmbeddingLoss(_MarginLoss):
 class HingeEmbeddingLoss(_MarginLoss):
     """Distances to be small or above a margin; see `functional.hinge_embedding_loss`."""
 
-    def __init__(self, margin: float = 1.0, *, reduction: str = "mean") -> None:
-        super().__init__(margin, reduction=reduction)
+    def __init__(
+        self,
+        margin: float = 1.0,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(margin, size_average, reduce, reduction)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         loss: Tensor = functional.hinge_embedding_loss(input, target, self.margin, self.reduction)
@@ -213,10 +290,11 @@ class TripletMarginLoss(_MarginLoss):
         p: float = 2.0,
         eps: float = 1e-6,
         swap: bool = False,
-        *,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
         reduction: str = "mean",
     ) -> None:
-        super().__init__(margin, reduction=reduction)
+        super().__init__(margin, size_average, reduce, reduction)
         if margin <= 0:
             raise ValueError(f"TripletMarginLoss: expected margin to be greater than 0, got {margin} instead")
         self.p, self.eps, self.swap = p, eps, swap
@@ -234,9 +312,15 @@ class MultiMarginLoss(_MarginLoss):
     weight: Tensor | None
 
     def __init__(
-        self, p: int = 1, margin: float = 1.0, weight: Tensor | None = None, *, reduction: str = "mean"
+        self,
+        p: int = 1,
+        margin: float = 1.0,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
     ) -> None:
-        super().__init__(margin, reduction=reduction)
+        super().__init__(margin, size_average, reduce, reduction)
         if p not in (1, 2):
             raise ValueError("only p == 1 and p == 2 supported")
         if weight is not None and weight.ndim != 1:
@@ -267,14 +351,8 @@ class SoftMarginLoss(_Loss):
         return loss
 
 
-class MultiLabelSoftMarginLoss(_Loss):
+class MultiLabelSoftMarginLoss(_WeightedLoss):
     """The cross entropy of each class by itself; see `functional.multilabel_soft_margin_loss`."""
-
-    weight: Tensor | None
-
-    def __init__(self, weight: Tensor | None = None, *, reduction: str = "mean") -> None:
-        super().__init__(reduction=reduction)
-        self.register_buffer("weight", weight)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         loss: Tensor = functional.multilabel_soft_margin_loss(input, target, self.weight, self.reduction)

@@ -11,30 +11,29 @@ where a program writes to them itself: `model._modules["head"] = Identity()`.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
-from kiln import _core
+from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.absent import MODULE, leave_out
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
 from kiln.late import later
-from kiln.nn.backward_hooks import Call, watch_node
-from kiln.nn.hooks import Everywhere, Hook, RemovableHandle, call_after_error, of_pytorch
+from kiln.nn.calls import HOOKS, Calls
+from kiln.nn.hooks import registered
 from kiln.nn.parameter import Buffer, Parameter, is_lazy
 from kiln.nn.placement import placement
-from kiln.nn.state import IncompatibleKeys, load_tree, save_tree
+from kiln.nn.state import State
 
 if TYPE_CHECKING:
+    from kiln._typed.words import Device
     from kiln.capture.callables import HasForward, P, Result
 
 Self = TypeVar("Self", bound="Module")
 
 _describe = later("kiln.table.mistakes", "describe_layer")
-_compiled_in_place = later("kiln.capture.compile", "in_place")
 
 _KINDS = ("_parameters", "_buffers", "_modules")
 
@@ -71,7 +70,7 @@ class Owned(dict[str, Any]):
         return dict, (dict(self),)  # a copy belongs to nobody until `__setstate__` of its module
 
 
-class Module:
+class Module(Calls, State):
     """Base of every layer and model: assign parameters and modules in `__init__`, compute in `forward`.
 
     >>> import kiln
@@ -86,30 +85,29 @@ class Module:
     """
 
     training: bool
+    call_super_init = False  # whether __init__ passes its arguments on to the next class
     _parameters: dict[str, Parameter | None]
     _buffers: dict[str, Tensor | None]
     _modules: dict[str, Module | None]
-    _non_persistent: set[str]
-    _forward_pre_hooks: dict[int, Hook]
-    _forward_hooks: dict[int, Hook]
-    _backward_pre_hooks: dict[int, Callable[..., Any]]
-    _backward_hooks: dict[int, Callable[..., Any]]
-    # whether any of these ever held one, or every module has, or compile() was called: all that a call asks
-    _hooked = False
-    _compiled_call_impl: Callable[..., Any] | None = None
-    _is_full_backward_hook: bool | None = (
-        None  # of _backward_hooks: whether they are of the module, not a node
-    )
+    _non_persistent_buffers_set: set[str]
 
-    def __init__(self) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if not self.call_super_init and (args or kwargs):
+            name = f"{type(self).__name__}.__init__()"
+            if kwargs:
+                raise TypeError(f"{name} got an unexpected keyword argument '{next(iter(kwargs))}'")
+            raise TypeError(f"{name} takes 1 positional argument but {len(args) + 1} were given")
         for kind in _KINDS:
             for name in self.__dict__.get(kind, ()):  # of a module whose __init__ is called again
                 del self.__dict__[name]
         self.__dict__.update(
-            training=True, _non_persistent=set(),
+            training=True, _non_persistent_buffers_set=set(),
             _parameters=Owned(self), _buffers=Owned(self), _modules=Owned(self),
-            _forward_pre_hooks={}, _forward_hooks={}, _backward_pre_hooks={}, _backward_hooks={},
         )  # fmt: skip
+        self._no_hooks()
+        self._no_state_hooks()
+        if self.call_super_init:
+            super().__init__(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module computes; every subclass defines it."""
@@ -129,102 +127,6 @@ class Module:
             except Exception as error:
                 _core.set_handled(_describe(self, args, kwargs, error))
                 raise
-
-    def compile(self, *, fullgraph: bool = False, dynamic: bool | None = None, wait: bool = False) -> None:
-        """From now on calls of this module are recorded and run as programs, as by `kiln.compile`."""
-        self._hooked = True
-        self._compiled_call_impl = _compiled_in_place(
-            Module._call_impl, type(self).__qualname__, fullgraph=fullgraph, dynamic=dynamic, wait=wait
-        )
-
-    def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What is more than `forward` alone."""
-        if self._compiled_call_impl is not None:
-            return self._compiled_call_impl(self, *args, **kwargs)
-        return self._call_impl(*args, **kwargs)
-
-    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
-        """forward between its hooks; a hook that returns something replaces the arguments or the result."""
-        result = None
-        posts = [*Everywhere.forward.values(), *self._forward_hooks.values()]
-        try:
-            for pre in [*Everywhere.forward_pre.values(), *self._forward_pre_hooks.values()]:
-                args, kwargs = pre.before(self, args, kwargs)
-            full = self._is_full_backward_hook is not False
-            before = [*Everywhere.backward_pre.values(), *self._backward_pre_hooks.values()]
-            after = [*Everywhere.backward.values(), *(self._backward_hooks.values() if full else ())]
-            call = Call(self, before, after) if before or after else None
-            if call is not None:
-                args = call.enter(args)
-            result = self.forward(*args, **kwargs)
-            while posts:
-                result = posts.pop(0).after(self, args, kwargs, result)
-            if call is not None:
-                result = call.leave(result)
-            if not full:
-                watch_node(self, list(self._backward_hooks.values()), args, result)
-            return result
-        except Exception:
-            call_after_error(posts, self, args, kwargs, result)
-            raise
-
-    def register_forward_pre_hook(
-        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
-    ) -> RemovableHandle:
-        """Call `hook(module, args[, kwargs])` before forward; what it returns replaces the arguments."""
-        self._hooked = True
-        return RemovableHandle(self._forward_pre_hooks, Hook(hook, with_kwargs), prepend)
-
-    def register_forward_hook(
-        self,
-        hook: Callable[..., Any],
-        *,
-        prepend: bool = False,
-        with_kwargs: bool = False,
-        always_call: bool = False,
-    ) -> RemovableHandle:
-        """Call `hook(module, args[, kwargs], result)` after forward; what it returns replaces the result.
-
-        With `always_call` also after an error, with the result as far as there is one.
-        """
-        self._hooked = True
-        return RemovableHandle(self._forward_hooks, Hook(hook, with_kwargs, always_call), prepend)
-
-    def register_full_backward_pre_hook(
-        self, hook: Callable[..., Any], prepend: bool = False
-    ) -> RemovableHandle:
-        """Call `hook(module, grad_outputs)` when backward comes to the module's results.
-
-        `grad_outputs` is a tuple, None for what has no gradient; a tuple it returns goes on instead.
-        """
-        self._hooked = True
-        return RemovableHandle(self._backward_pre_hooks, hook, prepend)
-
-    def register_full_backward_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
-        """Call `hook(module, grad_inputs, grad_outputs)` when backward has passed the module.
-
-        Tuples of the gradients of the positional arguments and of the results (a tensor or a tuple of some),
-        None for what has none; a tuple it returns goes on in place of `grad_inputs`. If no argument requires
-        gradients it is called with those of the results. RuntimeError beside register_backward_hook.
-        """
-        return self._add_backward_hook(True, hook, prepend)
-
-    def register_backward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call `hook(module, grad_inputs, grad_outputs)` of the last node of forward: deprecated.
-
-        Where forward makes several nodes, `grad_inputs` are not the module's, which a FutureWarning says:
-        register_full_backward_hook has them. RuntimeError beside it.
-        """
-        return self._add_backward_hook(False, hook, False)
-
-    def _add_backward_hook(self, full: bool, hook: Callable[..., Any], prepend: bool) -> RemovableHandle:
-        if self._is_full_backward_hook is (not full):
-            raise RuntimeError(
-                "Cannot use both regular backward hooks and full backward hooks on a single Module. Please "
-                "use only one of them."
-            )
-        self._hooked, self._is_full_backward_hook = True, full
-        return RemovableHandle(self._backward_hooks, hook, prepend)
 
     # -- what a module owns ---------------------------------------------------------------------------
 
@@ -247,7 +149,12 @@ class Module:
         if tensor is not None and not isinstance(tensor, Tensor):
             raise TypeError(message(f"register_buffer('{name}')", "a tensor or None", describe(tensor)))
         self._own("_buffers", name, tensor)
-        (self._non_persistent.discard if persistent else self._non_persistent.add)(name)
+        self._keep(name, persistent)
+
+    def _keep(self, name: str, persistent: bool) -> None:
+        """Whether the buffer of a name goes into state_dict."""
+        left_out = self._non_persistent_buffers_set
+        (left_out.discard if persistent else left_out.add)(name)
 
     def register_module(self, name: str, module: Module | None) -> None:
         """Own `module` as a child under `name`."""
@@ -268,16 +175,17 @@ class Module:
         owned: dict[str, Any] = self.__dict__[kind]
         if name not in owned and hasattr(self, name):
             raise KeyError(f"attribute '{name}' already exists")
-        owned[name] = value
+        owned[name] = registered(self, kind, name, value)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """What a copy of a module is given, or a pickle of PyTorch's: what it owns becomes its own."""
+        self._no_hooks()
+        self._no_state_hooks()
         self.__dict__.update(state)
         for kind in _KINDS:
             self.__dict__[kind] = Owned(self, state[kind])
             self.__dict__.update(state[kind])
-        if "_non_persistent" not in state:
-            self.__dict__.update(of_pytorch(state))
+        self._hooked = self._hooked or any(self.__dict__[name] for name in HOOKS)
 
     if TYPE_CHECKING:  # buffers, and what `model[0]` has, are known when it runs
 
@@ -291,7 +199,7 @@ class Module:
             self._assign("_modules", name, value, self.register_module)
         elif isinstance(value, Buffer):
             self._assign("_buffers", name, value, self.register_buffer)
-            (self._non_persistent.discard if value.persistent else self._non_persistent.add)(name)
+            self._keep(name, value.persistent)
         elif "_parameters" in state and name in state["_parameters"]:
             self._replace("_parameters", name, value, "kiln.nn.Parameter")
         elif "_parameters" in state and name in state["_modules"]:
@@ -299,7 +207,7 @@ class Module:
         elif "_parameters" in state and name in state["_buffers"]:
             if value is not None and not isinstance(value, Tensor):
                 self._replace("_buffers", name, value, "kiln.Tensor")
-            state["_buffers"][name] = value
+            state["_buffers"][name] = registered(self, "_buffers", name, value)
         else:
             object.__setattr__(self, name, value)
 
@@ -307,12 +215,12 @@ class Module:
         """`self.name = value` for a value of an owned kind: in place if the name has this kind, else anew."""
         owned = self.__dict__.get(kind)
         if owned is not None and name in owned:
-            owned[name] = value
+            owned[name] = registered(self, kind, name, value)
             return
         if owned is not None:
             for other in _KINDS:
                 self.__dict__[other].pop(name, None)
-            self._non_persistent.discard(name)
+            self._non_persistent_buffers_set.discard(name)
             self.__dict__.pop(name, None)
         register(name, value)
 
@@ -326,7 +234,7 @@ class Module:
 
     def __delattr__(self, name: str) -> None:
         owned = [self.__dict__[kind] for kind in _KINDS if name in self.__dict__[kind]]
-        self._non_persistent.discard(name)
+        self._non_persistent_buffers_set.discard(name)
         for names in owned:
             del names[name]
         if not owned:
@@ -413,6 +321,30 @@ class Module:
         module: Module = found
         return module
 
+    def set_submodule(self, target: str, module: Module, strict: bool = False) -> None:
+        """Put `module` at a dotted path, in place of what is there; `strict`: AttributeError if nothing is.
+
+        ValueError for an empty path or what is no Module, AttributeError for a path of no modules.
+
+        >>> import kiln
+        >>> model = kiln.nn.Sequential(kiln.nn.Linear(2, 3), kiln.nn.ReLU())
+        >>> model.set_submodule("1", kiln.nn.Tanh())
+        >>> model[1]
+        Tanh()
+        """
+        if not target:
+            raise ValueError("Cannot set the submodule without a target name!")
+        if not isinstance(module, Module):
+            raise ValueError(f"`module` is not an nn.Module, found {type(module)}")
+        path, _, name = target.rpartition(".")
+        parent = self.get_submodule(path)
+        held = getattr(parent, name, None)
+        if held is None and strict:
+            raise AttributeError(f"{parent._get_name()} has no attribute `{name}`")
+        if held is not None and not isinstance(held, Module):
+            raise AttributeError(f"`{name}` is not an nn.Module")
+        setattr(parent, name, module)
+
     def get_parameter(self, target: str) -> Parameter:
         """The parameter at a dotted path. Raises AttributeError."""
         path, _, name = target.rpartition(".")
@@ -468,20 +400,27 @@ class Module:
                 param.grad = param.grad.detach()
                 param.grad.zero_()
 
-    def _apply(self: Self, convert: Callable[[Tensor], Tensor]) -> Self:
+    def _apply(self: Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Replace the memory of every parameter, gradient and buffer; parameters keep their identity."""
-        done: set[int] = set()
-        for module in self.modules():
-            for param in module._parameters.values():
-                if param is not None and id(param) not in done:
-                    done.add(id(param))
-                    _convert_parameter(param, convert)
-            for name, buffer in module._buffers.items():
-                if buffer is not None and is_lazy(buffer):
-                    buffer.data = convert(buffer.data)
-                elif buffer is not None:
-                    setattr(module, name, convert(buffer))
+        for module in self.children() if recurse else ():
+            module._apply(fn)
+        for param in self._parameters.values():
+            if param is not None:
+                _convert_parameter(param, fn)
+        for name, buffer in self._buffers.items():
+            if buffer is not None and is_lazy(buffer):
+                buffer.data = fn(buffer.data)
+            elif buffer is not None:
+                self._buffers[name] = fn(buffer)
         return self
+
+    def to_empty(self: Self, *, device: Device | None, recurse: bool = True) -> Self:
+        """Give parameters and buffers memory of `device` with any values in it, of the same shapes and
+        dtypes.
+
+        For who fills them at once: `load_state_dict`, `reset_parameters`.
+        """
+        return self._apply(lambda x: ops.empty_like(x, device=device), recurse)
 
     def to(self: Self, *args: Any, **kwargs: Any) -> Self:
         """Move to a device, convert floating tensors to a dtype; to(tensor) takes both from it.
@@ -496,6 +435,10 @@ class Module:
             return y.to(place.dtype) if place.dtype is not None and y.dtype.is_floating_point else y
 
         return self._apply(convert)
+
+    def type(self: Self, dst_type: _core.dtype | str) -> Self:
+        """Convert every parameter and buffer, integers too, to a dtype."""
+        return self._apply(lambda x: x.type(dst_type))
 
     def cpu(self: Self) -> Self:
         """Move to main memory."""
@@ -530,26 +473,6 @@ class Module:
     def bfloat16(self: Self) -> Self:
         """Convert floating tensors to bfloat16."""
         return self.to(_core.bfloat16)
-
-    # -- state ----------------------------------------------------------------------------------------
-
-    def state_dict(
-        self, *, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
-    ) -> dict[str, Any]:
-        """Parameters and persistent buffers by dotted name: detached unless `keep_vars`, sharing memory."""
-        destination = OrderedDict() if destination is None else destination
-        save_tree(self, destination, prefix, keep_vars)
-        return destination
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> IncompatibleKeys:
-        """Copy a state_dict's values into this module (`assign`: take its tensors instead).
-
-        Raises RuntimeError naming every missing and unexpected key (unless not `strict`) and every shape
-        that differs. Returns (missing_keys, unexpected_keys).
-        """
-        return load_tree(self, state_dict, strict, assign)
 
     # -- printing -------------------------------------------------------------------------------------
 

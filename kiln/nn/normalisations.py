@@ -133,6 +133,7 @@ class GroupNorm(_Affine):
 class _NormBase(_Affine):
     """A normalisation of channels that may keep the statistics it sees."""
 
+    _version = 2  # from 2 on there is num_batches_tracked
     dims: tuple[int, ...] = ()  # that an input may have
     running_mean: Tensor | None
     running_var: Tensor | None
@@ -172,6 +173,18 @@ class _NormBase(_Affine):
         """Forget what was seen, and set weight to ones and bias to zeros."""
         self.reset_running_stats()
         super().reset_parameters()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], *args: Any) -> None:
+        """States of version 1, and dicts that tell no version, need not hold num_batches_tracked."""
+        prefix, metadata = args[0], args[1]
+        key = f"{prefix}num_batches_tracked"
+        if (
+            (metadata.get("version") or 1) < 2
+            and self.num_batches_tracked is not None
+            and key not in state_dict
+        ):
+            state_dict[key] = self.num_batches_tracked
+        super()._load_from_state_dict(state_dict, *args)
 
     def _check_dims(self, input: Tensor) -> None:
         if input.ndim not in self.dims:
@@ -254,6 +267,60 @@ class BatchNorm3d(_BatchNorm):
     dims = (5,)
 
 
+class SyncBatchNorm(_BatchNorm):
+    """Batch normalisation over the batches of several processes. kiln trains in one: that of its own batch.
+
+    (n, c, ...) of any number of dims. `process_group` chooses nothing.
+
+    >>> import kiln
+    >>> model = kiln.nn.Sequential(kiln.nn.Conv2d(3, 4, 1), kiln.nn.BatchNorm2d(4))
+    >>> type(kiln.nn.SyncBatchNorm.convert_sync_batchnorm(model)[1]).__name__
+    'SyncBatchNorm'
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
+        self.process_group = process_group
+
+    def _check_dims(self, input: Tensor) -> None:
+        if input.ndim < 2:
+            raise ValueError(f"expected at least 2D input (got {input.ndim}D input)")
+        if input.shape[1] == 0:
+            raise ValueError("SyncBatchNorm number of input channels should be non-zero")
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: Module, process_group: Any = None) -> Module:
+        """`module` with a SyncBatchNorm in place of every batch normalisation, of the same tensors.
+
+        The module itself, changed; if it is a batch normalisation, another.
+        """
+        made: Any = module
+        if isinstance(module, _BatchNorm):
+            made = cls(
+                module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats,
+                process_group, bias=module.bias is not None,
+            )  # fmt: skip
+            for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
+                setattr(made, name, getattr(module, name))
+            made.training = module.training
+        for name, child in module.named_children():
+            made.add_module(name, cls.convert_sync_batchnorm(child, process_group))
+        converted: Module = made
+        return converted
+
+
 class _InstanceNorm(_NormBase):
     """(n, c, ...) or (c, ...) with mean 0 and variance 1 over each channel of each item.
 
@@ -317,6 +384,33 @@ class LocalResponseNorm(Module):
 
     def forward(self, input: Tensor) -> Tensor:
         y: Tensor = functional.local_response_norm(input, self.size, self.alpha, self.beta, self.k)
+        return y
+
+    def extra_repr(self) -> str:
+        return f"{self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k}"
+
+
+class CrossMapLRN2d(Module):
+    """(n, c, h, w) over (k + alpha / size * the squares of the (size - 1) // 2 channels to both sides)**beta.
+
+    As in PyTorch, channels more than that from the first have its square in their sums too: for a
+    normalisation without that, take LocalResponseNorm. ValueError for other than 4 dims.
+    """
+
+    def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1) -> None:
+        super().__init__()
+        self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.ndim != 4:
+            raise ValueError(f"CrossMapLRN2d: Expected input to be 4D, got {input.ndim}D instead.")
+        channels, half = input.shape[1], (self.size - 1) // 2
+        squares = input * input
+        around = functional.pad(squares, (0, 0, 0, 0, half, half))
+        total = sum(around[:, k : k + channels] for k in range(2 * half + 1))
+        far = (ops.arange(channels) > half).to(input.dtype).reshape(1, -1, 1, 1)
+        scale = (total + squares[:, :1] * far) * (self.alpha / self.size) + self.k
+        y: Tensor = input * scale**-self.beta
         return y
 
     def extra_repr(self) -> str:

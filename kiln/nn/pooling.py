@@ -329,3 +329,66 @@ class AdaptiveMaxPool3d(_AdaptiveMaxPool):
     """The largest of `output_size` windows of (n, c, d, h, w) or (c, d, h, w)."""
 
     dims = 3
+
+
+class _FractionalMaxPool(_Pool):
+    """The largest of each of so many windows, which begin at random places."""
+
+    function = "fractional_max_pool"
+    _random_samples: Tensor | None
+
+    def __init__(
+        self,
+        kernel_size: Numbers,
+        output_size: Numbers | None = None,
+        output_ratio: float | Sequence[float] | None = None,
+        return_indices: bool = False,
+        _random_samples: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.kernel_size, self.return_indices = self._each(kernel_size), return_indices
+        self.register_buffer("_random_samples", _random_samples)
+        self.output_size = None if output_size is None else self._each(output_size)
+        self.output_ratio = None if output_ratio is None else self._ratios(output_ratio)
+        if output_size is None and output_ratio is None:
+            raise ValueError(
+                f"{type(self).__name__} requires specifying either an output size, or a pooling ratio"
+            )
+        if output_size is not None and output_ratio is not None:
+            raise ValueError("only one of output_size and output_ratio may be specified")
+
+    def _ratios(self, value: float | Sequence[float]) -> tuple[float, ...]:
+        ratios = tuple(value) if isinstance(value, Sequence) else (value,) * self.dims
+        if not all(0 < r < 1 for r in ratios):
+            raise ValueError(f"output_ratio must be between 0 and 1 (got {value})")
+        return ratios
+
+    def forward(self, input: Tensor) -> Tensor:
+        settings = (self.kernel_size, self.output_size, self.output_ratio, self.return_indices)
+        y: Tensor = self._run(input, *settings, self._random_samples)
+        return y
+
+
+class FractionalMaxPool2d(_FractionalMaxPool):
+    """The largest of each of `output_size` windows of (n, c, h, w) or (c, h, w), which begin at random
+    places.
+
+    `output_ratio` in place of `output_size`: fractions of h and w, in (0, 1). ValueError for both or neither.
+
+    >>> import kiln
+    >>> kiln.nn.FractionalMaxPool2d(2, output_ratio=0.5)(kiln.zeros(1, 3, 8, 10)).shape
+    kiln.Size([1, 3, 4, 5])
+    """
+
+    dims = 2
+
+
+class FractionalMaxPool3d(_FractionalMaxPool):
+    """The largest of each of `output_size` windows of (n, c, d, h, w) or (c, d, h, w), which begin at random
+    places.
+
+    `output_ratio` in place of `output_size`: fractions of the sizes, in (0, 1). ValueError for both or
+    neither.
+    """
+
+    dims = 3

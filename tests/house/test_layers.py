@@ -126,10 +126,8 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/late.py": {"*": "`later` itself"},
     # what only an error needs
     "kiln/ops/__init__.py": {"kiln.table.mistakes": "when a call fails"},
-    "kiln/nn/module.py": {
-        "kiln.table.mistakes": "when a call fails",
-        "kiln.capture.compile": "when a module is compiled",
-    },
+    "kiln/nn/module.py": {"kiln.table.mistakes": "when a call fails"},
+    "kiln/nn/calls.py": {"kiln.capture.compile": "when a module is compiled"},
     "kiln/absent.py": {"re": "when a name is missing", "opcode": "when a name is missing"},
     "kiln/capture/service.py": {
         "kiln.capture.make": "a process that finds its answers on disk captures, plans and compiles nothing",

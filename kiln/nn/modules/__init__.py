@@ -6,26 +6,29 @@ are kiln's own files under PyTorch's names.
 
 import sys
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from kiln.absent import no_attribute
 from kiln.nn.modules import module as module
 from kiln.nn.modules import utils as utils
 
+# PyTorch's file -> kiln's files that have its names
 _FILES = {
-    "activation": "activations",
-    "batchnorm": "normalisations",
+    "activation": "activations multihead",
+    "adaptive": "adaptive",
+    "batchnorm": "normalisations lazy",
     "channelshuffle": "padding",
-    "container": "containers",
-    "conv": "convolutions",
+    "container": "containers parameter_containers",
+    "conv": "convolutions lazy",
     "distance": "similarity",
     "dropout": "dropouts",
-    "flatten": "layers",
+    "flatten": "layers padding",
     "fold": "sampling",
-    "instancenorm": "normalisations",
+    "instancenorm": "normalisations lazy",
     "lazy": "lazy",
-    "linear": "layers",
-    "loss": "losses",
+    "linear": "layers lazy",
+    "loss": "losses similarity",
     "normalization": "normalisations",
     "padding": "padding",
     "pixelshuffle": "padding",
@@ -35,8 +38,32 @@ _FILES = {
     "transformer": "transformers",
     "upsampling": "sampling",
 }
-for _name, _file in _FILES.items():
-    globals()[_name] = sys.modules[f"{__name__}.{_name}"] = import_module(f"kiln.nn.{_file}")
+# PyTorch's names of layers of any number of dims, which libraries ask `isinstance` for
+_BASES = {
+    "conv": {"_ConvTransposeNd": "_ConvTranspose"},
+    "pooling": {
+        "_AdaptiveAvgPoolNd": "_AdaptiveAvgPool",
+        "_AdaptiveMaxPoolNd": "_AdaptiveMaxPool",
+        "_AvgPoolNd": "_AvgPool",
+        "_LPPoolNd": "_LPPool",
+        "_MaxPoolNd": "_MaxPool",
+        "_MaxUnpoolNd": "_MaxUnpool",
+    },
+}
+
+
+def _path(name: str, files: str) -> ModuleType:
+    """A module under PyTorch's name, with what kiln's files have."""
+    made = ModuleType(f"{__name__}.{name}")
+    for file in reversed(files.split()):  # the first named has the last word
+        own = import_module(f"kiln.nn.{file}")
+        made.__dict__.update({k: v for k, v in vars(own).items() if not k.startswith("__") or k == "__doc__"})
+    made.__dict__.update({new: vars(made)[old] for new, old in _BASES.get(name, {}).items()})
+    return made
+
+
+for _name, _files in _FILES.items():
+    globals()[_name] = sys.modules[f"{__name__}.{_name}"] = _path(_name, _files)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -15,6 +15,26 @@ def _ntuple(n: int, name: str = "parse") -> Callable[[Any], tuple[Any, ...]]:
 
     parse.__name__ = name
     return parse
+
+
+def _reverse_repeat_tuple(t: Sequence[Any], n: int) -> tuple[Any, ...]:
+    """(1, 2) of n = 2: (2, 2, 1, 1); what `pad` takes of a convolution's padding."""
+    return tuple(x for x in reversed(t) for _ in range(n))
+
+
+def consume_prefix_in_state_dict_if_present(state_dict: dict[str, Any], prefix: str) -> None:
+    """Take `prefix` from the names of a state dict that begin with it, in place; those of its metadata too.
+
+    >>> state = {"module.weight": 1, "bias": 2}
+    >>> consume_prefix_in_state_dict_if_present(state, "module.")
+    >>> state
+    {'weight': 1, 'bias': 2}
+    """
+    for held in (state_dict, getattr(state_dict, "_metadata", None) or {}):
+        for key in list(held):
+            name = key.removeprefix(prefix) if key != prefix.removesuffix(".") else ""
+            if key or held is state_dict:
+                held[name] = held.pop(key)
 
 
 _single = _ntuple(1, "_single")

@@ -80,8 +80,7 @@ class _Computed:
     @classmethod
     def detach(cls, module: Any, name: str) -> Any:
         """Make the weight an ordinary parameter again."""
-        for key, hook in list(module._forward_pre_hooks.items()):
-            own = hook.function
+        for key, own in list(module._forward_pre_hooks.items()):
             if isinstance(own, cls) and own.name == name:
                 weight = own.last(module)
                 for part in (name, *own.parts()):
@@ -99,11 +98,10 @@ class _Computed:
 
 
 def _hooks(module: Module, kind: type) -> list[Any]:
-    held = (hook.function for hook in module._forward_pre_hooks.values())
-    return [own for own in held if isinstance(own, kind)]
+    return [own for own in module._forward_pre_hooks.values() if isinstance(own, kind)]
 
 
-class _WeightNorm(_Computed):
+class WeightNorm(_Computed):
     what = "weight_norm"
 
     def __init__(self, name: str, dim: int | None) -> None:
@@ -125,7 +123,7 @@ class _WeightNorm(_Computed):
         setattr(module, self.name, self.compute(module))
 
 
-class _SpectralNorm(_Computed):
+class SpectralNorm(_Computed):
     what = "spectral_norm"
 
     def __init__(self, name: str, iterations: int, dim: int, eps: float) -> None:
@@ -188,12 +186,12 @@ def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Mo
         FutureWarning,
         stacklevel=2,
     )
-    return _WeightNorm(name, dim).attach(module)
+    return WeightNorm(name, dim).attach(module)
 
 
 def remove_weight_norm(module: Module, name: str = "weight") -> Module:
     """Undo `weight_norm`, the weight what it is now. ValueError if there is none."""
-    freed: Module = _WeightNorm.detach(module, name)
+    freed: Module = WeightNorm.detach(module, name)
     return freed
 
 
@@ -213,10 +211,10 @@ def spectral_norm(
         raise ValueError(
             f"Expected n_power_iterations to be positive, but got n_power_iterations={n_power_iterations}"
         )
-    return _SpectralNorm(name, n_power_iterations, singular_dim(module, dim), eps).attach(module)
+    return SpectralNorm(name, n_power_iterations, singular_dim(module, dim), eps).attach(module)
 
 
 def remove_spectral_norm(module: Module, name: str = "weight") -> Module:
     """Undo `spectral_norm`, the weight what it is now. ValueError if there is none."""
-    freed: Module = _SpectralNorm.detach(module, name)
+    freed: Module = SpectralNorm.detach(module, name)
     return freed

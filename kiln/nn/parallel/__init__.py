@@ -1,0 +1,26 @@
+"""Models on several devices, as far as one device goes: `DataParallel` runs its module as it is.
+
+Paths as PyTorch's: `nn.parallel.data_parallel`, `nn.parallel.distributed`.
+"""
+
+import sys
+
+from kiln.absent import hint_missing as _hint_missing
+from kiln.nn.parallel import on_one_device
+from kiln.nn.parallel.on_one_device import (
+    DataParallel,
+    DistributedDataParallel,
+    data_parallel,
+    parallel_apply,
+)
+from kiln.table.callables import name_all
+
+__all__ = ["DataParallel", "DistributedDataParallel", "data_parallel", "parallel_apply"]
+
+# a path that is a function's name as well is found by import statements alone, as in PyTorch
+for _path in ("data_parallel", "distributed", "parallel_apply"):
+    sys.modules[f"{__name__}.{_path}"] = on_one_device
+distributed = on_one_device
+
+name_all(globals(), "kiln.nn")
+_hint_missing(__name__)

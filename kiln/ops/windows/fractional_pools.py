@@ -1,0 +1,158 @@
+"""Max pools whose windows begin at random places: fractional_max_pool2d and 3d.
+
+Along a dim of n elements, o windows of w elements begin at floor((i + u) a) - floor(u a) for i < o - 1, with
+a = (n - w) / (o - 1) and u drawn from [0, 1) for each plane; the last begins at n - w. After Graham,
+"Fractional max-pooling" (2014), there "pseudorandom" and "overlapping".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kiln import _core
+from kiln.graph.size import product
+from kiln.ops.creation.constants import arange, zeros
+from kiln.ops.indexing.gathering import cat
+from kiln.ops.random.sampling import rand
+from kiln.ops.windows.geometry import listed, require
+from kiln.table import drawn as d
+from kiln.table.public import public
+from kiln.table.record import Sample, Tensor
+
+_NAMES = ("time", "height", "width")
+
+
+def _starts(n: int, out: int, window: int, u: Tensor) -> Any:
+    """Where windows begin along a dim, from u (planes, 1): (planes, out)."""
+    last = zeros(u.shape[0], 1, dtype="int64") + (n - window)
+    if out == 1:
+        return last
+    step = (n - window) / (out - 1)
+    firsts = ((u + arange(out - 1).to(u.dtype)) * step).to(_core.int64) - (u * step).to(_core.int64)
+    return cat([firsts, last], 1)
+
+
+def _pooled(input: Tensor, window: Sequence[int], out: Sequence[int], u: Tensor) -> tuple[Any, Any]:
+    """The largest of each window and its place in its plane; u (planes, dims)."""
+    dims = len(out)
+    sizes = tuple(input.shape)[-dims:]
+    places: Any = 0
+    for k in range(dims):
+        which = k if dims == 3 else 1 - k  # images have the width's first
+        start = _starts(sizes[k], out[k], window[k], u[:, which : which + 1])
+        at = (start.unsqueeze(2) + arange(window[k])) * product(sizes[k + 1 :])
+        spread = [at.shape[0], *[1] * (2 * dims)]
+        spread[1 + k], spread[1 + dims + k] = out[k], window[k]
+        places = at.reshape(spread) + places
+    planes, windows = u.shape[0], product(tuple(out))
+    places = places.reshape(planes, windows, product(tuple(window)))
+    seen = input.reshape(planes, product(sizes)).gather(1, places.reshape(planes, -1)).reshape(places.shape)
+    best, tap = seen.max(-1)
+    shape = (*tuple(input.shape)[:-dims], *out)
+    return best.reshape(shape), places.gather(2, tap.unsqueeze(2)).reshape(shape)
+
+
+def _each(value: Any, dims: int) -> tuple[Any, ...]:
+    given = tuple(value) if isinstance(value, Sequence) else (value,) * dims
+    require(len(given) == dims, f"fractional_max_pool{dims}d: expected one number or {dims}, got {value}")
+    return given
+
+
+def _found(input: Tensor, name: str, kernel: Any, size: Any, ratio: Any, u: Any) -> tuple[Any, Any]:
+    """PyTorch's errors, and the pool."""
+    dims, shape = int(name[-2]), tuple(input.shape)
+    require(
+        size is not None or ratio is not None,
+        f"{name} requires specifying either an output_size or an output_ratio",
+        ValueError,
+    )
+    require(
+        len(shape) in (dims + 1, dims + 2) and all(n > 0 for n in shape[-dims - 1 :]),
+        f"{name}(): Expected {dims + 1}D or {dims + 2}D tensor with non-empty planes, but got: "
+        f"{listed(shape)}",
+    )
+    sizes, window = shape[-dims:], _each(kernel, dims)
+    out = (
+        _each(size, dims)
+        if size is not None
+        else tuple(int(n * r) for n, r in zip(sizes, _each(ratio, dims)))
+    )
+    for what, n, o, w in zip(_NAMES[-dims:], sizes, out, window):
+        require(o > 0 and w > 0, f"{name}: output size and kernel_size must be above 0, got {o} and {w}")
+        most = n if dims == 2 else n - 1  # as PyTorch has it
+        require(o + w - 1 <= most, f"{name}(): pool {what} {w} too large relative to input {what} {n}")
+    batch = shape[0] if len(shape) == dims + 2 else 1
+    channels = shape[-dims - 1]
+    if u is None:
+        u = rand(batch, channels, dims, dtype=input.dtype)
+    require(
+        tuple(u.shape) == (batch, channels, dims),
+        f"{name}: Expect _random_samples of sizes {listed((batch, channels, dims))}, got {listed(u.shape)}",
+    )
+    return _pooled(input, window, out, u.to(input.dtype).reshape(batch * channels, dims))
+
+
+def _cases(dims: int) -> Any:
+    def samples(rng: Any, t: Any) -> Any:
+        for more in ({}, {"return_indices": True}):
+            x, u = d.distinct(rng, (2, 3, *(5,) * dims), t), d.array(rng, (2, 3, dims), t, 0, 0.99)
+            yield Sample((x, 2, 3), {**more, "_random_samples": u})
+
+    return lambda rng, t: list(samples(rng, t))
+
+
+def _failing(dims: int) -> Any:
+    x = d.Zeros(1, 1, *(4,) * dims)
+    return d.failures(
+        ((x, 2), {}, ValueError, "requires specifying either"),
+        ((x, 2, 4), {}, RuntimeError, "too large relative to input"),
+        ((d.Zeros(1, 1, 1, *(4,) * dims), 2, 2), {}, RuntimeError, "Expected"),
+    )
+
+
+_DOC = """The largest element of each of `output_size` windows of `kernel_size` over the last dims of [C,
+{1}] or
+    [N, C, {1}], which begin at random places, other ones for each plane.
+
+    Either is a number or one for each dim. `output_ratio`: the sizes of the result as fractions of the
+    input's, in place of `output_size`. With `return_indices` also where each is in its plane (int64).
+    ValueError for neither size nor ratio, RuntimeError for sizes that do not fit.
+
+    >>> kiln.nn.functional.{0}(kiln.ones({2}), 2, output_size=2){3}.shape
+    kiln.Size([{4}])
+    """
+
+
+def _pool(dims: int, by_default: bool) -> Any:
+    name = f"fractional_max_pool{dims}d"
+
+    def pool(
+        input: Tensor,
+        kernel_size: Any,
+        output_size: Any = None,
+        output_ratio: float | Sequence[float] | None = None,
+        return_indices: bool = by_default,
+        _random_samples: Tensor | None = None,
+    ) -> Any:
+        found = _found(input, name, kernel_size, output_size, output_ratio, _random_samples)
+        return found if return_indices or by_default else found[0]
+
+    own = f"{name}_with_indices" if by_default else name
+    inside, outside = ("1, " + ", ".join([n] * dims) for n in "52")
+    first = "[0]" if by_default else ""
+    pool.__doc__ = _DOC.format(own, ("H, W", "D, H, W")[dims - 2], inside, first, outside)
+    return public(
+        own,
+        method=False,
+        layer=True,
+        reads=True,
+        tests=d.Tests(peer_gradient=False),  # PyTorch refuses samples that require one
+        dtypes="float",
+        samples=_cases(dims),
+        failures=_failing(dims),
+    )(pool)
+
+
+fractional_max_pool2d, fractional_max_pool3d = (_pool(k, False) for k in (2, 3))
+fractional_max_pool2d_with_indices, fractional_max_pool3d_with_indices = (_pool(k, True) for k in (2, 3))
