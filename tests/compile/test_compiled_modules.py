@@ -225,6 +225,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "requires_grad_": lambda m: m.requires_grad_(False),
     "set_extra_state": fails(lambda m: m.set_extra_state(1)),
     "set_submodule": lambda m: (m.set_submodule("first", nn.ReLU()), m.first),
+    "share_memory": lambda m: m.share_memory(),
     "state_dict": lambda m: (m.state_dict(), m.state_dict(prefix="at.", keep_vars=True)),
     "to": lambda m: (m.to(kiln.float64), m.to("cpu")),
     "to_empty": lambda m: (
