@@ -9,10 +9,11 @@ from typing import Any
 
 from kiln import _core
 from kiln.layout import layout
+from kiln.ops import named_results
 
 
 def show_as_torch() -> None:
-    """From here on dtypes, shapes and layouts are shown as PyTorch shows them."""
+    """From here on dtypes, shapes, layouts and results with names are shown as PyTorch shows them."""
     shown: dict[Any, Any] = {
         _core.dtype: lambda self: f"torch.{self.name}",
         _core.Size: lambda self: f"torch.Size({list(self)})",
@@ -20,3 +21,4 @@ def show_as_torch() -> None:
     }
     for kind, show in shown.items():
         kind.__repr__ = show
+    named_results.show_in("torch")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from kiln import ops
-from kiln._core import Tensor
+from kiln._core import Tensor, float64
 from kiln.autograd.engine import grad
 from kiln.autograd.function import Function
 from kiln.late import later
@@ -191,7 +191,7 @@ def _differentiated(given: tuple[Any, ...]) -> dict[int, Tensor]:
             "requires_grad=True."
         )
     for k, x in leaves.items():
-        if str(x.dtype) != "kiln.float64":
+        if x.dtype != float64:
             warnings.warn(
                 f"Input #{k} requires gradient and is not a double precision floating point or complex. This "
                 "check will likely fail if all the inputs are not of double precision floating point.",

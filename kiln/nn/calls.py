@@ -40,12 +40,14 @@ class Calls:
         self.__dict__.update({name: {} for name in HOOKS})
         self.__dict__["_is_full_backward_hook"] = None
 
-    def compile(self, *, fullgraph: bool = False, dynamic: bool | None = None, wait: bool = False) -> None:
-        """From now on calls of this module are recorded and run as programs, as by `kiln.compile`."""
-        self._hooked = True
-        self._compiled_call_impl = _compiled_in_place(
-            Calls._call_impl, type(self).__qualname__, fullgraph=fullgraph, dynamic=dynamic, wait=wait
-        )
+    def compile(self, **options: Any) -> None:
+        """From now on calls of this module are recorded and run as programs; options as of `kiln.compile`."""
+        if not options.pop("disable", False):
+            name = type(self).__qualname__
+            self._hooked, self._compiled_call_impl = (
+                True,
+                _compiled_in_place(Calls._call_impl, name, **options),
+            )
 
     def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What is more than `forward` alone."""

@@ -101,11 +101,16 @@ class LazyLinear(LazyModuleMixin, Linear):
     def __init__(
         self, out_features: int, bias: bool = True, device: Device | None = None, dtype: DType | None = None
     ) -> None:
-        super().__init__(1, 0, False, device, dtype)
-        self.in_features, self.out_features = 0, out_features
+        super().__init__(0, 0, False, device, dtype)
+        self.out_features = out_features
         self.weight = UninitializedParameter(device=device, dtype=dtype)
         if bias:
             self.bias = UninitializedParameter(device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """Draws weight and bias, once in_features is known."""
+        if self.in_features:
+            super().reset_parameters()
 
     def initialize_parameters(self, input: Tensor) -> None:
         self.in_features = int(input.shape[-1])

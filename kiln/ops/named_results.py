@@ -9,11 +9,19 @@ from typing import Any
 from kiln.ops.elementwise.arithmetic import written
 from kiln.table.record import Tensor
 
+_shown_in = "kiln"
+
+
+def show_in(library: str) -> None:
+    """From here on results are shown as of a library."""
+    global _shown_in
+    _shown_in = library
+
 
 def _shown(self: Any) -> str:
     """PyTorch's text of such a result: a field a line."""
     fields = ",\n".join(f"{name}={value!r}" for name, value in zip(self._fields, self))
-    return f"kiln.return_types.{type(self).__name__}(\n{fields})"
+    return f"{_shown_in}.return_types.{type(self).__name__}(\n{fields})"
 
 
 @cache

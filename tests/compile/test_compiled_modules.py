@@ -458,10 +458,14 @@ def test_compiled_in_place() -> None:
     assert copied(X).tolist() != wanted and module(X).tolist() == wanted
     assert pickle.loads(pickle.dumps(nn.ReLU()))(X).tolist() == X.tolist()
     inner = nn.ReLU()
-    inner.compile()
+    inner.compile(mode="reduce-overhead", backend="eager", disable=True)
+    assert inner._compiled_call_impl is None
+    inner.compile(mode="reduce-overhead", backend="eager", dynamic=False)
     assert pickle.loads(pickle.dumps(inner))(X).tolist() == X.tolist()
     with pytest.raises(NotImplementedError, match="fullgraph"):
         module.compile(fullgraph=True)
+    with pytest.raises(TypeError, match="unknown"):
+        module.compile(unknown=1)
 
 
 def test_compiled_twice() -> None:

@@ -113,3 +113,15 @@ def test_what_waits_is_copied_converted_and_kept() -> None:
     assert net[0].weight.dtype == net[1].running_mean.dtype == kiln.float64
     assert (net[2].bias.detach() - before).tolist() == pytest.approx([-2.0])
     assert other[0].weight.dtype == kiln.float64 and other(x).shape == (4, 1)
+
+
+def test_making_one_draws_nothing_and_warns_of_nothing() -> None:
+    seed = kiln.get_rng_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "Lazy modules")
+        layer = kiln.nn.LazyLinear(3)
+    assert (layer.in_features, layer.out_features) == (0, 3)
+    assert kiln.equal(kiln.get_rng_state(), seed)
+    bound = 1 / np.sqrt(4)  # PyTorch's: the bias is drawn within it once the size is known
+    assert 0 < layer(kiln.zeros(1, 4)).abs().max().item() <= bound

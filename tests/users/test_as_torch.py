@@ -68,6 +68,20 @@ x = torch.zeros(2, 3, dtype=torch.float64)
 assert [str(x.dtype), repr(x.shape)] == ["torch.float64", "torch.Size([2, 3])"]
 assert x.type() == "torch.DoubleTensor"
 assert repr(x[0]) == "tensor([0., 0., 0.], dtype=torch.float64)"
+assert repr(torch.ones(2).max(0)) == "torch.return_types.max(\\nvalues=tensor(1.),\\nindices=tensor(0))"
+# what is told apart by value is so also under another name
+import warnings
+with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    assert torch.autograd.gradcheck(torch.sin, (x.clone().requires_grad_(),))
+assert torch.zeros(2, layout=torch.strided).layout is torch.strided
+assert torch.zeros_like(x, memory_format=torch.preserve_format).shape == (2, 3)
+try:
+    x.t().contiguous(memory_format=torch.preserve_format)
+except RuntimeError as error:
+    assert "preserve memory format" in str(error)
+else:
+    raise AssertionError
 # names of dtypes that kiln has no tensors of, for tables
 assert {torch.complex64: 8, torch.float32: 4}[torch.complex64] == 8 and torch.complex64.is_complex
 assert torch.finfo(torch.float8_e4m3fn).max == 448 and torch.finfo(torch.float32).eps == 2**-23

@@ -13,6 +13,7 @@ from typing import Any
 from kiln import _core
 from kiln.device import check as check_device
 from kiln.graph import graph as g
+from kiln.layout import strided
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
 from kiln.ops.views.core_views import sizes_of
@@ -188,7 +189,7 @@ def _with_options(
     """What PyTorch's further keywords ask for: an order in memory; `out` is written."""
     if unknown:
         raise TypeError(f"{op}() got an unexpected keyword argument '{min(unknown)}'")
-    if layout is not None and str(layout) != "kiln.strided":
+    if layout is not None and layout is not strided:
         raise NotImplementedError(
             f"{op}: expected layout kiln.strided, got {layout}: there is no other layout"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core
-from kiln.layout import memory_format
+from kiln.layout import memory_format, preserve_format
 from kiln.ops.elementwise.arithmetic import clone
 from kiln.ops.views.core_views import permute
 from kiln.table.record import Tensor
@@ -28,8 +28,11 @@ def is_contiguous(self: Any, memory_format: Any = None) -> bool:
 
 def in_format(op: str, x: Tensor, memory_format: Any) -> Any:
     """x itself if it lies in that format, else a copy that does; RuntimeError for another number of dims."""
-    keeps = str(memory_format) == "kiln.preserve_format"
-    return x if keeps or x.is_contiguous(memory_format) else copied(op, x, memory_format)
+    return (
+        x
+        if memory_format is preserve_format or x.is_contiguous(memory_format)
+        else copied(op, x, memory_format)
+    )
 
 
 def copied(op: str, x: Tensor, memory_format: Any) -> Any:
@@ -63,6 +66,6 @@ def contiguous(self: Any, memory_format: Any = None) -> Any:
     """
     if self.is_contiguous(memory_format):
         return self
-    if str(memory_format) == "kiln.preserve_format":
+    if memory_format is preserve_format:
         raise RuntimeError("preserve memory format is unsupported by the contiguous operator")
     return copied("contiguous", self, memory_format)
