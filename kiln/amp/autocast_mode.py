@@ -81,9 +81,8 @@ class autocast(Mode):
             mode: Any = (self.fast_dtype, self._cache_enabled) if self._enabled else False
             super().__init__(None, None, mode)
 
-    def clone(self) -> Any:
-        """Another one that does the same."""
-        return type(self)(self.device, self.fast_dtype, self._enabled, self._cache_enabled)
+    def _given(self) -> tuple[Any, ...]:
+        return self.device, self.fast_dtype, self._enabled, self._cache_enabled
 
 
 def _is_possible(kind: str, dtype: Any) -> bool:
