@@ -69,8 +69,7 @@ class autocast(Mode):
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
-        if not isinstance(device_type, str):
-            raise ValueError(f"Expected `device_type` of type `str`, got: `{type(device_type)}`")
+        _expect_text(device_type)
         self.device = device(device_type).type
         self.fast_dtype = get_autocast_dtype(self.device) if dtype is None else dtype
         self._enabled = bool(enabled) and _is_possible(self.device, self.fast_dtype)
