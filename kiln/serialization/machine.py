@@ -198,7 +198,7 @@ class Machine:
         return found
 
     def spend(self, copied: Any) -> None:
-        """Counts the items of what is copied, also of what tuples hold: a few bytes name a large dict again."""
+        """Counts the items of what is copied, also in tuples: a few bytes name a large dict again."""
         waiting = [copied]
         while waiting:
             part = waiting.pop()
