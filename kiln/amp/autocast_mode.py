@@ -69,8 +69,7 @@ class autocast(Mode):
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
-        if not isinstance(device_type, str):
-            raise ValueError(f"Expected `device_type` of type `str`, got: `{type(device_type)}`")
+        _expect_text(device_type)
         self.device = device(device_type).type
         self.fast_dtype = get_autocast_dtype(self.device) if dtype is None else dtype
         self._enabled = bool(enabled) and _is_possible(self.device, self.fast_dtype)
@@ -81,9 +80,8 @@ class autocast(Mode):
             mode: Any = (self.fast_dtype, self._cache_enabled) if self._enabled else False
             super().__init__(None, None, mode)
 
-    def clone(self) -> Any:
-        """Another one that does the same."""
-        return type(self)(self.device, self.fast_dtype, self._enabled, self._cache_enabled)
+    def _given(self) -> tuple[Any, ...]:
+        return self.device, self.fast_dtype, self._enabled, self._cache_enabled
 
 
 def _is_possible(kind: str, dtype: Any) -> bool:

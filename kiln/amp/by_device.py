@@ -33,7 +33,10 @@ def autocast_of(device: str, default: Any) -> Any:
             super().__init__(device, dtype, enabled, cache_enabled)
 
         def clone(self) -> Any:
-            return autocast(self.device, self.fast_dtype, self._enabled, self._cache_enabled)
+            return autocast(*self._given())  # which does not warn again
+
+        def __reduce__(self) -> Any:
+            return autocast, self._given()
 
     return _named(Autocast, "autocast", device)
 

@@ -57,7 +57,7 @@ class Listener:
     def note(self, name: str, hint: str, frame: FrameType) -> None:
         """Keeps a name that an attribute access or an import asked for, and where."""
         name = _pytorchs(name)
-        if name.endswith(".__path__"):  # an import asks a module for it
+        if name.endswith("__"):  # Python's own: an import asks for `__path__` and, with a star, `__all__`
             return
         if opname[frame.f_code.co_code[frame.f_lasti]].startswith(("LOAD_ATTR", "LOAD_METHOD", "IMPORT_")):
             self.noted.setdefault((name, frame.f_code.co_filename, frame.f_lineno), hint)

@@ -24,9 +24,17 @@ class Mode(_core.ModeSwitch):
 
     __slots__ = ()
 
+    def _given(self) -> tuple[Any, ...]:
+        """What another one that does the same is made of."""
+        return () if isinstance(self, (no_grad, enable_grad)) else (self.mode,)
+
     def clone(self) -> Any:
         """Another one that does the same."""
-        return type(self)() if isinstance(self, (no_grad, enable_grad)) else type(self)(self.mode)
+        return type(self)(*self._given())
+
+    def __reduce__(self) -> Any:
+        """For copies and pickles of what holds it: the copy is entered nowhere yet."""
+        return type(self), self._given(), getattr(self, "__dict__", None)
 
     @overload
     def __call__(self, function: Function) -> Function: ...
@@ -144,10 +152,20 @@ class set_grad_enabled(Mode):
         super().__init__(bool(mode))
         self.now()
 
+    def __reduce__(self) -> Any:
+        return _unset, (self.mode,)
+
     def __call__(self, function: Function) -> Function:
         self.undo()  # used as a decorator: the construction was not meant to switch
         decorated: Function = super().__call__(function)
         return decorated
+
+
+def _unset(mode: bool) -> set_grad_enabled:
+    """One that has set nothing yet: a copy switches when it is entered."""
+    made = set_grad_enabled.__new__(set_grad_enabled)
+    Mode.__init__(made, mode)
+    return made
 
 
 class inference_mode(Mode):

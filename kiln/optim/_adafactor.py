@@ -50,14 +50,14 @@ class Adafactor(Stepping):
         }
         super().__init__(params, defaults)
 
-    def init_state(self, param: Tensor, group: Group) -> State:
+    def shapes(self, param: Tensor) -> dict[str, tuple[int, ...]]:
         if param.dim() < 2:
-            return {"step": counter(), "variance": begun(param)}
+            return {"variance": tuple(param.shape)}
         *batch, rows, columns = param.shape
-        zeros = {
-            "row_var": begun(param, shape=(*batch, rows, 1)),
-            "col_var": begun(param, shape=(*batch, 1, columns)),
-        }
+        return {"row_var": (*batch, rows, 1), "col_var": (*batch, 1, columns)}
+
+    def init_state(self, param: Tensor, group: Group) -> State:
+        zeros = {name: begun(param, shape=shape) for name, shape in self.shapes(param).items()}
         return {"step": counter(), **zeros}
 
     def update(self, group: Group) -> None:

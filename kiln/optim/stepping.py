@@ -122,12 +122,16 @@ class Stepping(Optimizer):
                     if name in own and not isinstance(own[name], Tensor):
                         own[name] = counter(own[name])
 
+    def shapes(self, param: Tensor) -> dict[str, tuple[int, ...]]:
+        """The shapes of a state's moments by name."""
+        return dict.fromkeys(self.moments, tuple(param.shape))
+
     def _check_state(self, param: Tensor, state: Any) -> None:
-        for name in self.moments:
+        for name, shape in self.shapes(param).items():
             value = state.get(name)
-            if isinstance(value, Tensor) and value.shape != param.shape:
+            if isinstance(value, Tensor) and value.shape != shape:
                 came = f"{name}: {describe(value)}"
-                raise ValueError(message("load_state_dict", f"state of shape {tuple(param.shape)}", came))
+                raise ValueError(message("load_state_dict", f"state of shape {shape}", came))
 
 
 def number(value: Any) -> Any:

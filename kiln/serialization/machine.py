@@ -27,6 +27,7 @@ from kiln.serialization.words import (
     meaning,
     must,
     need,
+    put_on,
 )
 
 NEW = "Can only create new object for nn.Parameter or classes allowlisted via `add_safe_globals` but got {}"
@@ -196,12 +197,22 @@ class Machine:
             )
         return found
 
+    def spend(self, copied: Any) -> None:
+        """Counts the items of what is copied, also in tuples: a few bytes name a large dict again."""
+        waiting = [copied]
+        while waiting:
+            part = waiting.pop()
+            if type(part) in SIZED:
+                self.budget -= len(part)
+                need(self.budget >= 0, "collections that are not copied over and over")
+                if type(part) is tuple:
+                    waiting.extend(part)
+
     def call(self, function: Any, args: Any) -> Any:
         """A word of data called, or what the program allowed."""
         need(isinstance(args, tuple), "arguments, got {}", args)
         if id(function) in WORDS:
-            self.budget -= sum(len(arg) for arg in args if type(arg) in SIZED)
-            need(self.budget >= 0, "collections that are not copied over and over")
+            self.spend(args)
             try:
                 return function(*args)
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -218,10 +229,13 @@ class Machine:
     def build(self, state: Any) -> None:
         """The object on top gets its attributes."""
         into = self.top()
+        self.spend(state)
         if type(into) in (OrderedDict, Counter):
-            into.__dict__.update(checked_state(state) or {})
+            named = checked_state(state)
+            need(not isinstance(named, tuple), "attributes by name, got {}", state)
+            into.__dict__.update(named or {})
         elif isinstance(into, Tensor):
-            set_attributes(into, checked_state(state))
+            put_on(into, state)
         elif hasattr(type(into), "__setstate__") and _is_users(type(into)):
             into.__setstate__(state)
         else:

@@ -163,7 +163,7 @@ def rebuild_parameter(data: Any, requires_grad: Any, hooks: Any) -> Any:
 def rebuild_parameter_with_state(data: Any, requires_grad: Any, hooks: Any, state: Any) -> Any:
     """torch._utils._rebuild_parameter_with_state: with what a program put on it."""
     made = rebuild_parameter(data, requires_grad, hooks)
-    set_attributes(made, checked_state(state))
+    put_on(made, state)
     return made
 
 
@@ -180,7 +180,7 @@ def rebuild_from_type(function: Any, kind: Any, args: Any, state: Any) -> Any:
         made = Buffer(made, persistent=bool(state.get("persistent", True)))
     elif kind is not type(made):
         made = Tensor._make_subclass(kind, made, made.requires_grad)
-    set_attributes(made, state)
+    put_on(made, state)
     return made
 
 
@@ -192,6 +192,17 @@ def checked_state(state: Any) -> Any:
     named = state is None or type(state) is dict and all(isinstance(name, str) for name in state)
     need(named, "attributes by name, got {}", state)
     return None if state is None else dict(state)
+
+
+def put_on(made: Tensor, state: Any) -> None:
+    """Gives a tensor what a program put on it. A slot is one of a program's class, not what Tensor itself has
+    (`data`, `__class__`), which other code may rely on.
+    """
+    state = checked_state(state)
+    slots = state[1] if isinstance(state, tuple) else None
+    for name in slots or ():
+        need(not hasattr(Tensor, name), "the slots of a class of tensors, got {}", name)
+    set_attributes(made, state)
 
 
 # -- plain data ---------------------------------------------------------------------------------------

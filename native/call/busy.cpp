@@ -1,5 +1,6 @@
 #include "call/busy.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <utility>
@@ -38,12 +39,19 @@ struct Ends {
 Ends* ends = new Ends;  // never destroyed: threads may wait as the process ends
 auto* const kept = new std::vector<TensorRef>;
 
+struct Awaited {
+    const Storage* storage;
+    bool for_write;
+};
+auto* const awaited = new std::vector<Awaited>;  // by threads in `wait_while_busy`
+
 // In the child nobody else is away, in a kernel or waiting; someone may have held the mutex.
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] {
     ends = new Ends;
     away = away_here;
     held = held_here;
     unlocked_runs = 0;
+    awaited->clear();
 });
 
 }  // namespace
@@ -116,7 +124,13 @@ void wait_for_runs() {
 void wait_while_busy(Storage& storage, bool for_write) {
     StorageRef kept(&storage);
     Away here;
-    while (!is_free(storage, for_write) && wait_for_others()) {}
+    while (!is_free(storage, for_write)) {
+        awaited->push_back({&storage, for_write});
+        const bool waited = wait_for_others();
+        const auto same = [&](const Awaited& w) { return w.storage == &storage && w.for_write == for_write; };
+        awaited->erase(std::ranges::find_if(*awaited, same));
+        if (!waited) return;
+    }
 }
 
 void add_reader(Storage& storage) {
@@ -156,9 +170,24 @@ void Unlocked::uses(std::span<const Operand> operands, std::span<const TensorRef
     for (const TensorRef& result : results) writes(*result->storage);
 }
 
+// Whether a thread was told that a storage is free, and has not come to look: who uses it again and again
+// would have it busy each time.
+bool Unlocked::others_are_next() const {
+    return !awaited->empty() && std::ranges::any_of(uses_, [](const Use& use) {
+        return std::ranges::any_of(*awaited, [&](const Awaited& w) {
+            return w.storage == use.storage.get() && is_free(*use.storage, w.for_write);
+        });
+    });
+}
+
 void Unlocked::begin(bool let_go) {
+    bool gave_way = false;
     for (bool waited = true; waited;) {  // all free at one moment
         waited = false;
+        if (let_go && !held && !gave_way && others_are_next()) {
+            Away here;
+            gave_way = waited = wait_for_others();
+        }
         for (Use& use : uses_) {
             const bool writes = use.amount == writing;
             if (is_free(*use.storage, writes)) continue;

@@ -91,6 +91,8 @@ public:
     void stop_if_interrupted();  // between two launches; looks ten times a second
 
 private:
+    bool others_are_next() const;
+
     struct Use {
         StorageRef storage;
         uint32_t amount;  // added to Storage::busy

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from typing import Any
 
@@ -25,6 +27,26 @@ def test_grad_modes_restore() -> None:
     assert not (x * 2).requires_grad
     kiln.set_grad_enabled(True)
     assert (x * 2).requires_grad
+
+
+def modes_now() -> list[bool]:
+    return [kiln.is_grad_enabled(), kiln.is_inference_mode_enabled(), kiln.is_autocast_enabled("cpu")]
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda mode: pickle.loads(pickle.dumps(mode))])
+def test_modes_are_copied_with_what_holds_them(again: Any) -> None:
+    off = kiln.set_grad_enabled(False)
+    made = [kiln.no_grad(), kiln.enable_grad(), kiln.inference_mode(), kiln.autocast("cpu"), off]
+    kiln.set_grad_enabled(True)
+    for mode in made:
+        with mode:
+            inside = modes_now()
+            copied = again(mode)
+            assert modes_now() == inside  # also of the one that switches where it is made
+        before = modes_now()
+        with copied:
+            assert type(copied) is type(mode) and modes_now() == inside
+        assert modes_now() == before
 
 
 def test_grad_modes_decorate() -> None:

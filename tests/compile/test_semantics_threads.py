@@ -543,3 +543,28 @@ class TestFork:
             stop.set()
             for worker in workers:
                 worker.join(60)
+
+
+def test_who_writes_again_and_again_lets_others_read() -> None:
+    """Each write begins before a thread that was told of the last one's end has come to look."""
+    x = kiln.zeros(1 << 20)
+    over = threading.Event()
+    seen: list[float] = []
+
+    def write() -> None:
+        while not over.is_set():
+            x.add_(1)
+
+    def read() -> None:
+        seen.extend(x[:8].clone()[0].item() for _ in range(3))
+
+    threads = [threading.Thread(target=target) for target in (write, read, read)]
+    for thread in threads:
+        thread.start()
+    for reader in threads[1:]:
+        reader.join(20)
+    over.set()
+    came = len(seen)
+    for thread in threads:
+        thread.join()
+    assert came == 6

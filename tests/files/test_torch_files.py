@@ -429,6 +429,13 @@ HOSTILE: dict[str, bytes] = {
     "a key that takes for ever": b"\x80\x02})" + b"q\0h\0\x86" * 60 + b"Ns.",
     "copies of copies": b"\x80\x02(" + said(b"a" * 4000) + b"q\0" + b"c__builtin__\nbytearray\nq\1"
         + b"h\1h\0\x85R" * 4000 + b"t.",
+    "attributes over and over": b"\x80\x02" + said({f"{k}": 0 for k in range(2000)}) + b"q\0"
+        + b"ccollections\nOrderedDict\nq\1(" + b"h\1)Rh\0b" * 2000 + b"t.",
+    "attributes over and over, in tuples": b"\x80\x02" + said({f"{k}": 0 for k in range(2000)}) + b"q\x20"
+        + b"(" + tensor()[2:-1] + b"q\x210" + (b"h\x21" + b"}h\x20\x86b") * 2000 + b"t.",
+    "attributes as pairs": b"\x80\x02ccollections\nOrderedDict\n)R}}\x86b.",
+    "slots that tensors have": tensor()[:-1] + b"}" + said({"requires_grad": 5}) + b"\x86b.",
+    "another class": tensor()[:-1] + b"}}" + said("__class__") + b"ctorch.nn.parameter\nBuffer\ns\x86b.",
 }  # fmt: skip
 
 

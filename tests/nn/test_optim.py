@@ -148,6 +148,12 @@ def test_loading_checks_before_it_changes() -> None:
     assert not wrong_shape.state
     with pytest.raises(ValueError, match="parameters"):
         kiln.optim.Adam(other[:1]).load_state_dict(before)
+    rows, columns = ([kiln.ones(sizes, requires_grad=True)] for sizes in ((2, 3), (4, 3)))
+    factored = kiln.optim.Adafactor(rows)  # a state of which no tensor has its parameter's shape
+    rows[0].sum().backward()
+    factored.step()
+    with pytest.raises(ValueError, match=r"shape \(4, 1\)"):
+        kiln.optim.Adafactor(columns).load_state_dict(factored.state_dict())
 
 
 def test_groups_have_their_own_settings(answers: Any) -> None:

@@ -196,6 +196,7 @@ def later():
 def fine():
     return nn.Linear, optim.SGD.step, torch.Tensor.add, torch.cuda.is_available, x.size.anything
 import asks_too
+from torch.nn import *
 torch.polar
 """
 ASKED = """\
@@ -203,7 +204,7 @@ asks.py:12: torch.Tensor.to_sparse: kiln has no sparse tensors
 asks.py:12: torch.nn.functional.nothing
 asks.py:12: torch.optim.Nothing
 asks.py:12: torch.view_as_real: kiln has no complex numbers
-asks.py:16: torch.polar: kiln has no complex numbers
+asks.py:17: torch.polar: kiln has no complex numbers
 asks_too.py:1: torch.hub.nothing
 """
 
@@ -221,7 +222,7 @@ def test_what_is_missing_is_told(tmp_path: Path) -> None:
     assert ran.stderr.splitlines()[-3:] == [
         "AttributeError: module 'kiln' has no attribute 'polar': kiln has no complex numbers",
         "kiln: names of PyTorch that were asked for and are not there",
-        "  asks.py:16: torch.polar: kiln has no complex numbers",
+        "  asks.py:17: torch.polar: kiln has no complex numbers",
     ]
     assert "as_torch" not in ran.stderr and "absent.py" not in ran.stderr
     (tmp_path / "asks.py").write_text("import torch, torch.nn.functional as F\nF.relu(torch.ones(1).cpu())\n")
