@@ -21,6 +21,7 @@ from kiln import _core
 from kiln.amp.lists import FLOAT32, LOW, dtype_of_call
 from kiln.autograd.grad_mode import Mode
 from kiln.device import device
+from kiln.table.callables import name_all
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Tensor = _core.Tensor
@@ -146,6 +147,14 @@ _core.set_autocast(_knows, _arguments)
 # ---- what programs ask and say ----
 
 
+def _kind(device_type: Any) -> str:
+    """The kind of device a text names. TypeError for anything else, RuntimeError for an unknown kind."""
+    if not isinstance(device_type, str):
+        name = type(device_type).__name__
+        raise TypeError(f"argument 'device_type' must be str, not {name}")
+    return device(device_type).type
+
+
 def is_autocast_available(device_type: str) -> bool:
     """Whether autocast can be on for a kind of device: "cpu". RuntimeError for an unknown kind.
 
@@ -153,17 +162,19 @@ def is_autocast_available(device_type: str) -> bool:
     >>> kiln.amp.is_autocast_available("cpu")
     True
     """
-    return device(device_type).type == "cpu"
+    return _kind(device_type) == "cpu"
 
 
 def is_autocast_enabled(device_type: str = "cuda") -> bool:
     """Whether autocast is on in this thread for a kind of device; PyTorch's default kind is "cuda"."""
-    return device(device_type).type == "cpu" and _core.modes()[2] is not None
+    return _kind(device_type) == "cpu" and _core.modes()[2] is not None
 
 
 def set_autocast_enabled(device_type: Any, enabled: bool | None = None) -> None:
     """Turns autocast on or off in this thread, to no end; `set_autocast_enabled(flag)` speaks of "cuda"."""
-    kind, on = ("cuda", device_type) if enabled is None else (device(device_type).type, enabled)
+    kind, on = ("cuda", device_type) if enabled is None else (_kind(device_type), enabled)
+    if not isinstance(on, bool):
+        raise TypeError(f"argument 'enabled' must be bool, not {type(on).__name__}")
     grad, inference, _ = _core.modes()
     if kind == "cpu":
         mode = (get_autocast_dtype(kind), is_autocast_cache_enabled()) if on else None
@@ -177,7 +188,7 @@ def get_autocast_dtype(device_type: str) -> Any:
     >>> kiln.get_autocast_dtype("cpu")
     kiln.bfloat16
     """
-    kind = device(device_type).type
+    kind = _kind(device_type)
     mode = _core.modes()[2]
     if kind == "cpu" and mode is not None:
         return mode[0]
@@ -186,7 +197,7 @@ def get_autocast_dtype(device_type: str) -> Any:
 
 def set_autocast_dtype(device_type: str, dtype: Any) -> None:
     """Sets the dtype autocast takes where none is given, in this thread."""
-    _said.dtypes[device(device_type).type] = dtype
+    _said.dtypes[_kind(device_type)] = dtype
 
 
 def is_autocast_cache_enabled() -> bool:
@@ -285,3 +296,6 @@ def _all_in(value: Any, dtype: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(_all_in(item, dtype) for item in value)
     return value
+
+
+name_all(globals(), "kiln.amp")

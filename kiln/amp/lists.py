@@ -22,7 +22,8 @@ LOW = frozenset(
 FLOAT32 = frozenset(
     "prod trace quantile nanquantile cdist grid_sample "
     "avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d adaptive_max_pool3d_with_indices "
-    "max_pool3d max_unpool2d max_unpool3d "
+    "max_pool3d max_unpool2d max_unpool3d fractional_max_pool2d fractional_max_pool2d_with_indices "
+    "fractional_max_pool3d fractional_max_pool3d_with_indices "
     "binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy ctc_loss "
     "hinge_embedding_loss huber_loss kl_div l1_loss margin_ranking_loss mse_loss multi_margin_loss "
     "multilabel_margin_loss nll_loss poisson_nll_loss smooth_l1_loss soft_margin_loss triplet_margin_loss "

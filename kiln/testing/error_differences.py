@@ -159,6 +159,12 @@ KNOWN: list[tuple[str, str, str]] = [
     ),
     ("", _TAKES + "TypeError: descriptor", "a function and its method are one"),
     # of one function
+    (
+        "(nn.functional.)?fractional_max_pool",
+        "(refuses|raises)",
+        "sizes that do not fit, and windows of no elements, are told where PyTorch reads on",
+    ),
+    ("set_autocast_enabled", "refuses: TypeError: .*missing", "of two forms the longer is told"),
     ("permute|softshrink|roll", "(takes|refuses)", "one way to name dims; numbers are no flags"),
     ("Tensor.to", "refuses: TypeError", "a flag alone converts nothing"),
     ("nn.Conv", "(refuses: TypeError|raises)", "sizes are Python's numbers"),

@@ -82,7 +82,7 @@ ALLOWED = {
     "compiler": {"capture"},
     "special": {"ops", "table"},
     "profiler": {"_core", "ops", "capture", "autograd"},
-    "amp": {"_core", "device", "ops", "tensor", "autograd"},
+    "amp": {"_core", "device", "ops", "tensor", "autograd", "table"},
     "distributed": {"_core", "ops", "tensor", "autograd", "optim", "nn", "device"},
     "viz": {"_core", "graph", "ops", "tensor", "passes", "codegen", "capture", "files", "table"},
 }  # fmt: skip

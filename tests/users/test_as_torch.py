@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,8 @@ pytestmark = needs_kiln
 def run(*args: str, cwd: Path, name: str = "kiln") -> subprocess.CompletedProcess[str]:
     """What `python -m kiln args...` does; with another name, Python itself."""
     command = [sys.executable, *(["-m", "kiln"] if name == "kiln" else []), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=env)
 
 
 # what a program sees, and what libraries ask; in one process

@@ -120,6 +120,7 @@ L.version.cuda
 L.version.hip
 """
 FLAGS = """
+L.use_deterministic_algorithms(False)
 L.backends.cudnn.enabled
 L.backends.cudnn.benchmark
 L.backends.cudnn.deterministic

@@ -478,4 +478,5 @@ def gru_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: 
     """
     _check_cell(input, (hx,), w_ih, w_hh)
     products = linear.handle(input, w_ih, b_ih), linear.handle(hx, w_hh, b_hh)
-    return gru_gates.handle(*(x.to(hx.dtype) for x in products), hx)  # which autocast makes narrower
+    # autocast makes products narrower than the state
+    return gru_gates.handle(*(x if x.dtype == hx.dtype else x.to(hx.dtype) for x in products), hx)
