@@ -16,6 +16,7 @@ from kiln.absent import hint_missing as _hint_missing
 from kiln.device import NO_ACCELERATOR as _NO_ACCELERATOR
 from kiln.device import device as _device
 from kiln.device import refusal as _refusal
+from kiln.table.callables import hide_frames as _hide_frames
 
 _REFUSED = (
     "current_device_idx current_device_index current_stream get_device_capability get_memory_info "
@@ -46,6 +47,8 @@ def get_device_module(device: _typing.Any = None) -> _types.ModuleType:
     >>> kiln.get_device_module("cuda").is_available()
     False
     """
+    if not isinstance(device, (str, _device, type(None))):
+        raise RuntimeError(f"Invalid value of device '{device}', expect kiln.device, str, or None")
     kind = "cpu" if device is None else _device(device).type
     if kind not in ("cpu", "cuda", "mps", "mtia", "xpu"):
         raise RuntimeError(f"Invalid device '{kind}': Device module not found")
@@ -81,3 +84,5 @@ if _typing.TYPE_CHECKING:
 
 else:
     _hint_missing(__name__)
+
+_hide_frames(globals(), ("get_device_module",))

@@ -18,6 +18,7 @@ UNNAMED: list[tuple[str, str, str]] = [
     ("(adam|amsgrad|sgd)", "", "steps of optimizers, which these call"),
     ("nn.Transformer", "unnamed", "told of the layer inside"),
     ("vmap|pointwise", "lines of kiln's", "of the function that it makes"),
+    ("nn.", "lines of kiln's in the traceback of TypeError: .*unexpected keyword", "the base's constructor"),
     ("nn.(Conv|LayerNorm|RMSNorm)", "unnamed MemoryError", "the allocator's"),
     ("Tensor.(size|stride)", "unnamed IndexError", "told by the core"),
     ("Tensor.backward", "unnamed ValueError: The truth value", "NumPy's, of one argument"),

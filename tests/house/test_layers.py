@@ -40,7 +40,7 @@ ALLOWED = {
     "xpu": {"device"},
     "mtia": {"device"},
     "mps": {"device"},
-    "accelerator": {"device"},
+    "accelerator": {"device", "table"},
     "cpu": {"_core", "amp"},
     "switches": {"backends"},
     "version": set(),

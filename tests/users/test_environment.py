@@ -121,6 +121,7 @@ L.version.hip
 """
 FLAGS = """
 L.use_deterministic_algorithms(False)
+L.set_warn_always(False)
 L.backends.cudnn.enabled
 L.backends.cudnn.benchmark
 L.backends.cudnn.deterministic
