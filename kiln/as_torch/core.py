@@ -1,4 +1,4 @@
-"""`torch._C`, as far as torchvision reads it: names of PyTorch's dispatcher, which is not here."""
+"""`torch._C`, as far as libraries read it: names of PyTorch's dispatcher, which is not here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kiln.absent import no_attribute
 __all__ = ["Generator", "Size", "Tensor", "device", "dtype", "layout", "memory_format"]
 
 TensorBase = Tensor
+_TensorMeta = type(Tensor)  # of whose kind classes of tensors are
 
 
 class _Names(type):

@@ -31,8 +31,10 @@ HOOKS = (
 )
 
 
-class IncompatibleKeys(NamedTuple):
-    """What a load left out: names the module has and the state lacks, and the other way round."""
+class _IncompatibleKeys(NamedTuple):
+    """What a load left out: names the module has and the state lacks, and the other way round. The class has
+    PyTorch's name, which libraries import.
+    """
 
     missing_keys: list[str]
     unexpected_keys: list[str]
@@ -40,7 +42,7 @@ class IncompatibleKeys(NamedTuple):
     def __repr__(self) -> str:
         if not self.missing_keys and not self.unexpected_keys:
             return "<All keys matched successfully>"
-        return f"IncompatibleKeys(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
+        return f"_IncompatibleKeys(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
 
 
 class Problems(list[str]):
@@ -155,7 +157,7 @@ class State:
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> IncompatibleKeys:
+    ) -> _IncompatibleKeys:
         """Copy a state_dict's values into this module (`assign`: take its tensors instead).
 
         Raises RuntimeError naming every missing and unexpected key (unless not `strict`) and every shape
@@ -171,7 +173,7 @@ class State:
         state = _without_prefixes(self, state_dict)
         if metadata is not None:
             state._metadata = metadata  # type: ignore[attr-defined]
-        keys, problems = IncompatibleKeys([], []), Problems() if _is_plain(self) else []
+        keys, problems = _IncompatibleKeys([], []), Problems() if _is_plain(self) else []
         _load_tree(self, state, "", metadata, assign, keys, problems)
         if strict and keys.missing_keys:
             named = ", ".join(f'"{k}"' for k in keys.missing_keys)
@@ -282,7 +284,7 @@ def _load_tree(
     prefix: str,
     metadata: Any,
     assign: bool,
-    keys: IncompatibleKeys,
+    keys: _IncompatibleKeys,
     problems: list[str],
 ) -> None:
     local = {} if metadata is None else metadata.get(prefix[:-1], {})
