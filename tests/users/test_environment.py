@@ -303,7 +303,8 @@ def test_trees(answers: Any) -> None:
     from kiln.utils import _pytree
 
     def told(library: Any) -> Any:
-        trees = _pytree if library is kiln else import_module("torch.utils._pytree")
+        # imported here: what a function refers to from outside is part of its answer's name
+        trees = import_module(f"{library.__name__}.utils._pytree")
         from collections import OrderedDict, namedtuple
 
         pair = namedtuple("pair", "x y")
