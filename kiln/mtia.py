@@ -1,74 +1,29 @@
 """Meta's accelerators: what a program asks before it chooses a device; they are not there."""
+# ruff: isort: skip_file
 
 from __future__ import annotations
 
 import typing as _typing
 
 from kiln.absent import hint_missing as _hint_missing
-from kiln.device import not_compiled as _not_compiled
-from kiln.device import refusal as _refusal
-
-_REFUSED = (
-    "Event Stream StreamContext current_device current_stream get_device_capability get_device_name "
-    "get_device_properties get_rng_state init initial_seed mem_get_info memory_stats memory_summary "
-    "reset_peak_memory_stats set_device set_stream synchronize"
+from kiln.no_device import (
+    device_count as device_count,
+    empty_cache as empty_cache,
+    get_rng_state_all as get_rng_state_all,
+    is_available as is_available,
+    is_bf16_supported as is_bf16_supported,
+    is_initialized as is_initialized,
+    manual_seed as manual_seed,
+    manual_seed_all as manual_seed_all,
+    max_memory_allocated as max_memory_allocated,
+    max_memory_reserved as max_memory_reserved,
+    memory_allocated as memory_allocated,
+    memory_reserved as memory_reserved,
+    set_rng_state_all as set_rng_state_all,
+    refusals as _refusals,
 )
 
-
-def is_available() -> bool:
-    """False: kiln runs on the CPU."""
-    return False
-
-
-def device_count() -> int:
-    """0: kiln runs on the CPU."""
-    return 0
-
-
-def is_initialized() -> bool:
-    """False: there is nothing to initialise."""
-    return False
-
-
-def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """False, as of every ability of a device that is not there."""
-    return False
-
-
-def manual_seed(seed: int) -> None:
-    """Seeds the device there is: none."""
-
-
-def manual_seed_all(seed: int) -> None:
-    """Seeds every device: none."""
-
-
-def get_rng_state_all() -> list[_typing.Any]:
-    """The random state of every device: an empty list."""
-    return []
-
-
-def set_rng_state_all(new_states: _typing.Any) -> None:
-    """Puts back what `get_rng_state_all` gave."""
-
-
-def empty_cache() -> None:
-    """Gives back memory of the device that is not used: none."""
-
-
-def memory_allocated(device: _typing.Any = None) -> int:
-    """Bytes of tensors on the device: 0."""
-    return 0
-
-
-max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
-
-
-def _refused(name: str) -> _typing.NoReturn:
-    _not_compiled("mtia")
-
-
-globals().update({name: _refusal("mtia", name, _refused) for name in _REFUSED.split()})
+globals().update(_refusals("mtia"))
 
 if _typing.TYPE_CHECKING:
 

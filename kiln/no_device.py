@@ -1,0 +1,72 @@
+"""What modules of devices that are not there have in common (`kiln.xpu`, `kiln.mtia`)."""
+
+from __future__ import annotations
+
+import typing as _typing
+
+from kiln.device import not_compiled as _not_compiled
+from kiln.device import refusal as _refusal
+
+_REFUSED = (
+    "Event Stream StreamContext current_device current_stream get_device_capability get_device_name "
+    "get_device_properties get_rng_state init initial_seed mem_get_info memory_stats memory_summary "
+    "reset_peak_memory_stats set_device set_stream synchronize"
+)
+
+
+def is_available() -> bool:
+    """False: kiln runs on the CPU."""
+    return False
+
+
+def device_count() -> int:
+    """0: kiln runs on the CPU."""
+    return 0
+
+
+def is_initialized() -> bool:
+    """False: there is nothing to initialise."""
+    return False
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """False, as of every ability of a device that is not there."""
+    return False
+
+
+def manual_seed(seed: int) -> None:
+    """Seeds the device there is: none."""
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seeds every device: none."""
+
+
+def get_rng_state_all() -> list[_typing.Any]:
+    """The random state of every device: an empty list."""
+    return []
+
+
+def set_rng_state_all(new_states: _typing.Any) -> None:
+    """Puts back what `get_rng_state_all` gave."""
+
+
+def empty_cache() -> None:
+    """Gives back memory of the device that is not used: none."""
+
+
+def memory_allocated(device: _typing.Any = None) -> int:
+    """Bytes of tensors on the device: 0."""
+    return 0
+
+
+max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
+
+
+def refusals(kind: str) -> dict[str, _typing.Any]:
+    """Functions and classes by name that refuse, as PyTorch's do where it was built without this device."""
+
+    def refused(name: str) -> _typing.NoReturn:
+        _not_compiled(kind)
+
+    return {name: _refusal(kind, name, refused) for name in _REFUSED.split()}
