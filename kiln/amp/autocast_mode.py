@@ -116,7 +116,7 @@ def _arguments(function: Any, args: Any, kwargs: Any) -> Any:
     dtype = dtype_of_call(_name(function), low, _core.float32, args, kwargs)
     if dtype is None or kwargs.get("out") is not None:
         return args, kwargs
-    casts = _core.autocasts() if keep else None
+    casts = _core.cast_cache() if keep else None
 
     def cast(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -213,7 +213,7 @@ def set_autocast_cache_enabled(enabled: bool) -> None:
 
 def clear_autocast_cache() -> None:
     """Drops the casts of parameters that this thread keeps."""
-    _core.autocasts().clear()
+    _core.cast_cache().clear()
 
 
 def _deprecated(old: str, new: Callable[..., Any], device_type: str) -> Callable[..., Any]:

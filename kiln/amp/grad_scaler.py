@@ -125,26 +125,27 @@ class GradScaler:
             )
         if state["stage"] is _Stage.STEPPED:
             raise RuntimeError("unscale_() is being called after step().")
-        state["found_inf_per_device"] = self._unscale(optimizer, allow_float16=False)
+        state["found_inf_per_device"] = self._unscale(optimizer)
         state["stage"] = _Stage.UNSCALED
 
-    def _unscale(self, optimizer: Any, allow_float16: bool) -> dict[Any, Tensor]:
+    def _unscale(self, optimizer: Any) -> dict[Any, Tensor]:
         """{device: 1.0 if a gradient was not finite}; empty if there is no gradient."""
         scale: Any = self._scale
         inverse = scale.double().reciprocal().float()
-        finite = []
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                grad = param.grad
-                if grad is None:
-                    continue
-                if grad.dtype is _core.float16 and not allow_float16:
-                    raise ValueError("Attempting to unscale FP16 gradients.")
-                finite.append(ops.isfinite(grad).all())
-                grad.mul_(inverse.to(grad.dtype))
-        if not finite:
+        grads = _grads(optimizer)
+        if any(grad.dtype is _core.float16 for grad in grads):
+            raise ValueError("Attempting to unscale FP16 gradients.")
+        found = self._infinite(grads)
+        for grad in grads:
+            grad.mul_(inverse.to(grad.dtype))
+        return found
+
+    def _infinite(self, grads: list[Any]) -> dict[Any, Tensor]:
+        """{device: 1.0 if a gradient is inf or NaN, else 0.0}; empty for no gradients."""
+        if not grads:
             return {}
-        return {scale.device: ops.logical_not(ops.stack(finite).all()).float()}
+        finite = ops.stack([ops.isfinite(grad).all() for grad in grads]).all()
+        return {self._begun()[0].device: ops.logical_not(finite).float()}
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """unscale_(optimizer) if it was not called, then optimizer.step(*args, **kwargs) if all gradients are
@@ -212,13 +213,7 @@ class GradScaler:
 
     def _check_inf_per_device(self, optimizer: Any) -> dict[Any, Tensor]:
         """Looks for inf and NaN without changing gradients; {device: 1.0 if there is one}."""
-        found = [
-            ops.isfinite(param.grad).all()
-            for group in optimizer.param_groups
-            for param in group["params"]
-            if param.grad is not None
-        ]
-        infs = {self._begun()[0].device: ops.logical_not(ops.stack(found).all()).float()} if found else {}
+        infs = self._infinite(_grads(optimizer))
         self._of(optimizer)["found_inf_per_device"] = infs
         return infs
 
@@ -311,6 +306,12 @@ class GradScaler:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+
+
+def _grads(optimizer: Any) -> list[Any]:
+    """The gradients of an optimizer's parameters that have one."""
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    return [param.grad for param in params if param.grad is not None]
 
 
 def _expect(holds: bool, text: str) -> None:

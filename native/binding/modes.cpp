@@ -233,7 +233,7 @@ PyMethodDef functions[] = {
     {"modes", guard<get_modes>, METH_NOARGS,
      "This thread's (grad mode, inference mode, None or autocast's (dtype, whether casts are kept))."},
     {"set_modes", guard<put_modes>, METH_VARARGS, "Sets what `modes` gives."},
-    {"autocasts", guard<get_casts>, METH_NOARGS,
+    {"cast_cache", guard<get_casts>, METH_NOARGS,
      "This thread's casts of parameters: a dict, dropped where autocast ends."},
     {nullptr, nullptr, 0, nullptr},
 };

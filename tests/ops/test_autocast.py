@@ -148,8 +148,8 @@ def test_parameters_are_cast_once_until_the_outermost_ends() -> None:
     w, x = kiln.ones(2, 2, requires_grad=True), kiln.ones(2, 2)
     with kiln.autocast("cpu"):
         x @ w
-        kept = weakref.ref(next(iter(kiln._core.autocasts().values()))[2])
-        assert len(kiln._core.autocasts()) == 1
+        kept = weakref.ref(next(iter(kiln._core.cast_cache().values()))[2])
+        assert len(kiln._core.cast_cache()) == 1
         with kiln.autocast("cpu", enabled=False):
             pass
         (x @ w).sum().backward()
@@ -161,10 +161,10 @@ def test_parameters_are_cast_once_until_the_outermost_ends() -> None:
             assert (x @ w).tolist() == [[4.0, 4.0], [4.0, 4.0]]  # a written parameter is cast anew
         assert (x @ w).requires_grad
     gc.collect()
-    assert kept() is None and not kiln._core.autocasts()
+    assert kept() is None and not kiln._core.cast_cache()
     with kiln.autocast("cpu", cache_enabled=False):
         x @ w
-        assert not kiln._core.autocasts()
+        assert not kiln._core.cast_cache()
 
 
 def test_casts_know_whose_they_are() -> None:
