@@ -17,10 +17,9 @@ from typing import Any
 from kiln._core import Tensor
 from kiln.ops.creation.data import set_attributes
 from kiln.serialization.safe import allowed, asked_for
-from kiln.serialization.source import Damaged, Source
+from kiln.serialization.source import FEW_ALIKE, MAX_ALIKE, Damaged, Source
 from kiln.serialization.words import (
     FUNCTIONS,
-    MAX_ALIKE,
     StorageType,
     check_keys,
     checked_state,
@@ -175,7 +174,7 @@ class Machine:
         alike = self.hashes[id(into)][1]
         for key in chosen:
             alike[hash(key)] += 1
-            need(alike[hash(key)] <= MAX_ALIKE, f"at most {MAX_ALIKE} keys of one hash")
+            need(alike[hash(key)] <= MAX_ALIKE, FEW_ALIKE)
 
     def find(self, module: str, name: str) -> Any:
         """What a pickle means by a name: a word of data, or what the program allowed."""

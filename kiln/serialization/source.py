@@ -6,7 +6,8 @@ import io
 import mmap
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from typing import IO, Any, Union
 
 from kiln import _core, ops
@@ -21,6 +22,11 @@ Path = Union[str, "os.PathLike[str]"]
 PIECE = 1 << 20  # bytes that are copied at once, while they are in a cache
 SMALL = 1 << 16  # bytes of a piece that is written with others
 
+# What a file may ask of whoever reads it.
+MAX_SIZE = 2**63 - 1  # of a tensor, and of what it spans, in bytes
+MAX_ALIKE = 32  # keys of a dict that have the same hash
+FEW_ALIKE = f"at most {MAX_ALIKE} keys of one hash"
+
 
 class Damaged(Exception):
     """What is wrong with a file, in words."""
@@ -28,6 +34,11 @@ class Damaged(Exception):
 
 class DamagedArchive(Damaged):
     """What is wrong with a zip archive, not with the pickle in it."""
+
+
+def crowded(keys: Collection[Any]) -> bool:
+    """Whether too many keys have one hash; numbers can be chosen so, and a dict takes that squared."""
+    return len(keys) > MAX_ALIKE and max(Counter(map(hash, keys)).values()) > MAX_ALIKE
 
 
 class Source(io.RawIOBase):

@@ -19,8 +19,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -28,13 +27,20 @@ from typing import Any, NamedTuple
 from kiln import _core
 from kiln._core import Tensor
 from kiln.errors import describe, message
-from kiln.serialization.source import Damaged, Source, mapped_tensor, pieces, read_tensor
+from kiln.serialization.source import (
+    FEW_ALIKE,
+    MAX_SIZE,
+    Damaged,
+    Source,
+    crowded,
+    mapped_tensor,
+    pieces,
+    read_tensor,
+)
 
 TREE = "kiln.tree"  # the metadata entry that holds the document of a nested object
 MAX_HEADER = 100_000_000  # bytes, as the safetensors format has it
 MAX_DEPTH = 100  # of nested containers, in a tree and in a header
-MAX_SIZE = 2**63 - 1  # of a tensor in bytes
-MAX_ALIKE = 32  # keys of a dict that have the same hash
 
 DTYPES: dict[str, Any] = {
     "BOOL": _core.bool,
@@ -49,7 +55,6 @@ DTYPES: dict[str, Any] = {
     "F64": _core.float64,
 }
 _WIDTH = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8, "F16": 2, "BF16": 2, "F32": 4, "F64": 8}
-_FEW_ALIKE = f"dicts of at most {MAX_ALIKE} keys of one hash"
 _KEYS = {"dtype", "shape", "data_offsets"}
 
 
@@ -123,8 +128,10 @@ class _Packer:
                 message("save", f"at most {MAX_DEPTH} nested containers", came, "look for a cycle")
             )
         if isinstance(value, Mapping):
-            if _crowded(value):
-                raise ValueError(message("save", _FEW_ALIKE, f"more at {'.'.join(path) or 'the top'}"))
+            if crowded(value):
+                raise ValueError(
+                    message("save", f"dicts of {FEW_ALIKE}", f"more at {'.'.join(path) or 'the top'}")
+                )
             pairs = [[self._key(k, path), self.pack(v, (*path, str(k)))] for k, v in value.items()]
             return {"d": pairs}
         if isinstance(value, (list, tuple)):
@@ -311,14 +318,9 @@ def _unpacked(tree: Any, tensors: dict[str, Tensor], depth: int) -> Any:
     _need(all(isinstance(pair, list) and len(pair) == 2 for pair in value), "a dict as pairs")
     keys = [_unpacked(key, tensors, depth + 1) for key, _ in value]
     _need(all(k is None or isinstance(k, (bool, int, float, str)) for k in keys), "plain keys in dicts")
-    _need(not _crowded(keys), _FEW_ALIKE)
+    _need(not crowded(keys), f"dicts of {FEW_ALIKE}")
     _need(len(set(keys)) == len(keys), "every key of a dict once")
     return {key: _unpacked(v, tensors, depth + 1) for key, (_, v) in zip(keys, value, strict=True)}
-
-
-def _crowded(keys: Collection[Any]) -> bool:
-    """Whether too many keys have one hash; numbers can be chosen so, and a dict takes that squared."""
-    return len(keys) > MAX_ALIKE and max(Counter(map(hash, keys)).values()) > MAX_ALIKE
 
 
 def _number(value: Any) -> float:

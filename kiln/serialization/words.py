@@ -23,10 +23,8 @@ from kiln.nn.parameter import Buffer, Parameter
 from kiln.ops.creation.data import set_attributes
 from kiln.ops.views.pickling import looking
 from kiln.ops.views.storage import TypedStorage, UntypedStorage
-from kiln.serialization.source import Damaged
+from kiln.serialization.source import FEW_ALIKE, MAX_SIZE, Damaged, crowded
 
-MAX_SIZE = 2**63 - 1  # of what a tensor spans, in bytes
-MAX_ALIKE = 32  # keys of a dict that have the same hash
 MAX_KEY = 64  # parts of a key that is a tuple
 KEYS = (str, int, float, bool, bytes, complex, type(None), Tensor, device, type(_core.float32))
 
@@ -278,9 +276,7 @@ def check_keys(keys: Any) -> None:
     """Keys for a dict or a set: of plain data, and not chosen so that many have one hash."""
     for key in keys:
         _check_key(key)
-    if len(keys) > MAX_ALIKE:
-        alike = max(Counter(map(hash, keys)).values())
-        need(alike <= MAX_ALIKE, f"at most {MAX_ALIKE} keys of one hash")
+    need(not crowded(keys), FEW_ALIKE)
 
 
 def _check_key(key: Any) -> None:
