@@ -172,6 +172,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
     )
     from kiln.serialization import load as load, save as save
     from kiln.viz.profile import profile as profile
+    from kiln.viz.summary import summary as summary
 
 autograd.engine.BATCHED.update(
     seeds=_later("kiln.func.backward", "gradients_of_batch"), samples=_later("kiln.func.inside", "gradients")
@@ -208,6 +209,7 @@ _LATER = {
     "load": "kiln.serialization",
     "save": "kiln.serialization",
     "profile": "kiln.viz.profile",
+    "summary": "kiln.viz.summary",
     "vmap": "kiln.func",
     **dict.fromkeys("gru lstm rnn_relu rnn_tanh".split(), "kiln.nn.recurrent_steps"),
     "finfo": "kiln.ops.creation.dtypes",

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from kiln import _core
@@ -78,6 +78,22 @@ class Place(NamedTuple):
     modules: tuple[Layer, ...] = ()
 
 
+def running() -> tuple[list[Line], list[Any]]:
+    """The lines that run now, the innermost first, and the modules whose forward does, the outermost first."""
+    lines: list[Line] = []
+    modules: list[Any] = []
+    call = _module_call()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code is call:
+            modules.append(frame.f_locals["self"])
+        elif not is_own(frame) and not code.co_filename.startswith("<frozen "):
+            lines.append(Line(code.co_filename, frame.f_lineno, code.co_qualname))
+        frame = frame.f_back
+    return lines, modules[::-1]
+
+
 class Places:
     """Finds places; the same place is the same object. Holds the modules it has named."""
 
@@ -88,19 +104,8 @@ class Places:
 
     def here(self) -> Place:
         """The place of the code that called."""
-        frame = sys._getframe(1)
-        lines: list[Line] = []
-        modules: list[Any] = []
-        call = _module_call()
-        while frame is not None:
-            code = frame.f_code
-            if code is call:
-                modules.append(frame.f_locals["self"])
-            elif not is_own(frame) and not code.co_filename.startswith("<frozen "):
-                lines.append(Line(code.co_filename, frame.f_lineno, code.co_qualname))
-            frame = frame.f_back  # type: ignore[assignment]
-        layers = self.named(modules[::-1])
-        place = Place(tuple(lines), layers)
+        lines, modules = running()
+        place = Place(tuple(lines), self.named(modules))
         return self._found.setdefault(place, place)
 
     def named(self, modules: Sequence[Any]) -> tuple[Layer, ...]:
