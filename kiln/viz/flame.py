@@ -123,19 +123,19 @@ def _svg(root: Block, title: str) -> str:
     drawn: list[str] = []
     deepest = _draw(root, root.seconds, drawn)
     height = _TOP + (deepest + 1) * _ROW + 12
-    dark = [
-        (f".{kind}{k} rect", f"fill:{theme.mixed(hue, theme.DARK_PAGE, share)}")
+    rules = [
+        (f".{kind}{k} rect", theme.mixed(hue, "#ffffff", light), theme.mixed(hue, theme.DARK_PAGE, dark))
         for kind, hue in _HUES.items()
-        for k, share in enumerate(_DARK)
+        for k, (light, dark) in enumerate(zip(_LIGHT, _DARK))
     ]
-    dark += [("text", f"fill:{theme.DARK_INK}"), (".head", f"fill:{theme.DARK_FAINT}")]
+    rules += [("text", theme.INK, theme.DARK_INK), (".head", theme.FAINT, theme.DARK_FAINT)]
     look = f".{name} g[data-x]:hover rect{{stroke:{theme.GREY};stroke-width:1.5}}"
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" id="{name}" class="{name}" width="{_WIDTH:.0f}" '
             f'height="{height:.0f}" viewBox="0 0 {_WIDTH:.0f} {height:.0f}" font-family="{theme.FONT}" '
             f'font-size="{_TYPE:.0f}" role="img" aria-label="flame graph">',
-            theme.style(name, dark, look),
+            theme.style(name, rules, look),
             f'<text x="4" y="17" font-size="14" font-weight="600" fill="{theme.INK}">{escape(title)}</text>',
             f'<text class="head" x="4" y="33" fill="{theme.FAINT}">width: time in kernels; a click on a box '
             "makes it as wide as the picture</text>",

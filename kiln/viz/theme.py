@@ -1,5 +1,5 @@
-"""Colours on a light and on a dark page: a picture's own attributes are those of a light one, and a style in it
-changes them where the page, or without one the reader's system, is dark.
+"""Colours on a light and on a dark page. A picture's attributes are those of a light one, which every reader of SVG
+understands; a style in it exchanges them where the page is dark, for those that know CSS.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ GREY = "#8a93a0"  # on white and on black
 INK, FAINT = "#16202c", "#465160"
 DARK_PAGE, DARK_INK, DARK_FAINT = "#15191f", "#e8edf3", "#aab4c0"
 
-# How pages say that they are dark or light: Jupyter, VS Code, Sphinx and other sites.
+# How pages say that they are dark or light without CSS's own word for it: Jupyter, VS Code, Sphinx, GitHub.
 _DARK = (
     ':is([data-jp-theme-light="false"],.vscode-dark,[data-vscode-theme-kind="vscode-dark"],'
     '[data-theme="dark"],[data-color-mode="dark"],html.dark)'
@@ -29,12 +29,15 @@ def new_name() -> str:
     return f"kiln-{next(_numbers)}"
 
 
-def style(name: str, dark: Iterable[tuple[str, str]], more: str = "") -> str:
-    """The style of the picture whose class is `name`: rules for a dark page, as (selector, declarations)."""
-    rules = list(dark)
-    by_system = "".join(f".{name}:not({_LIGHT} *) {part}{{{look}}}" for part, look in rules)
-    by_page = "".join(f"{_DARK} .{name} {part}{{{look}}}" for part, look in rules)
-    return f"<style>{more}@media (prefers-color-scheme:dark){{{by_system}}}{by_page}</style>"
+def style(name: str, rules: Iterable[tuple[str, str, str]], more: str = "") -> str:
+    """The style of the picture whose class is `name`: fills as (selector, on a light page, on a dark one).
+
+    A page is dark where CSS says so of it (`color-scheme`), or one of the marks above does; a picture that is a
+    file of its own, where the reader's system or the page that shows it is.
+    """
+    fills = "".join(f".{name} {part}{{fill:light-dark({light},{dark})}}" for part, light, dark in rules)
+    pages = f"{_DARK} .{name}{{color-scheme:dark}}{_LIGHT} .{name}{{color-scheme:light}}"
+    return f"<style>{more}{fills}svg.{name}:root{{color-scheme:light dark}}{pages}</style>"
 
 
 def mixed(colour: str, other: str, share: float) -> str:
