@@ -171,7 +171,9 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         rnn_tanh as rnn_tanh,
     )
     from kiln.serialization import load as load, save as save
+    from kiln.bars import progress as progress
     from kiln.viz.profile import profile as profile
+    from kiln.viz.summary import summary as summary
 
 autograd.engine.BATCHED.update(
     seeds=_later("kiln.func.backward", "gradients_of_batch"), samples=_later("kiln.func.inside", "gradients")
@@ -208,6 +210,8 @@ _LATER = {
     "load": "kiln.serialization",
     "save": "kiln.serialization",
     "profile": "kiln.viz.profile",
+    "progress": "kiln.bars",
+    "summary": "kiln.viz.summary",
     "vmap": "kiln.func",
     **dict.fromkeys("gru lstm rnn_relu rnn_tanh".split(), "kiln.nn.recurrent_steps"),
     "finfo": "kiln.ops.creation.dtypes",

@@ -18,6 +18,7 @@ from urllib.parse import urlparse
 from urllib.request import Request, urlopen
 
 from kiln.absent import hint_missing as _hint_missing
+from kiln.bars import progress as _bar
 from kiln.errors import message
 from kiln.files import write_atomically
 from kiln.serialization import load as _load
@@ -104,14 +105,22 @@ def _is_there(package: str) -> bool:
 
 
 def download_url_to_file(url: str, dst: str, hash_prefix: str | None = None, progress: bool = True) -> None:
-    """Reads an address into a file, whole or not at all; nothing is shown of the progress.
+    """Reads an address into a file, whole or not at all, with a bar of `kiln.progress` where it shows one.
 
     RuntimeError if the content's SHA-256 does not begin with `hash_prefix`.
     """
     import hashlib
 
     with urlopen(Request(url, headers={"User-Agent": "kiln.hub"})) as answer:
-        content: bytes = answer.read()
+        length = answer.headers.get("Content-Length") if answer.headers else None
+        total = int(length) if length else None
+        bar = _bar(total=total, unit="B", unit_scale=True, **({} if progress else {"disable": True}))
+        pieces = []
+        with bar:
+            while piece := answer.read(1 << 20):
+                pieces.append(piece)
+                bar.update(len(piece))
+        content = b"".join(pieces)
     found = hashlib.sha256(content).hexdigest()
     if hash_prefix and not found.startswith(hash_prefix):
         raise RuntimeError(

@@ -5,7 +5,7 @@
             model(x)
     print(p.key_averages().table(sort_by="cpu_time_total", row_limit=10))
 
-`kiln.profile` is the short form: launches and seconds of each function.
+`kiln.profile` is the short form: launches and seconds of each function, and flame graphs.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from typing import Any
 from kiln.absent import hint_missing as _hint_missing
 from kiln.autograd import profiler as _ranges
 from kiln.autograd.profiler import EventList, FunctionEvent, FunctionEventAvg, record_function
+from kiln.late import later
+
+_multiply_adds = later("kiln.capture.flops", "multiply_adds")
 
 __all__ = [
     "EventList", "FunctionEvent", "FunctionEventAvg", "ProfilerAction", "ProfilerActivity",
@@ -114,7 +117,11 @@ class profile:
     """Kernels and ranges between entry and exit, or in the steps that a `schedule` records.
 
     `on_trace_ready(profile)` is called at the end of each recording. `activities` other than the CPU see
-    nothing; shapes, memory, lines, flops and modules are not noted, whatever is asked.
+    nothing, and memory is not noted. `record_shapes`, `with_stack`, `with_modules` and `with_flops` note of each
+    kernel the shapes of its operands, the lines of the program and the modules that asked for it, and the
+    operations of its products; each call then takes some microseconds more, which is no kernel's time. Of a
+    program of `kiln.compile` they are those of all its operations. In backward lines and modules are those of
+    the forward call.
 
     >>> with kiln.profiler.profile(schedule=kiln.profiler.schedule(wait=1, warmup=0, active=1)) as p:
     ...     for _ in range(2):
@@ -144,6 +151,10 @@ class profile:
     ) -> None:
         self.activities = set(supported_activities() if activities is None else activities)
         self.on_trace_ready = on_trace_ready
+        self._told = _ranges.told(
+            {"record_shapes": record_shapes, "with_stack": with_stack, "with_modules": with_modules,
+             "with_flops": with_flops}
+        )  # fmt: skip
         self.step_num = 0
         self.current_action = ProfilerAction.NONE
         self._schedule = schedule
@@ -187,7 +198,7 @@ class profile:
         """Begins or ends recording, as a step's action says."""
         records = action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
         if records and self._begun is None:
-            self._begun = _ranges.start()
+            self._begun = _ranges.start(self._told, _flops if self._told.flops else None)
         elif not records and self._begun is not None:
             self._finish()
         self.current_action = action
@@ -218,8 +229,17 @@ class profile:
         return self._recorded()
 
     def key_averages(self, group_by_input_shape: bool = False, group_by_stack_n: int = 0) -> EventList:
-        """Those of one name as one."""
-        return self._recorded().key_averages()
+        """Those of one name as one, told apart by shapes and by so many of the innermost lines."""
+        return self._recorded().key_averages(group_by_input_shape, group_by_stack_n)
+
+    def export_stacks(self, path: str, metric: str = "self_cpu_time_total") -> None:
+        """Writes the lines that asked for kernels, with their time, as tools that draw flame graphs read them.
+
+        AssertionError without `with_stack`, ValueError for another metric.
+        """
+        if not self._told.stack:
+            raise AssertionError("export_stacks() requires with_stack=True")
+        self._recorded().export_stacks(path, metric)
 
     def export_chrome_trace(self, path: str) -> None:
         """Writes the last recording for chrome://tracing or Perfetto; compressed if it ends in .gz."""
@@ -232,6 +252,10 @@ class profile:
     def add_metadata_json(self, key: str, value: str) -> None:
         """Keeps a text of JSON beside the recording."""
         self._metadata[key] = value
+
+
+def _flops(handle: Any, operands: tuple[Any, ...]) -> int:
+    return 2 * _multiply_adds(handle, operands)
 
 
 _hint_missing(__name__)

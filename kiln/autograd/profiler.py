@@ -6,7 +6,12 @@
 
 An event is one launch of a kernel, or one range; those inside it in time are its children. Views launch no
 kernel, and functions that NumPy or SciPy compute are none of kiln's: they have no event of their own. In a
-compiled function a kernel may do several operations, and is named by them.
+compiled function a kernel may do several operations, and is named by them: what is told of it is told of all
+operations of its program.
+
+Shapes, lines and modules are noted where they are asked for. Then the interpreter is asked at each call, which
+takes some microseconds; the kernels' own times stay what they are. In backward lines and modules are those of
+the forward call whose derivative runs.
 """
 
 from __future__ import annotations
@@ -19,9 +24,12 @@ from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from kiln import _core
-from kiln.autograd.profiler_events import EventList, FunctionEvent, FunctionEventAvg
+from kiln.autograd import watch
+from kiln.autograd.profiler_events import EventList, FunctionEvent, FunctionEventAvg, Told
 
 __all__ = ["EventList", "FunctionEvent", "FunctionEventAvg", "profile", "record_function"]
+
+PROGRAM = "region"  # what launches of a recording's program are counted under
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -38,6 +46,8 @@ class Ranges:
 
     on = False
     ended: list[_Range] = []
+    calls: watch.Calls | None = None  # what is noted of calls
+    told = Told()
 
 
 class record_function:
@@ -75,12 +85,17 @@ class record_function:
         return inside  # type: ignore[return-value]
 
 
-def start() -> float:
-    """Begins to note kernels and ranges; the moment. RuntimeError if that goes on already."""
+def start(told: Told = Told(), flops: Callable[[Any, tuple[Any, ...]], int] | None = None) -> float:
+    """Begins to note kernels and ranges, and of calls what `told` says; the moment. RuntimeError if that goes
+    on already.
+    """
     if Ranges.on:
         raise RuntimeError("profile: expected one profiler at a time; another has not ended")
     _core.flush()
-    Ranges.on, Ranges.ended = True, []
+    Ranges.on, Ranges.ended, Ranges.told = True, [], told
+    if any(told):
+        Ranges.calls = watch.Calls(flops)
+        watch.begin(Ranges.calls)
     _core.profile_start(True)
     return time.perf_counter()
 
@@ -92,24 +107,52 @@ def stop(begun: float) -> EventList:
     launches = _core.profile_stop()
     Ranges.on = False
     here = threading.get_ident()
-    found = [_event(name, begin, begin + took, here, begun) for name, _, took, begin in launches]
-    found += [
-        _event(r.name, max(r.start, begun), r.end, r.thread, begun, annotation=True) for r in Ranges.ended
-    ]
+    calls_of: Callable[[str, int], tuple[watch.Call, ...]] = lambda name, number: ()
+    if Ranges.calls is not None:
+        watch.end(Ranges.calls)
+        calls_of = _finder(Ranges.calls, launches)
+        Ranges.calls = None
+    found = []
+    counted: set[int] = set()  # a call may launch several kernels: its operations are the first one's
+    for name, _, took, begin, number in launches:
+        calls = calls_of(name, number)
+        flops = sum(call.flops for call in calls if call.number not in counted)
+        counted.update(call.number for call in calls)
+        event = FunctionEvent(
+            name,
+            (begin - begun) * 1e6,
+            (begin + took - begun) * 1e6,
+            calls[0].thread if calls else here,
+            False,
+            calls,
+            Ranges.told,
+        )
+        event.flops = flops
+        found.append(event)
+    for r in Ranges.ended:
+        since = (max(r.start, begun) - begun) * 1e6, (r.end - begun) * 1e6
+        found.append(FunctionEvent(r.name, *since, r.thread, True))
     Ranges.ended = []
     return EventList(found, begun, ended - begun)
 
 
-def _event(
-    name: str, start: float, end: float, thread: int, begun: float, annotation: bool = False
-) -> FunctionEvent:
-    return FunctionEvent(name, (start - begun) * 1e6, (end - begun) * 1e6, thread, annotation)
+def _finder(calls: watch.Calls, launches: list[Any]) -> Callable[[str, int], tuple[watch.Call, ...]]:
+    """Which calls a launch did, by its name and number: the one, or all of a recording's program."""
+    programs = calls.of_programs(number for name, *_, number in launches if name == PROGRAM)
+
+    def find(name: str, number: int) -> tuple[watch.Call, ...]:
+        if name == PROGRAM:
+            return programs.get(number, ())
+        return (calls.of[number],) if number in calls.of else ()
+
+    return find
 
 
 class profile:
     """Kernels and ranges between entry and exit; `enabled=False` notes nothing.
 
-    Other arguments are taken, and change nothing: shapes, memory and lines of the program are not noted.
+    `record_shapes`, `with_stack` and `with_modules` note of each kernel what it is given and where in the
+    program it was asked for. Other arguments are taken, and change nothing: memory is not noted.
 
     >>> with kiln.autograd.profiler.profile() as p:
     ...     y = (kiln.ones(1000) * 2).sum()
@@ -122,12 +165,13 @@ class profile:
         if unknown:
             raise TypeError(f"profile: unexpected keyword argument '{min(unknown)}'")
         self.enabled = enabled
+        self._told = told(options)
         self.function_events = EventList([], 0.0, 0.0)
         self._begun = 0.0
 
     def __enter__(self) -> profile:
         if self.enabled:
-            self._begun = start()
+            self._begun = start(self._told)
         return self
 
     def __exit__(
@@ -138,7 +182,7 @@ class profile:
 
     def key_averages(self, group_by_input_shape: bool = False, group_by_stack_n: int = 0) -> EventList:
         """Events of one name as one; see EventList.key_averages."""
-        return self.function_events.key_averages()
+        return self.function_events.key_averages(group_by_input_shape, group_by_stack_n)
 
     def total_average(self) -> FunctionEventAvg:
         """All events as one."""
@@ -152,6 +196,12 @@ class profile:
         """Writes what ran for chrome://tracing or Perfetto."""
         self.function_events.export_chrome_trace(path)
 
+    def export_stacks(self, path: str, metric: str = "self_cpu_time_total") -> None:
+        """Writes the lines that asked for kernels, for tools that draw flame graphs; needs `with_stack`."""
+        if not self._told.stack:
+            raise AssertionError("export_stacks() requires with_stack=True")
+        self.function_events.export_stacks(path, metric)
+
     @property
     def self_cpu_time_total(self) -> float:
         """The time of all events in microseconds, none counted twice."""
@@ -159,6 +209,12 @@ class profile:
 
     def __repr__(self) -> str:
         return str(self.function_events)
+
+
+def told(options: dict[str, Any]) -> Told:
+    """What keywords of PyTorch's ask to be told of calls."""
+    names = ("record_shapes", "with_stack", "with_modules", "with_flops")
+    return Told(*(bool(options.get(name)) for name in names))
 
 
 _OPTIONS = {

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from kiln.autograd.watch import Call, Layer
+
+STACK_METRICS = ("self_cpu_time_total", "self_cuda_time_total", "self_xpu_time_total")
+
+
+class Told(NamedTuple):
+    """What is noted of calls."""
+
+    shapes: bool = False
+    stack: bool = False
+    modules: bool = False
+    flops: bool = False
 
 
 class _Times:
@@ -18,8 +31,8 @@ class _Times:
     device_time_total = self_device_time_total = cuda_time_total = self_cuda_time_total = 0.0
     cpu_memory_usage = self_cpu_memory_usage = device_memory_usage = self_device_memory_usage = 0
     flops = 0
-    input_shapes: tuple[()] = ()
-    stack: tuple[()] = ()
+    input_shapes: list[list[int]] | None = None  # of a call's operands; of a number []
+    stack: list[str]  # lines of the program, the innermost first
 
     @property
     def cpu_time(self) -> float:
@@ -43,11 +56,29 @@ class _Times:
 
 
 class FunctionEvent(_Times):
-    """One launch of a kernel or one range: from `start` to `end` after the profile's begin."""
+    """One launch of a kernel or one range: from `start` to `end` after the profile's begin.
+
+    `calls` are the calls of ops it does, of a program those of its recording. Of several, `input_shapes` are of
+    all of them, one after the other; `stack` is that of the first, and `modules` what is around all.
+    """
 
     count = 1
 
-    def __init__(self, name: str, start: float, end: float, thread: int, is_user_annotation: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        start: float,
+        end: float,
+        thread: int,
+        is_user_annotation: bool,
+        calls: Sequence[Call] = (),
+        told: Told = Told(),
+    ) -> None:
+        self.calls = tuple(calls)
+        self.modules: tuple[Layer, ...] = common_modules(calls) if told.modules or told.stack else ()
+        self.stack = [str(line) for line in calls[0].place.lines] if told.stack and calls else []
+        if told.shapes and calls:
+            self.input_shapes = [list(x) if isinstance(x, tuple) else [] for c in calls for x in c.shapes]
         self.name = name
         self.key = "ProfilerStep*" if name.startswith("ProfilerStep#") else name  # by which events are one
         self.start, self.end, self.thread = start, end, thread
@@ -74,6 +105,7 @@ class FunctionEventAvg(_Times):
 
     def __init__(self, key: str = "Total") -> None:
         self.key = key
+        self.stack: list[str] = []
         self.count = 0
         self.cpu_time_total = 0.0
         self.self_cpu_time_total = 0.0
@@ -84,6 +116,7 @@ class FunctionEventAvg(_Times):
         self.count += event.count
         self.cpu_time_total += event.cpu_time_total
         self.self_cpu_time_total += event.self_cpu_time_total
+        self.flops += event.flops
         self.is_user_annotation |= getattr(event, "is_user_annotation", False)
         return self
 
@@ -102,10 +135,19 @@ class EventList(list[Any]):
             _nest(self)
 
     def key_averages(self, group_by_input_shape: bool = False, group_by_stack_n: int = 0) -> EventList:
-        """Events of one name as one. Shapes and lines are not noted, so nothing is told apart by them."""
-        found: dict[str, FunctionEventAvg] = {}
+        """Events of one name as one; told apart by the shapes of their operands, and by the innermost lines
+        of the program, where that is asked for and was noted.
+        """
+        found: dict[tuple[str, ...], FunctionEventAvg] = {}
         for event in self:
-            found.setdefault(event.key, FunctionEventAvg(event.key)).add(event)
+            lines = event.stack[:group_by_stack_n] if group_by_stack_n > 0 else []
+            key = (event.key, str(event.input_shapes) if group_by_input_shape else "", *lines)
+            if key not in found:
+                found[key] = FunctionEventAvg(event.key)
+                found[key].stack = lines
+                if group_by_input_shape:
+                    found[key].input_shapes = event.input_shapes
+            found[key].add(event)
         return EventList(found.values(), self.begun, self.seconds)
 
     def total_average(self) -> FunctionEventAvg:
@@ -147,14 +189,35 @@ class EventList(list[Any]):
             rows.sort(key=lambda row: getattr(row, sort_by), reverse=sort_by not in ("key", "name"))
         rows = rows if row_limit < 0 else rows[:row_limit]
         whole = self.self_cpu_time_total
-        cells = [_cells(row, whole, max_name_column_width, time_unit) for row in rows]
-        widths = [max(12, *(len(row[k]) for row in [_TITLES, *cells])) for k in range(len(_TITLES))]
-        line = "  ".join("-" * width for width in widths)
-        text = [header, line] if header else [line]
-        text += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in [_TITLES]]
-        text += [line]
-        text += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in cells]
-        return "\n".join([*text, line, f"Self CPU time total: {_time(whole, time_unit)}", ""])
+        more = _Columns(rows, max_shapes_column_width, max_src_column_width)
+        titles = [*_TITLES, *more.titles]
+        cells = [[*_cells(row, whole, max_name_column_width, time_unit), *more.cells(row)] for row in rows]
+        widths = [max(12, *(len(row[k]) for row in [titles, *cells])) for k in range(len(titles))]
+
+        def line(row: Sequence[str]) -> str:
+            padded = [cell.rjust(w) for cell, w in zip(row, widths)]
+            return "  ".join(padded)
+
+        bar = "  ".join("-" * width for width in widths)
+        text = [*([header] if header else []), bar, line(titles), bar]
+        for row, shown in zip(rows, cells):
+            text.append(line(shown))
+            text += [line([""] * len(_TITLES) + below) for below in more.below(row)]
+        return "\n".join([*text, bar, f"Self CPU time total: {_time(whole, time_unit)}", ""])
+
+    def export_stacks(self, path: str, metric: str) -> None:
+        """Writes stacks as tools that draw flame graphs read them: lines of the program from the outermost to
+        the innermost, separated by ";", then the metric in whole microseconds. ValueError for no metric.
+        """
+        if metric not in STACK_METRICS:
+            raise ValueError(f"metric should be one of: {list(STACK_METRICS)}")
+        clean = str.maketrans(" ;\t\n", "____")
+        with open(path, "w", encoding="utf-8") as file:
+            for event in self:
+                value = int(getattr(event, metric))
+                if event.stack and value:
+                    stack = ";".join(entry.translate(clean) for entry in reversed(event.stack))
+                    file.write(f"{stack} {value}\n")
 
     def __str__(self) -> str:
         return self.table()
@@ -164,6 +227,7 @@ class EventList(list[Any]):
         import json
 
         process = os.getpid()
+        begun = self.begun * 1e6
         events = [
             {
                 "ph": "X",
@@ -171,11 +235,13 @@ class EventList(list[Any]):
                 "name": e.name,
                 "pid": process,
                 "tid": e.thread,
-                "ts": self.begun * 1e6 + e.start,
+                "ts": begun + e.start,
                 "dur": e.end - e.start,
+                **_arguments(e),
             }
             for e in self
         ]
+        events += _module_spans(self, process, begun)
         text = json.dumps({"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": events})
         if path.endswith(".gz"):
             import gzip
@@ -188,6 +254,110 @@ class EventList(list[Any]):
 
 
 _TITLES = ("Name", "Self CPU %", "Self CPU", "CPU total %", "CPU total", "CPU time avg", "# of Calls")
+
+
+class _Columns:
+    """Columns of a table that are there where something was noted: shapes, lines, operations."""
+
+    def __init__(self, rows: Sequence[Any], shapes_width: int, source_width: int) -> None:
+        self._shapes = any(row.input_shapes for row in rows)
+        self._lines = any(row.stack for row in rows)
+        self._flops = any(row.flops for row in rows)
+        self._widths = shapes_width, source_width
+        self.titles = [
+            *(["Input Shapes"] if self._shapes else []),
+            *(["Source Location"] if self._lines else []),
+            *(["Total FLOPs"] if self._flops else []),
+        ]
+
+    def cells(self, row: Any) -> list[str]:
+        """Of the row itself."""
+        shapes_width, source_width = self._widths
+        cells = [_cut(str(row.input_shapes or []), shapes_width)] if self._shapes else []
+        if self._lines:
+            cells.append(_tail(row.stack[0], source_width) if row.stack else "")
+        return [*cells, *([f"{row.flops}" if row.flops else "--"] if self._flops else [])]
+
+    def below(self, row: Any) -> list[list[str]]:
+        """Lines under the row: of its stack."""
+        before, after = [""] * self._shapes, [""] * self._flops
+        return [[*before, _tail(line, self._widths[1]), *after] for line in row.stack[1:5]]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _tail(text: str, width: int) -> str:
+    """The end of a line of the program, which says more than its folder."""
+    return text if len(text) <= width else "..." + text[len(text) - width + 3 :]
+
+
+def common_modules(calls: Sequence[Call]) -> tuple[Layer, ...]:
+    """The modules around all calls."""
+    found = calls[0].place.modules if calls else ()
+    for call in calls[1:]:
+        same = 0
+        for a, b in zip(found, call.place.modules):
+            if a != b:
+                break
+            same += 1
+        found = found[:same]
+    return found
+
+
+def _arguments(event: FunctionEvent) -> dict[str, Any]:
+    """What was noted of an event, by the names that PyTorch's traces have."""
+    args: dict[str, Any] = {}
+    if event.input_shapes is not None:
+        args["Input Dims"] = event.input_shapes
+        args["Input type"] = [dtype or "Scalar" for call in event.calls for dtype in call.dtypes]
+    if event.stack:
+        args["Call stack"] = ";".join(reversed(event.stack))
+    if event.modules:
+        args["Module Hierarchy"] = ".".join([event.modules[0].kind, *filter(None, [event.modules[-1].name])])
+    if len(event.calls) > 1:
+        args["Operations"] = [call.name for call in event.calls]
+        places = dict.fromkeys(str(call.place.lines[0]) for call in event.calls if call.place.lines)
+        if event.stack:
+            args["Lines"] = list(places)
+    if event.flops:
+        args["flops"] = event.flops
+    return {"args": args} if args else {}
+
+
+def _module_spans(events: Sequence[FunctionEvent], process: int, begun: float) -> list[dict[str, Any]]:
+    """Spans of modules, from the first to the last of the kernels that follow each other in one, on a track of
+    their own beside each thread's.
+    """
+    found: list[dict[str, Any]] = []
+    threads = dict.fromkeys(e.thread for e in events if e.modules)
+    for k, thread in enumerate(threads):
+        track = 1 + k
+        name = {"name": f"modules of thread {thread}"}
+        found.append({"ph": "M", "name": "thread_name", "pid": process, "tid": track, "args": name})
+        open_: list[tuple[Layer, dict[str, Any]]] = []
+        backward = False
+        for event in events:
+            if event.thread != thread or event.is_user_annotation:
+                continue
+            same = 0
+            derived = bool(event.calls) and event.calls[0].backward
+            if derived == backward:
+                for (layer, _), now in zip(open_, event.modules):
+                    if layer != now:
+                        break
+                    same += 1
+            backward = derived
+            del open_[same:]
+            for layer in event.modules[same:]:
+                span: dict[str, Any] = {"ph": "X", "cat": "module", "pid": process, "tid": track}
+                span.update(name=f"{layer}{' backward' if backward else ''}", ts=begun + event.start, dur=0.0)
+                found.append(span)
+                open_.append((layer, span))
+            for _, span in open_:
+                span["dur"] = begun + event.end - span["ts"]
+    return found
 
 
 def _cells(row: Any, whole: float, name_width: int, unit: str | None) -> tuple[str, ...]:

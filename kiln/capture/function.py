@@ -218,6 +218,7 @@ class Derivative(Function):
         primal = forward.primal(operands)
         self.at_a_point = forward.is_pointwise(operands)
         wrt = tuple(i for i in needed if i in _everything(primal)[0])
+        self.forward = forward
         self._of = primal, wrt, defined, redo
         self._found = found = run(DERIVATIVE, *self._of)
         everything = [] if redo else run(HIDDEN, primal, *_everything(primal)).hidden

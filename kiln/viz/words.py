@@ -125,8 +125,9 @@ def amount(nbytes: int) -> str:
 
 
 def several(count: int, word: str) -> str:
-    """`1 op`, `2 ops`, `1 leaf`, `2 leaves`."""
-    return f"{count:,} {word if count == 1 else word[:-1] + 'ves' if word.endswith('f') else word + 's'}"
+    """`1 op`, `2 ops`, `1 leaf`, `2 leaves`, `2 launches`."""
+    many = word[:-1] + "ves" if word.endswith("f") else word + ("es" if word.endswith("ch") else "s")
+    return f"{count:,} {word if count == 1 else many}"
 
 
 def explained(call: Call) -> Iterator[str]:

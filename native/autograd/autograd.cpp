@@ -121,6 +121,7 @@ NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const
 // Results and their history; what is saved of them has none: a node must not own itself.
 void record_outputs(const NodeRef& node, const Wanted& wanted, std::span<const TensorRef> results) {
     node->outputs = uint32_t(results.size());
+    node->line.call = call_numbers.call;
     for (size_t k = 0; k < results.size(); ++k) {
         if (wanted.outputs) {
             SavedTensor& saved = node->saved_outputs.emplace_back();

@@ -159,6 +159,7 @@ public:
         for (Node* node : reach.nodes)  // none, unless an error ended it
             if (node->run == reach.number) node->grads.clear();
         std::erase(passes(), this);
+        call_numbers.forward = 0;
         tell_others();
     }
 
@@ -243,6 +244,7 @@ private:
 
     void visit(Node& node) {
         if (!prepare(node)) return pass_over(node);
+        call_numbers.forward = node.line.call;
         Given given = node.context.object ? Given{callbacks.context(node), {}} : differentiate(node);
         if (node.extras || anomaly_mode) [[unlikely]]
             given = after(node, std::move(given));

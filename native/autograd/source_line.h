@@ -10,6 +10,7 @@ namespace kiln {
 struct SourceLine {
     Opaque code;
     int instruction = 0;
+    uint32_t call = 0;  // its number, if Python watches calls
     bool operator==(const SourceLine& other) const {
         return code.object == other.code.object && instruction == other.instruction;
     }

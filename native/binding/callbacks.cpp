@@ -41,7 +41,7 @@ SourceLine current_line() {
         auto* const here = reinterpret_cast<PyFrameObject*>(frame.get());
         const Object code = object(PyFrame_GetCode(here));
         if (!is_own_code(reinterpret_cast<PyCodeObject*>(code.get())))
-            return {Opaque(code.get()), PyFrame_GetLasti(here)};
+            return {Opaque(code.get()), PyFrame_GetLasti(here), call_numbers.call};
         frame = object(PyFrame_GetBack(here));
     }
     if (PyErr_Occurred()) PyErr_Clear();  // no memory for a frame's object: the line stays unknown
@@ -86,6 +86,36 @@ Results gradients_from(PyObject* given) {
     return gradients;
 }
 
+// Tensors and numbers.
+Object objects_of(std::span<const Operand> operands) {
+    Object given = checked(PyTuple_New(Py_ssize_t(operands.size())));
+    for (size_t i = 0; i < operands.size(); ++i) {
+        const Operand& x = operands[i];
+        PyTuple_SET_ITEM(given.get(), Py_ssize_t(i),
+                         checked(x.tensor ? wrap(x.tensor) : number_object(x.number)).release());
+    }
+    return given;
+}
+
+// ---- who watches calls ----
+
+PyObject* watcher = nullptr;
+
+void tell_watcher(Fn& fn, std::span<const Operand> operands) {
+    const Object function = Object::borrow(watcher), given = objects_of(operands);
+    const Object number = checked(in_python([&] {
+        return PyObject_CallFunction(function.get(), "sOOIO", fn.name.c_str(), handle_of(fn), given.get(),
+                                     call_numbers.forward, current_recording() ? Py_True : Py_False);
+    }));
+    call_numbers.call = uint32_t(PyLong_AsUnsignedLongMask(number.get()));
+}
+
+PyObject* set_watcher(PyObject*, PyObject* function) {
+    on_call = function == Py_None ? nullptr : tell_watcher;
+    Py_XSETREF(watcher, Py_NewRef(function));
+    Py_RETURN_NONE;
+}
+
 // ---- batches of gradients: what the interpreter does of a pass ----
 
 PyObject* batched_functions[3] = {};  // derivative(handle, operands), sum_to(gradient, sizes), call(f, args)
@@ -98,12 +128,7 @@ PyObject* set_batched(PyObject*, PyObject* args) {
 }
 
 Results batched_derivative(const Fn& fn, std::span<const Operand> operands) {
-    Object given = checked(PyTuple_New(Py_ssize_t(operands.size())));
-    for (size_t i = 0; i < operands.size(); ++i) {
-        const Operand& x = operands[i];
-        PyTuple_SET_ITEM(given.get(), Py_ssize_t(i),
-                         checked(x.tensor ? wrap(x.tensor) : number_object(x.number)).release());
-    }
+    Object given = objects_of(operands);
     auto* handle = static_cast<PyObject*>(fn.handle.object);
     Object found = checked(in_python(
         [&] { return PyObject_CallFunctionObjArgs(batched_functions[0], handle, given.get(), nullptr); }));
@@ -241,6 +266,8 @@ void on_failure(Node& node) {
 }
 
 PyMethodDef functions[] = {
+    {"set_watcher", set_watcher, METH_O,
+     "Who is told of calls: (name, handle, operands, number of the forward or 0, recorded) -> a number."},
     {"set_batched", set_batched, METH_VARARGS, "Sets who does the derivatives of a batch of gradients."},
     {"set_package_folder", set_package_folder, METH_O,
      "Where kiln's own files are: their lines are not shown to users."},

@@ -68,7 +68,7 @@ namespace {
 bool runs_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands,
                std::span<const TensorRef> out) {
     return fn.cls == FnClass::pointwise && out.empty() && !refuses_values(fn) && flat.look_at(fn, operands) &&
-           !flat.pending && !current_recording();
+           !flat.pending && !current_recording() && !on_call;
 }
 
 // The same for a call whose result is written over a tensor's values, where nothing else has to be asked.
@@ -77,7 +77,7 @@ bool writes_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands
     if (fn.cls != FnClass::pointwise || out.size() != 1 || refuses_values(fn)) return false;
     const Storage& target = *out[0]->storage;
     return !target.read_only && !target.inference && !target.recording && target.data && !target.busy &&
-           flat.look_at(fn, operands, out) && !flat.pending && !current_recording() &&
+           flat.look_at(fn, operands, out) && !flat.pending && !current_recording() && !on_call &&
            !(grad_enabled() && needs_gradient(fn, operands, out));
 }
 
@@ -175,6 +175,7 @@ void ensure_class(Fn& fn, std::span<const Operand> operands) {
 Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
     // 1. What the function is made of: may ask the compiler, and everything below goes by it.
     ensure_class(fn, operands);
+    if (on_call && (fn.cls == FnClass::pointwise || fn.cls == FnClass::program)) on_call(fn, operands);
     // 2. Values it refuses, which may have to be computed first. Other threads may write them while this one
     //    waits or compiles: until the end of this function every launch of it looks again.
     const auto look = [&] { check_values(fn, operands); };

@@ -27,6 +27,9 @@ Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef
 // values.
 Results execute(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden);
 
+// Told of each call that computes something, before it is recorded or runs; null: nobody watches.
+inline void (*on_call)(Fn& fn, std::span<const Operand> operands) = nullptr;
+
 // Raises unless a result of this dtype can be written into a tensor of that one. Only a conversion may lose a
 // kind.
 void expect_castable(const Fn& fn, DType result, DType target);

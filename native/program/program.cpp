@@ -45,7 +45,7 @@ void note_launch(const std::string& name, Seconds start, Seconds taken) {
     auto& lines = profile().lines;
     auto line = lines.end();
     if (!profile().each) line = std::ranges::find(lines, name, &Profile::Line::name);
-    if (line == lines.end()) line = lines.insert(line, {name, 0, 0, start.count()});
+    if (line == lines.end()) line = lines.insert(line, {name, 0, 0, start.count(), call_numbers.call});
     ++line->launches;
     line->seconds += taken.count();
 }

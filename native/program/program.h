@@ -135,6 +135,12 @@ void run(const Program& program, const int64_t* slots, std::span<const Input> in
 // environment.
 void append_environment(const Operand& operand, Dims& environment);
 
+// The number of this thread's call, while Python watches calls, and of that whose derivative it is.
+struct CallNumbers {
+    uint32_t call = 0, forward = 0;
+};
+inline constinit thread_local CallNumbers call_numbers;
+
 // Counts of launches and time while profiling is on: per kernel name, or of each launch.
 struct Profile {
     std::atomic<bool> on = false;
@@ -144,6 +150,7 @@ struct Profile {
         uint64_t launches = 0;
         double seconds = 0;
         double start = 0;  // of the first launch, by the clock that Python calls perf_counter
+        uint32_t call = 0;
     };
     std::vector<Line> lines;
     std::mutex mutex;  // guards `lines`: kernels may run without the interpreter lock

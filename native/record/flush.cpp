@@ -101,6 +101,7 @@ void replay(const Recording& recording, double* seconds, bool keep_dead = false)
     for (size_t i = 0; i < operands.size(); ++i) {
         stop_if_interrupted();
         const ListedOp& op = recording.list().ops[i];
+        if (!recording.lines().empty()) call_numbers.call = recording.lines()[i].call;
         replay_op(recording, op, operands[i]);
         free_after(op, uses);
     }
@@ -119,6 +120,7 @@ void run_variant(const Recording& recording, const RegionVariant& variant) {
         const StorageRef& value = recording.storages()[index].storage;
         outputs.push_back(value->data ? value : allocate(value->nbytes));
     }
+    if (!recording.lines().empty()) call_numbers.call = recording.lines()[0].call;
     run(program, slots.data(), {inputs.data(), inputs.size()}, outputs);
     for (size_t k = 0; k < outputs.size(); ++k) {
         Storage& value = *recording.storages()[variant.outputs[k]].storage;
@@ -256,7 +258,7 @@ void run_recording(Recording& recording, const char* cause) {
     entry->note_end(cause);
     uint64_t sight = ++entry->seen;
     bool measuring = entry->measuring;
-    entry->settled += entry->variant || entry->failed;
+    entry->settled += !on_call && (entry->variant || entry->failed);  // a watched run takes longer
     if (entry->settled == measure_from && !measuring && !entry->decided && !check_mode) {
         entry->measuring = true;
         ++region.measuring;
@@ -269,7 +271,7 @@ void run_recording(Recording& recording, const char* cause) {
                " ops counted writes that their lines have counted");
     ++(ran ? region.runs : region.replays);
     ++(ran ? entry->runs : entry->replays);
-    if (!measuring) return;
+    if (!measuring || on_call) return;
     watch.stop();
     double& best = ran ? entry->times.program : entry->times.replay;
     best = std::min(best, ran ? seconds : ops_seconds);

@@ -134,7 +134,7 @@ void settle_target(Storage& storage) {
 }
 
 Recording::Recording(std::shared_ptr<Region> region)
-    : region_(std::move(region)), keep_lines_(check_mode), timed_(region_->measuring > 0),
+    : region_(std::move(region)), keep_lines_(check_mode || on_call), timed_(region_->measuring > 0),
       recount_(most_bytes) {
     const RegionSizes& last = region_->last;
     list_.ops.reserve(last.ops);
@@ -476,7 +476,9 @@ void Recording::flush(const char* cause) {
     if (flushing_) return;  // from inside its own flush: what is not there yet, settle() refuses
     if (list_.ops.empty()) return clear();
     Flush running(*this);
+    const CallNumbers numbers = call_numbers;  // of the call that needs its values
     run_recording(*this, cause);
+    call_numbers = numbers;
 }
 
 void Recording::give_up() {
@@ -500,7 +502,7 @@ void Recording::clear() {
     std::swap(dying, storages_);
     hash_ = Hash128();
     lines_.clear();
-    keep_lines_ = check_mode;
+    keep_lines_ = check_mode || on_call;
     timed_ = region_->measuring > 0;
     bytes_ = 0;
     recount_ = most_bytes;

@@ -34,6 +34,7 @@ ALLOWED = {
     "random": {"ops"},
     "device": set(),
     "layout": set(),
+    "bars": set(),
     "backends": {"codegen"},
     # devices that are not here, and the one that is
     "cuda": {"_core", "device", "amp"},
@@ -52,7 +53,7 @@ ALLOWED = {
     "fx": {"nn"},
     "onnx": set(),
     "library": {"autograd"},
-    "hub": {"files", "serialization"},
+    "hub": {"bars", "files", "serialization"},
     "tensor": {"_core", "ops", "printing", "device", "layout", "autograd", "table"},
     "printing": {"_core", "ops"},
     "interpret": {"_core", "graph", "ops", "table", "scalars"},
@@ -71,7 +72,7 @@ ALLOWED = {
     "optim": {"_core", "ops", "tensor", "autograd", "table", "nn"},
     "multiprocessing": {"_core", "ops", "nn"},
     "utils": {
-        "_core", "ops", "tensor", "autograd", "table", "files", "serialization", "nn", "multiprocessing",
+        "_core", "ops", "tensor", "autograd", "table", "capture", "files", "serialization", "nn", "multiprocessing",
         "hub",
     },  # fmt: skip
     "datasets": {"_core", "ops", "tensor", "utils"},
@@ -85,7 +86,9 @@ ALLOWED = {
     "profiler": {"_core", "ops", "capture", "autograd"},
     "amp": {"_core", "device", "ops", "tensor", "autograd", "table"},
     "distributed": {"_core", "ops", "tensor", "autograd", "optim", "nn", "device"},
-    "viz": {"_core", "graph", "ops", "tensor", "passes", "codegen", "capture", "files", "table"},
+    "viz": {
+        "_core", "graph", "ops", "tensor", "passes", "codegen", "capture", "files", "table", "autograd",
+    },
 }  # fmt: skip
 # these see everything below them
 TOPS = {"__init__", "__main__", "as_torch", "cli", "testing"}

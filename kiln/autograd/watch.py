@@ -1,0 +1,198 @@
+"""Who is told of each call of an op, while somebody watches, and where in a program the call stands.
+
+    begin(watcher)  end(watcher)    watcher(number, name, handle, operands, forward, recorded)
+    Places().here()                 the lines and the modules of the code that runs now
+    Calls                           a watcher that keeps what profilers show of each call
+
+The core asks at one place (`on_call` in native/call/dispatch.cpp): a branch when nobody watches. Views launch no
+kernel and are not told; nor is what NumPy and SciPy compute. In backward a call says whose derivative it is.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from kiln import _core
+from kiln.errors import is_own
+
+# number, name of the function, its handle, operands (tensors and numbers), number of the call whose derivative
+# it is or 0, whether it is recorded for a program
+Watcher = Callable[[int, str, Any, tuple[Any, ...], int, bool], None]
+
+_watchers: list[Watcher] = []
+_numbers = count(1)
+
+
+def begin(watcher: Watcher) -> None:
+    """From now on `watcher` is told of each call, before it is recorded or runs."""
+    _watchers.append(watcher)
+    _core.set_watcher(_tell)
+
+
+def end(watcher: Watcher) -> None:
+    """No longer."""
+    _watchers.remove(watcher)
+    if not _watchers:
+        _core.set_watcher(None)
+
+
+def _tell(
+    name: str, handle: Any, operands: tuple[Any, ...], forward: int, recorded: bool
+) -> int:
+    number = next(_numbers)
+    for watcher in tuple(_watchers):
+        watcher(number, name, handle, operands, forward, recorded)
+    return number
+
+
+class Line(NamedTuple):
+    """A line of the user's program."""
+
+    file: str
+    number: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}({self.number}): {self.function}"
+
+
+class Layer(NamedTuple):
+    """A module whose forward runs: its name below the outermost ("" for that one), and its class."""
+
+    name: str
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind})" if self.name else self.kind
+
+
+class Place(NamedTuple):
+    """Where code runs: lines, the innermost first, kiln's own left out; modules, the outermost first."""
+
+    lines: tuple[Line, ...] = ()
+    modules: tuple[Layer, ...] = ()
+
+
+def running() -> tuple[list[Line], list[Any]]:
+    """The lines that run now, the innermost first, and the modules whose forward does, the outermost first."""
+    lines: list[Line] = []
+    modules: list[Any] = []
+    call = _module_call()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code is call:
+            modules.append(frame.f_locals["self"])
+        elif not is_own(frame) and not code.co_filename.startswith("<frozen "):
+            lines.append(Line(code.co_filename, frame.f_lineno, code.co_qualname))
+        frame = frame.f_back
+    return lines, modules[::-1]
+
+
+class Places:
+    """Finds places; the same place is the same object. Holds the modules it has named."""
+
+    def __init__(self) -> None:
+        self._found: dict[Any, Place] = {}
+        self._layers: dict[tuple[int, ...], tuple[Layer, ...]] = {}
+        self._modules: list[Any] = []  # so that their ids stay theirs
+
+    def here(self) -> Place:
+        """The place of the code that called."""
+        lines, modules = running()
+        place = Place(tuple(lines), self.named(modules))
+        return self._found.setdefault(place, place)
+
+    def named(self, modules: Sequence[Any]) -> tuple[Layer, ...]:
+        """The names of modules that are called inside each other, the outermost first."""
+        ids = tuple(map(id, modules))
+        found = self._layers.get(ids)
+        if found is None:
+            self._modules += modules
+            found = self._layers[ids] = tuple(_names(modules))
+        return found
+
+
+def _module_call() -> CodeType | None:
+    """The code of a module's call, whose frames say which modules are called; None before there are any."""
+    modules = sys.modules.get("kiln.nn.module")
+    return modules.Module.__call__.__code__ if modules else None
+
+
+def _names(modules: Sequence[Any]) -> Iterable[Layer]:
+    """A module is named as in the one around it, or else as in the outermost; a stranger to both by its class."""
+    root: Any = None
+    around: Any = None
+    path = ""
+    for module in modules:
+        kind = type(module).__name__
+        if root is None:
+            root = module
+        else:
+            own = next((key for key, child in around._modules.items() if child is module), None)
+            if own is not None:
+                path = f"{path}.{own}" if path else own
+            else:
+                path = next((key for key, child in root.named_modules() if child is module), kind)
+        around = module
+        yield Layer(path, kind)
+
+
+class Call(NamedTuple):
+    """What is kept of a call: shapes and dtypes of its operands (of a number its value and ""), and where."""
+
+    number: int
+    name: str
+    shapes: tuple[Any, ...]
+    dtypes: tuple[str, ...]
+    place: Place
+    backward: bool
+    recorded: bool
+    thread: int
+    flops: int
+
+
+class Calls:
+    """A watcher that keeps each call. `flops(handle, operands)` says what is counted of it."""
+
+    def __init__(self, flops: Callable[[Any, tuple[Any, ...]], int] | None = None) -> None:
+        self.of: dict[int, Call] = {}
+        self._places = Places()
+        self._flops = flops
+
+    def __call__(
+        self, number: int, name: str, handle: Any, operands: tuple[Any, ...], forward: int, recorded: bool
+    ) -> None:
+        place = self._places.here()
+        derived = self.of.get(forward)
+        if derived is not None:  # it is told where the call was whose derivative it is
+            place = derived.place
+        arrays = [isinstance(x, _core.Tensor) for x in operands]
+        self.of[number] = Call(
+            number,
+            name,
+            tuple(tuple(x.shape) if array else x for x, array in zip(operands, arrays)),
+            tuple(str(x.dtype).rpartition(".")[2] if array else "" for x, array in zip(operands, arrays)),
+            place,
+            forward > 0 or name.endswith(" backward"),
+            recorded,
+            threading.get_ident(),
+            self._flops(handle, operands) if self._flops else 0,
+        )
+
+    def of_programs(self, firsts: Iterable[int]) -> dict[int, tuple[Call, ...]]:
+        """The calls of recordings that ran as programs, by the number of the first of each."""
+        starts = set(firsts)
+        threads: dict[int, list[Call]] = {}
+        found: dict[int, list[Call]] = {}
+        for call in self.of.values():
+            if call.recorded:
+                if call.number in starts:
+                    threads[call.thread] = found[call.number] = []
+                threads.setdefault(call.thread, []).append(call)
+        return {first: tuple(calls) for first, calls in found.items()}
