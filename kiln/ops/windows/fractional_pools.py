@@ -13,7 +13,7 @@ from typing import Any
 from kiln import _core
 from kiln.graph.size import product
 from kiln.ops.creation.constants import arange, zeros
-from kiln.ops.indexing.gathering import cat
+from kiln.ops.indexing.concatenation import cat
 from kiln.ops.random.sampling import rand
 from kiln.ops.windows.geometry import listed, require
 from kiln.table import drawn as d

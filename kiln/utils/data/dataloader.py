@@ -14,7 +14,7 @@ from kiln.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFet
 from kiln.utils.data._utils.worker import get_worker_info
 from kiln.utils.data.dataset import Dataset, Item, IterableDataset
 from kiln.utils.data.sampler import BatchSampler, RandomSampler, Sampler, SequentialSampler, drawn_seed
-from kiln.utils.data.warned import warn
+from kiln.errors import warn
 
 if TYPE_CHECKING:
     from kiln.ops.random.generator import Generator

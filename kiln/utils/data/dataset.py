@@ -11,7 +11,7 @@ from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
 from kiln.utils.data.sampler import permutation
-from kiln.utils.data.warned import warn
+from kiln.errors import warn
 
 if TYPE_CHECKING:
     from kiln.ops.random.generator import Generator

@@ -27,7 +27,7 @@ from kiln.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFet
 from kiln.utils.data._utils.service import ExceptionWrapper, Work, _IterableDatasetStopIteration
 from kiln.utils.data._utils.worker import MP_STATUS_CHECK_INTERVAL
 from kiln.utils.data.dataloader import DataLoader, _BaseDataLoaderIter, _DatasetKind
-from kiln.utils.data.warned import warn
+from kiln.errors import warn
 
 _open: set[Channel] = set()  # the loaders' ends in this process
 
