@@ -13,7 +13,7 @@ from kiln.ops.creation.dtypes import finfo, iinfo
 _OF_INTEGERS = {
     _core.bool: (0, 2),
     _core.uint8: (0, 10),
-    **{dtype: (-9, 10) for dtype in (_core.int8, _core.int16, _core.int32, _core.int64)},
+    **dict.fromkeys((_core.int8, _core.int16, _core.int32, _core.int64), (-9, 10)),
 }
 
 
@@ -30,10 +30,11 @@ def make_tensor(
 ) -> _core.Tensor:
     """A tensor of `shape` whose values are drawn evenly from [low, high).
 
-    Without bounds from [-9, 9) for floats, -9 to 9 for integers, 0 to 9 for uint8, both values for bool. Bounds
-    that the dtype does not hold are taken to its own. `exclude_zero` puts the smallest positive value in the
-    place of zeros; `noncontiguous` leaves gaps between the elements, of two or more. ValueError for an empty
-    or another dtype's range, NaN, gradients of integers, or a `memory_format` beside `noncontiguous`.
+    Without bounds from [-9, 9) for floats, -9 to 9 for integers, 0 to 9 for uint8, both values for bool.
+    Bounds that the dtype does not hold are taken to its own. `exclude_zero` puts the smallest positive value
+    in the place of zeros; `noncontiguous` leaves gaps between the elements, of two or more. ValueError for
+    an empty or another dtype's range, NaN, gradients of integers, or a `memory_format` beside
+    `noncontiguous`.
 
     >>> x = kiln.testing.make_tensor(2, 3, dtype=kiln.float32, device="cpu", low=0, high=1)
     >>> x.shape, bool((x < 1).all())
@@ -91,8 +92,8 @@ def _range(dtype: _core.dtype, low: float | None, high: float | None) -> tuple[f
     if least > ends[1] or most < ends[0] or (not is_float and (least >= ends[1] or most <= ends[0])):
         closing = "]" if is_float else ")"
         raise ValueError(
-            f"The value interval specified by `low` and `high` is [{least}, {most}), but {dtype} only supports "
-            f"[{ends[0]}, {ends[1]}{closing}"
+            f"The value interval specified by `low` and `high` is [{least}, {most}), but {dtype} only "
+            f"supports [{ends[0]}, {ends[1]}{closing}"
         )
     least, most = max(least, ends[0]), min(most, ends[1])
     return (least, most) if is_float else (math.ceil(least), math.ceil(most))

@@ -312,9 +312,14 @@ def _reach(sizes: Any, strides: Any) -> Any:
     return 0 if 0 in sizes else 1 + sum((n - 1) * s for n, s in zip(sizes, strides))
 
 
-@primitive("as_strided", **_hidden((12,), (1,), (0,), (4, 1, 0)))
+@primitive("as_strided", tests=d.Tests(peer=None), **_hidden((12,), (1,), (0,), (4, 1, 0)))
 def memory_around(input: Tensor, sizes: Sizes, strides: Sizes, offset: Sizes, places: Structure) -> Any:
-    """The memory that `input` lies in, from its start on; places = (input's strides ..., its offset)."""
+    """The memory that `input` lies in, from its start on; places = (input's strides ..., its offset).
+
+    >>> x = kiln.arange(4.0).requires_grad_()
+    >>> x[1:].as_strided((2,), (2,)).sum().backward(); x.grad
+    tensor([0., 1., 0., 1.])
+    """
 
 
 @memory_around.derivative
@@ -331,17 +336,26 @@ def _in_memory_order(input: Tensor, end: int) -> Any:
     ordered = input if order == list(range(input.ndim)) else permute.handle(input, order)
     if ordered.storage_offset() == 0 and ordered.is_contiguous():
         return ordered
-    inner = 1
-    for size, stride in zip(reversed(ordered.shape), reversed(ordered.stride())):
-        if size > 1 and stride < inner:
-            raise NotImplementedError(
-                "as_strided: expected a tensor whose elements lie apart in memory where gradients flow, "
-                f"got shape {tuple(input.shape)}, strides {tuple(strides)}; use x.contiguous() first"
-            )
-        inner = inner + (size - 1) * stride if size else 0
+    if not isinstance(input, _core.Tensor) or _overlaps(
+        ordered
+    ):  # a sample of a batch has no memory of its own
+        raise NotImplementedError(
+            "as_strided: expected a tensor whose elements lie apart in memory where gradients flow, "
+            f"got shape {tuple(input.shape)}, strides {tuple(strides)}; use x.contiguous() first"
+        )
     start = input.storage_offset()
     end = max(end, start + _reach(input.shape, strides))
     return memory_around.handle(input, (end,), (1,), (0,), (*strides, start))
+
+
+def _overlaps(input: Tensor) -> bool:
+    """Whether places of a tensor may share memory, whose dims are in its order."""
+    end = 1
+    for size, stride in zip(reversed(input.shape), reversed(input.stride())):
+        if size > 1 and stride < end:
+            return True
+        end += (size - 1) * stride
+    return False
 
 
 def _written_at(input: Tensor, src: Tensor, strides: Any, offset: Any) -> Any:
