@@ -17,7 +17,7 @@ from kiln.ops.random.sampling import rand
 from kiln.ops.views.core_views import reshape, slice_
 from kiln.ops.windows.geometry import listed, require
 from kiln.table import drawn as d
-from kiln.table.arguments import number
+from kiln.table.arguments import dtype_name, is_symbolic, number
 from kiln.table.public import public
 from kiln.table.record import Sample, Structure, Tensor, composite, find
 
@@ -99,7 +99,7 @@ def _found(input: Tensor, name: str, kernel: Any, size: Any, ratio: Any, u: Any)
         ValueError,
     )
     require(
-        len(shape) in (dims + 1, dims + 2) and all(n > 0 for n in shape[-dims - 1 :]),
+        len(shape) in (dims + 1, dims + 2) and 0 not in shape[-dims - 1 :],
         f"{name}(): Expected {dims + 1}D or {dims + 2}D tensor with non-empty planes, but got: "
         f"{listed(shape)}",
     )
@@ -112,7 +112,8 @@ def _found(input: Tensor, name: str, kernel: Any, size: Any, ratio: Any, u: Any)
     for what, n, o, w in zip(_NAMES[-dims:], sizes, out, window):
         require(o > 0 and w > 0, f"{name}: output size and kernel_size must be above 0, got {o} and {w}")
         most = n if dims == 2 else n - 1  # as PyTorch has it
-        require(o + w - 1 <= most, f"{name}(): pool {what} {w} too large relative to input {what} {n}")
+        fits = is_symbolic((n,)) or o + w - 1 <= most
+        require(fits, f"{name}(): pool {what} {w} too large relative to input {what} {n}")
     batch = shape[0] if len(shape) == dims + 2 else 1
     channels = shape[-dims - 1]
     if u is None:
@@ -122,7 +123,8 @@ def _found(input: Tensor, name: str, kernel: Any, size: Any, ratio: Any, u: Any)
         f"{name}: Expect _random_samples of sizes {listed((batch, channels, dims))}, got {listed(u.shape)}",
     )
     planes = reshape(input, (batch * channels, *sizes))
-    found = fractional_pool.handle(planes, reshape(u.to(input.dtype), (batch * channels, dims)), window, out)
+    u = u if u.dtype == input.dtype else p.convert(u, dtype_name(input.dtype))
+    found = fractional_pool.handle(planes, reshape(u, (batch * channels, dims)), window, out)
     best, places = (reshape(y, (*shape[:-dims], *out)) for y in found)
     return best, places
 
@@ -162,12 +164,12 @@ def _pool(dims: int, by_default: bool) -> Any:
     name = f"fractional_max_pool{dims}d"
 
     def pool(
-        input: Tensor,
+        input: Any,
         kernel_size: Any,
         output_size: Any = None,
         output_ratio: float | Sequence[float] | None = None,
         return_indices: bool = by_default,
-        _random_samples: Tensor | None = None,
+        _random_samples: Any = None,
     ) -> Any:
         found = _found(input, name, kernel_size, output_size, output_ratio, _random_samples)
         return found if return_indices or by_default else found[0]
