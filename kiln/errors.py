@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from types import FrameType, TracebackType
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -68,6 +69,15 @@ def entries(traceback: TracebackType | None) -> list[TracebackType]:
 def is_own(frame: FrameType) -> bool:
     """Whether a frame is one of kiln's."""
     return frame.f_code.co_filename.startswith(_HERE)
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warns about the nearest line that is not kiln's, however many calls of kiln's are in between."""
+    level = 2
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_own(frame):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level if frame is not None else 2)
 
 
 def whole_tracebacks() -> bool:

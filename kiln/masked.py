@@ -130,12 +130,12 @@ def _place(name: str, which: str, doc: str) -> Any:
         mask: Tensor | None = None,
     ) -> Tensor:
         found: Tensor = getattr(ops, name)(_left(input, mask, _end(input, which), name), dim, keepdim)
-        return found if dtype is None else found.to(dtype)
+        return found.to(input.dtype if dtype is None else dtype)
 
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"""The position of the {doc} along `dim`, or in the flat input.
+    function.__doc__ = f"""The position of the {doc} along `dim`, or in the flat input; of the input's dtype.
 
-    >>> kiln.masked.{name}(kiln.tensor([2.0, 5.0, 3.0]), 0, mask=kiln.tensor([False, False, True]))
+    >>> kiln.masked.{name}(kiln.tensor([2, 5, 3]), 0, mask=kiln.tensor([False, False, True]))
     tensor(2)
     """
     return function

@@ -35,9 +35,9 @@ def type_as(self: Any, other: Any) -> Any:
     return interop.to(self, dtype=other.dtype)
 
 
-def cpu(self: Any) -> Any:
-    """The tensor itself: its memory is the CPU's."""
-    return self
+def cpu(self: Any, memory_format: Any = None) -> Any:
+    """The tensor itself, in another `memory_format` if one is given: its memory is the CPU's."""
+    return self if memory_format is None else self.to(memory_format=memory_format)
 
 
 def cuda(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:

@@ -104,17 +104,23 @@ PyObject* cast_to(PyObject* self, DType dtype) {
     Operand operand{x.get(), {}};
     return wrap(call_one(*core_fns().convert[int(dtype)], {&operand, 1}));
 }
-template <DType dtype>
-PyObject* cast(PyObject* self, PyObject*) {
-    return cast_to(self, dtype);
-}
-
 // Calls the method that Python has for what the core leaves to it.
 PyObject* in_full(Slot slot, PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     return in_python([&]() -> PyObject* {
         Object method = Object::steal(PyMethod_New(operators[slot], self));
         return method ? PyObject_Vectorcall(method.get(), args, size_t(count), names) : nullptr;
     });
+}
+
+// x.float(): with `memory_format`, x.to(float32, memory_format=...).
+template <DType dtype>
+PyObject* cast(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    if (!count && !names) return cast_to(self, dtype);
+    const bool one = !count && PyTuple_GET_SIZE(names) == 1;
+    if (!one || PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "memory_format") != 0)
+        return PyErr_Format(PyExc_TypeError, "a cast takes no argument but memory_format, by its name");
+    PyObject* given[2] = {dtype_object(dtype), args[0]};
+    return in_full(slot_of("to"), self, given, 1, names);
 }
 
 PyObject* tensor_to(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
@@ -225,16 +231,26 @@ PyObject* compare(PyObject* lhs, PyObject* rhs, int operation) {
 }
 
 PyMethodDef casts[] = {
-    {"bool", guard<cast<DType::bool_>>, METH_NOARGS, "The tensor as bool; itself if it is."},
-    {"byte", guard<cast<DType::uint8>>, METH_NOARGS, "The tensor as uint8; itself if it is."},
-    {"char", guard<cast<DType::int8>>, METH_NOARGS, "The tensor as int8; itself if it is."},
-    {"short", guard<cast<DType::int16>>, METH_NOARGS, "The tensor as int16; itself if it is."},
-    {"int", guard<cast<DType::int32>>, METH_NOARGS, "The tensor as int32; itself if it is."},
-    {"long", guard<cast<DType::int64>>, METH_NOARGS, "The tensor as int64; itself if it is."},
-    {"half", guard<cast<DType::float16>>, METH_NOARGS, "The tensor as float16; itself if it is."},
-    {"bfloat16", guard<cast<DType::bfloat16>>, METH_NOARGS, "The tensor as bfloat16; itself if it is."},
-    {"float", guard<cast<DType::float32>>, METH_NOARGS, "The tensor as float32; itself if it is."},
-    {"double", guard<cast<DType::float64>>, METH_NOARGS, "The tensor as float64; itself if it is."},
+    {"bool", method<cast<DType::bool_>>(), METH_FASTCALL | METH_KEYWORDS,
+     "The tensor as bool; itself if it is."},
+    {"byte", method<cast<DType::uint8>>(), METH_FASTCALL | METH_KEYWORDS,
+     "The tensor as uint8; itself if it is."},
+    {"char", method<cast<DType::int8>>(), METH_FASTCALL | METH_KEYWORDS,
+     "The tensor as int8; itself if it is."},
+    {"short", method<cast<DType::int16>>(), METH_FASTCALL | METH_KEYWORDS,
+     "The tensor as int16; itself if it is."},
+    {"int", method<cast<DType::int32>>(), METH_FASTCALL | METH_KEYWORDS,
+     "The tensor as int32; itself if it is."},
+    {"long", method<cast<DType::int64>>(), METH_FASTCALL | METH_KEYWORDS,
+     "The tensor as int64; itself if it is."},
+    {"half", method<cast<DType::float16>>(), METH_FASTCALL | METH_KEYWORDS,
+     "The tensor as float16; itself if it is."},
+    {"bfloat16", method<cast<DType::bfloat16>>(), METH_FASTCALL | METH_KEYWORDS,
+     "The tensor as bfloat16; itself if it is."},
+    {"float", method<cast<DType::float32>>(), METH_FASTCALL | METH_KEYWORDS,
+     "The tensor as float32; itself if it is."},
+    {"double", method<cast<DType::float64>>(), METH_FASTCALL | METH_KEYWORDS,
+     "The tensor as float64; itself if it is."},
     {"fill_", method<tensor_fill>(), METH_FASTCALL | METH_KEYWORDS,
      "Writes one number (or the element of a 0-d array) everywhere in the tensor; returns it."},
     {"zero_", guard<tensor_zero>, METH_NOARGS, "Writes 0 everywhere in the tensor; returns it."},

@@ -177,7 +177,7 @@ def typename(obj: Any, /) -> str:
 # ---- methods ----
 
 
-def type_(self: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
+def type_(self: Any, dtype: Any = None, non_blocking: bool = False, *, memory_format: Any = None) -> Any:
     """The tensor as a dtype, which "kiln.FloatTensor" (also "torch.") and that class name too; without one,
     that name of its own.
 
@@ -194,7 +194,7 @@ def type_(self: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
         dtype = dtype.dtype
     elif dtype is _core.Tensor:
         dtype = _core.get_default_dtype()
-    return to(self, dtype)
+    return to(self, dtype, memory_format=memory_format)
 
 
 def new(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,8 @@ from kiln.ops.creation.constants import arange, zeros
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
 from kiln.ops.indexing.along_dim import index_add
-from kiln.ops.indexing.gathering import cat, embedding, rows_at
+from kiln.ops.indexing.concatenation import cat
+from kiln.ops.indexing.gathering import embedding, rows_at
 from kiln.ops.indexing.scattering import scatter_reduce
 from kiln.ops.linalg.matrix_norms import vector_norm
 from kiln.ops.reductions.scans import cumsum

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kiln import _core
+from kiln.errors import warn
 from kiln.graph.size import quotient
 from kiln.ops.creation.constants import full
 from kiln.ops.creation.data import beside
@@ -35,6 +36,10 @@ _WRONG = (
     "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices "
     "(got {})"
 )
+_NOT_A_TUPLE = (
+    "Using a non-tuple sequence for multidimensional indexing is deprecated; use x[tuple(seq)] instead of "
+    "x[seq]"
+)
 
 
 def _is_array(x: Tensor) -> bool:
@@ -43,8 +48,7 @@ def _is_array(x: Tensor) -> bool:
 
 def _entries(x: Tensor, key: Tensor) -> list[Any]:
     """The entries of a key, the ellipsis filled in with full slices."""
-    entries = list(key) if isinstance(key, tuple) else [key]
-    entries = [_entry(e) for e in entries]
+    entries = [_entry(e) for e in _parts(key)]
     used = sum(_dims_of(e) for e in entries if e is not None and e is not Ellipsis)
     if used > x.ndim:
         if x.ndim == 0:
@@ -60,12 +64,34 @@ def _entries(x: Tensor, key: Tensor) -> list[Any]:
     return entries
 
 
+def _parts(key: Any) -> list[Any]:
+    """The entries of a key: those of a tuple; with a warning, of a list of more than numbers."""
+    if isinstance(key, tuple):
+        return list(key)
+    foreign_array = getattr(key, "ndim", 0) > 1 and not _is_array(key)
+    if foreign_array or isinstance(key, list) and len(key) < 32 and any(map(_is_part, key)):
+        warn(_NOT_A_TUPLE)
+        return list(key)
+    return [key]
+
+
+def _is_part(entry: Any) -> bool:
+    """Whether an entry of a list says that the list is meant as a tuple: it is no number."""
+    parts = (list, tuple, range, slice, type(...), type(None))
+    return isinstance(entry, parts) or _is_array(entry) or getattr(entry, "ndim", 0) > 0
+
+
 def _entry(entry: Any) -> Any:
     """A sequence of numbers or a NumPy array in a key as the tensor it stands for, anything else as it is."""
     if isinstance(entry, (list, tuple, range)):
-        return _core.from_nested(entry if isinstance(entry, list) else list(entry), None)
+        array = _core.from_nested(entry if isinstance(entry, list) else list(entry), None)
+        return array if numel(array.shape) else p.convert(array, "int64")
     if _is_array(entry):
-        return p.convert(entry, "bool") if dtype_name(entry.dtype) == "uint8" else entry
+        if dtype_name(entry.dtype) != "uint8":
+            return entry
+        if entry.ndim:
+            warn("indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead.")
+        return p.convert(entry, "bool")
     if not getattr(entry, "ndim", 0):
         return entry
     array = beside(entry)
@@ -252,6 +278,10 @@ def _masked(view: Any, block: _Block, value: Any) -> None:
     """view[mask] = value for a number or a 0-d array: a `where` over the view."""
     mask, dim = block.array, block.dim
     _check_mask(mask, view, dim)
+    if not _is_array(value):
+        value = fitting(value, dtype_name(view.dtype))
+    elif dtype_name(value.dtype) != dtype_name(view.dtype):
+        value = p.convert(value, dtype_name(view.dtype))
     mask = reshape(mask, (*(1,) * dim, *mask.shape, *(1,) * (view.ndim - dim - mask.ndim)))
     p.where(mask, value, view, out=view)
 

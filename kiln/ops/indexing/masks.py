@@ -8,7 +8,8 @@ from typing import Any
 from kiln.errors import message
 from kiln.ops.creation.constants import full
 from kiln.ops.elementwise import arithmetic as p
-from kiln.ops.indexing.gathering import cat, gather, rows_at, stack
+from kiln.ops.indexing.concatenation import cat, stack
+from kiln.ops.indexing.gathering import gather, rows_at
 from kiln.ops.reductions.scans import scan_sum
 from kiln.ops.views.core_views import expand_, reshape, select, slice_
 from kiln.table import drawn as d

@@ -115,10 +115,27 @@ def cholesky_ex(A: Tensor, *, upper: bool = False, check_errors: bool = False) -
     return named("linalg_cholesky_ex", "L info", y, infos(A, info))
 
 
-_READ = "the gradient of L is that of the triangle read; PyTorch's fills the other too"
+def _solved(factor: Tensor, b: Tensor, upper: bool) -> Any:
+    """`cholesky_solve` of one batch of matrices.
+
+    From dA = dL L^T + L dL^T: the gradient of L is -(gB X^T + X gB^T) L, in both triangles as PyTorch's.
+    """
+
+    def compute(x: Any, y: Any) -> Any:
+        first = lapack.triangular(x.swapaxes(-1, -2) if upper else x, y, False, True, False, "cholesky_solve")
+        second = x if upper else x.swapaxes(-1, -2)
+        return lapack.triangular(second, first[0], True, True, False, "cholesky_solve")
+
+    def back(grads: Any, factor: Tensor, _b: Any, found: Tensor) -> Any:
+        gb = _solved(factor, grads[0], upper)
+        pairs = matmul(gb, swapped(found))
+        pairs = pairs + swapped(pairs)
+        return -(matmul(factor, pairs) if upper else matmul(pairs, factor)), gb
+
+    return outside("cholesky_solve", compute, back, factor, b)[0]
 
 
-@public("cholesky_solve", dtypes="float32 float64", differs=_READ)
+@public("cholesky_solve", dtypes="float32 float64")
 def cholesky_solve(input: Any, L: Any, upper: bool = False, *, out: Any = None) -> Any:
     """X with A X = input, from A's Cholesky factor. RuntimeError for sizes that do not fit; needs SciPy.
 
@@ -130,11 +147,10 @@ def cholesky_solve(input: Any, L: Any, upper: bool = False, *, out: Any = None) 
     same(L, input, "cholesky_solve")
     _check_sides(L, input, True, "cholesky_solve")
     factor, b = together(L, input, "cholesky_solve")
-    factor = swapped(factor) if upper else factor
-    return given(triangular(swapped(factor), triangular(factor, b, False), True), out)
+    return given(_solved(factor, b, upper), out)
 
 
-@public("cholesky_inverse", dtypes="float32 float64", differs=_READ)
+@public("cholesky_inverse", dtypes="float32 float64")
 def cholesky_inverse(L: Any, upper: bool = False, *, out: Any = None) -> Any:
     """The inverses of matrices from their Cholesky factors. Needs SciPy.
 

@@ -8,10 +8,11 @@ from kiln.ops.linalg import lapack
 from kiln.ops.linalg.decompositions import qr, svd_parts
 from kiln.ops.linalg.matrices import householder_product, lu_factor, lu_factor_ex
 from kiln.ops.linalg.outside import outside, scipy_linalg
-from kiln.ops.linalg.systems import check, linear, matmul
+from kiln.ops.linalg.systems import check, linear, matmul, together
 from kiln.ops.named_results import named
 from kiln.ops.products.matrix_products import swapped
 from kiln.ops.random import sampling
+from kiln.ops.views.core_views import broadcast_to
 from kiln.table import drawn as d
 from kiln.table import registry
 from kiln.table.arguments import MOST_STEPS, expect_count
@@ -128,6 +129,8 @@ def ldl_solve(LD: Any, pivots: Any, B: Any, *, hermitian: bool = False) -> Any:
     check(LD, name)
     check(B, name, False, "B")
     _refuse_gradient(LD, name)
+    LD, B = together(LD, B, name)
+    pivots = broadcast_to(pivots, tuple(LD.shape[:-1]))
 
     def compute(factor: Any, order: Any, b: Any) -> Any:
         import numpy as np
@@ -240,7 +243,7 @@ forms("svd_lowrank", "-> tuple[Tensor, Tensor, Tensor]")
 def svd_lowrank(A: Any, q: int | None = 6, niter: int | None = 2, M: Any = None) -> Any:
     """(U, S, V) with A (less M, if given) nearly U diag(S) V^T, of rank q: [.., m, q], [.., q], [.., n, q].
 
-    Exact where A's rank is q or less; random numbers are drawn. ValueError for a q that is larger than A.
+    Exact where A's rank is q or less; random numbers are drawn.
 
     >>> kiln.svd_lowrank(kiln.eye(4) * 2, q=3)[1]
     tensor([2., 2., 2.])
@@ -248,8 +251,8 @@ def svd_lowrank(A: Any, q: int | None = 6, niter: int | None = 2, M: Any = None)
     A = A if M is None else A - M
     m, n = A.shape[-2:]
     q = min(6, m, n) if q is None else q
-    if not 0 <= q <= min(m, n):
-        raise ValueError(f"svd_lowrank: expected q from 0 to {min(m, n)}, got {q}")
+    if q < 0:
+        raise ValueError(f"svd_lowrank: expected q >= 0, got {q}")
     basis = _range_of(A, q, 2 if niter is None else niter)
     u, s, vh = svd_parts(matmul(swapped(basis), A))
     return matmul(basis, u), s, swapped(vh)

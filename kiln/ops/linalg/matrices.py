@@ -413,7 +413,7 @@ def matrix_power(A: Tensor, n: int) -> Any:
     if m != k:
         check(A, "linalg.matrix_power")
     if n == 0:
-        return p.clone(broadcast_to(eye_like(A, m), tuple(A.shape)))
+        return p.overwrite(A, eye_like(A, m))  # of A, whose gradient is zeros
     if n < 0:
         A, info = inverse_of(A, "linalg.matrix_power")
         if info is not None:
@@ -473,6 +473,17 @@ def householder_product(A: Tensor, tau: Tensor) -> Any:
             "torch.linalg.householder_product: input.shape[-2] must be greater than or equal to "
             "input.shape[-1]"
         )
+    if n < tau.shape[-1]:
+        raise RuntimeError(
+            "torch.linalg.householder_product: input.shape[-1] must be greater than or equal to tau.shape[-1]"
+        )
+    if tuple(tau.shape[:-1]) != tuple(A.shape[:-2]):
+        raise RuntimeError(
+            "torch.linalg.householder_product: Expected batch dimensions of tau to be equal to "
+            f"input.shape[:-2], but got {list(tau.shape[:-1])}"
+        )
+    if not tau.shape[-1]:
+        return p.overwrite(A, eye_like(A, m)[:, :n])  # of A, whose gradient is zeros
     columns = lower(A, -1) + eye_like(A, m)[:, :n]
     x = broadcast_to(eye_like(A, m)[:, :n], tuple(A.shape))
     for i in reversed(range(tau.shape[-1])):

@@ -70,7 +70,7 @@ def _check(input: Tensor, tensors: dict[str, Any], training: bool) -> None:
     channels = input.shape[1] if input.ndim > 1 else 0
     if training and (mean is None) != (var is None):
         raise ValueError("running_mean and running_var must either both be None or neither be None")
-    if training and not is_value(input) and numel(input.shape) == channels:
+    if training and not is_value(input) and numel((*input.shape[:1], *input.shape[2:])) == 1:
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {list(input.shape)}"
         )

@@ -17,6 +17,7 @@ from kiln.ops.elementwise.comparison import eq
 from kiln.ops.elementwise.elementary import floor
 from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.indexing.gathering import gather, scatter_add
+from kiln.ops.views.core_views import permute
 from kiln.ops.windows.adaptive_pools import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 from kiln.ops.windows.geometry import require
 from kiln.table import drawn as d
@@ -201,6 +202,55 @@ def cubic_weights(t: Any) -> list[tuple[int, Any]]:
     return [(-1, far(t + 1)), (0, near(t)), (1, near(1 - t)), (2, far(2 - t))]
 
 
+def _smooth_samples(rng: Any, t: str) -> list[Any]:
+    x = d.array(rng, (2, 5, 3), t)
+    return [Sample((x, 1, (2,), 2.5, "linear")), Sample((x, 2, (7,), 3 / 7, "cubic"))]
+
+
+def _smooth_reference(np: ModuleType, x: Any, dim: int, size: Any, scale: float, how: str) -> Any:
+    """resample_smooth in NumPy."""
+    away = np.arange(x.shape[dim]) + 0.5 - scale * (np.arange(size[0])[:, None] + 0.5)
+    away = abs(away / max(scale, 1))
+    near = (1.5 * away - 2.5) * away * away + 1
+    far = ((-0.5 * away + 2.5) * away - 4) * away + 2
+    cubic = np.where(away < 1, near, np.where(away < 2, far, 0))
+    weights = cubic if how == "cubic" else np.maximum(1 - away, 0)
+    weights = weights / weights.sum(1, keepdims=True)
+    return np.moveaxis(np.tensordot(weights, x, (1, dim)), 0, dim).astype(x.dtype)
+
+
+@composite(
+    public=False,
+    samples=_smooth_samples,
+    reference=d.reference(_smooth_reference),
+)
+def resample_smooth(input: Tensor, dim: Structure, size: Sizes, scale: Number, how: Structure) -> Any:
+    """`resample` with antialiasing, along one of the last two dims: an element is the mean of those around
+    its place, weighed by a triangle ("linear") or a cubic of slope -1/2 ("cubic"), which are as much wider
+    as the result is smaller. It is a product with the matrix [size, n] of the weights.
+
+    >>> x = kiln.tensor([[[[0.0, 2.0, 4.0, 6.0]]]])
+    >>> kiln.nn.functional.interpolate(x, (1, 2), mode="bilinear", antialias=True)
+    tensor([[[[1.4286, 4.5714]]]])
+    """
+    n, kind, iota = input.shape[dim], _precision(how, input.dtype), find("iota")
+    shape = (*size, n)
+    i, j = (p.convert(input.graph.add(iota, (), (shape, k)), kind) for k in (0, 1))
+    wider = p.maximum(p.convert(scale, kind), 1)
+    away = (j + 0.5 - (i + 0.5) * scale) / wider
+    away = p.maximum(away, -away)
+    if how == "cubic":
+        near = (away * 1.5 - 2.5) * away * away + 1
+        far = ((away * -0.5 + 2.5) * away - 4) * away + 2
+        weights = p.where(away < 1, near, p.where(away < 2, far, 0))
+    else:
+        weights = p.maximum(1 - away, 0)
+    weights = weights / find("sum")(weights, (1,), True)
+    x, product = wide(input), find("matmul")
+    found = product(x, permute(weights, (1, 0))) if dim == input.ndim - 1 else product(weights, x)
+    return narrow(found, input.dtype)
+
+
 _MODES = {"linear": 3, "bilinear": 4, "trilinear": 5}
 _LISTED = "nearest | linear | bilinear | bicubic | trilinear | lanczos | area | nearest-exact"
 
@@ -219,7 +269,6 @@ def _check_mode(input: Tensor, mode: str, align_corners: Any, antialias: bool) -
         "as input",
         ValueError,
     )
-    require(not antialias, "interpolate: antialias=True is not implemented", NotImplementedError)
     wanted = _MODES.get(mode)
     if input.ndim in (3, 4, 5) and wanted is not None:
         message = f"Got {input.ndim}D input, but {mode} mode needs {wanted}D input"
@@ -295,6 +344,7 @@ forms(
         lambda rng, t: ((d.array(rng, (1, 2, 3, 4), t),), {"scale_factor": (1.7, 2.0), "mode": "bicubic"}),
         lambda rng, t: ((d.array(rng, (1, 2, 3, 2, 4), t),), {"scale_factor": 1.5, "mode": "trilinear"}),
         lambda rng, t: ((d.array(rng, (1, 2, 5, 4), t), (2, 3)), {"mode": "area"}),
+        lambda rng, t: ((d.array(rng, (1, 2, 5, 4), t), (2, 7)), {"mode": "bicubic", "antialias": True}),
     ),
     failures=d.failures(
         ((d.Zeros(1, 4), 2), {}, NotImplementedError, "Only 3D, 4D and 5D input"),
@@ -305,7 +355,7 @@ forms(
         ((d.Zeros(1, 1, 4), 0), {}, RuntimeError, "Input and output sizes should be greater than 0"),
         ((d.Zeros(1, 1, 4, 4), 2), {"mode": "linear"}, NotImplementedError, "linear mode needs 3D input"),
     ),
-    differs="no antialias, no lanczos; linear modes of floats alone, nearest ones of every dtype",
+    differs="no lanczos; linear modes of floats alone, nearest ones of every dtype",
 )
 def interpolate(
     input: Any,
@@ -320,8 +370,9 @@ def interpolate(
 
     `mode`: "nearest", "nearest-exact", "area", "linear" (3 dims), "bilinear" or "bicubic" (4), "trilinear"
     (5). `align_corners`: the outermost elements stay where they are. `recompute_scale_factor`: places follow
-    from the sizes, not from the factor. ValueError for settings that do not go together, RuntimeError for
-    sizes of 0, NotImplementedError for another mode.
+    from the sizes, not from the factor. `antialias` (bilinear and bicubic): where the result is smaller,
+    its elements are means of more. ValueError for settings that do not go together, RuntimeError for sizes of
+    0, NotImplementedError for another mode.
 
     >>> kiln.nn.functional.interpolate(kiln.tensor([[[1.0, 3.0]]]), scale_factor=2)
     tensor([[[1., 1., 3., 3.]]])
@@ -349,6 +400,11 @@ def interpolate(
         x = p.convert(input, "float32") if kind in ("float16", "bfloat16") else input
     for k in reversed(range(len(out))):
         scale = _scale(shape[2 + k], out[k], factors[k], corners)
+        if antialias:
+            kernel = "cubic" if mode == "bicubic" else "linear"
+            scale = 0.0 if corners and out[k] == 1 else scale
+            x = resample_smooth.handle(x, 2 + k, (out[k],), scale, kernel)
+            continue
         if how == "linear" or (mode == "nearest" and len(out) == 2):
             if out[k] == shape[2 + k]:  # PyTorch's, whatever the factor
                 continue

@@ -17,7 +17,7 @@ from typing import Any
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise.elementary import relu, sigmoid, tanh
 from kiln.ops.elementwise.precision import floating, narrow, wide
-from kiln.ops.indexing.gathering import concat
+from kiln.ops.indexing.concatenation import concat
 from kiln.ops.products.matrix_products import _differ, linear, product, swapped
 from kiln.ops.views.core_views import slice_
 from kiln.table import drawn as d

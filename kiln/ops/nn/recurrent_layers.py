@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from kiln.graph.graph import Graph, Shape, Value
 from kiln.graph.size import quotient
 from kiln.ops.elementwise.elementary import relu, tanh
-from kiln.ops.indexing.gathering import concat
+from kiln.ops.indexing.concatenation import concat
 from kiln.ops.nn.recurrent_cells import gru_state, lstm_states
 from kiln.ops.products.matrix_products import product
 from kiln.ops.views.core_views import permute, reshape, slice_

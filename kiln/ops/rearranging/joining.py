@@ -9,7 +9,8 @@ from typing import Any
 
 from kiln.ops.creation.data import tensor
 from kiln.ops.elementwise.arithmetic import convert
-from kiln.ops.indexing.gathering import cat, common, index_select, stack
+from kiln.ops.indexing.concatenation import cat, common, stack
+from kiln.ops.indexing.gathering import index_select
 from kiln.ops.rearranging.padding import surround
 from kiln.ops.views import core_views
 from kiln.ops.views.core_views import expand, reshape

@@ -13,7 +13,8 @@ from kiln import _core
 from kiln.graph.size import product
 from kiln.ops.creation.constants import filled
 from kiln.ops.elementwise import arithmetic as p
-from kiln.ops.indexing.gathering import cat, gather
+from kiln.ops.indexing.concatenation import cat
+from kiln.ops.indexing.gathering import gather
 from kiln.ops.rearranging.reorder import flip
 from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import expand, reshape, slice_, write

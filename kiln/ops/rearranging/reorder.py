@@ -7,7 +7,8 @@ from typing import Any
 from kiln.ops.creation.constants import filled, positions
 from kiln.ops.creation.data import from_numpy
 from kiln.ops.elementwise import arithmetic as p
-from kiln.ops.indexing.gathering import concat, gather, index_select
+from kiln.ops.indexing.concatenation import concat
+from kiln.ops.indexing.gathering import gather, index_select
 from kiln.ops.views.core_views import expand, permute, reshape, sizes_of, slice_, transpose
 from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, is_symbolic, number, numel

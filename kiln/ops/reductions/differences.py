@@ -6,7 +6,7 @@ from typing import Any
 
 from kiln import _core
 from kiln.ops.elementwise.arithmetic import convert
-from kiln.ops.indexing.gathering import cat
+from kiln.ops.indexing.concatenation import cat
 from kiln.ops.views.core_views import reshape, slice_
 from kiln.ops.views.shapes import together
 from kiln.ops.views.strided import diagonal_

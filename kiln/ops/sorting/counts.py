@@ -8,7 +8,8 @@ from kiln.ops.creation.constants import full, linspace, zeros
 from kiln.ops.creation.data import tensor
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
-from kiln.ops.indexing.gathering import cat, common, gather, long, rows_at, scatter_add
+from kiln.ops.indexing.concatenation import cat, common
+from kiln.ops.indexing.gathering import gather, long, rows_at, scatter_add
 from kiln.ops.indexing.masks import flat_places
 from kiln.ops.indexing.scattering import scatter_set
 from kiln.ops.named_results import named

@@ -291,8 +291,7 @@ def unfold_(input: Any, dimension: int, size: int, step: int) -> Any:
 def as_strided_(input: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
     """A view of given sizes and strides into the tensor's memory. RuntimeError if it would leave it.
 
-    Gradients flow where `input` lies in its memory from the start, in whatever order of dims; else
-    NotImplementedError.
+    Gradients flow unless places of `input` share memory; then NotImplementedError.
 
     >>> kiln.arange(4).as_strided((2, 2), (1, 2))
     tensor([[0, 2],
@@ -304,22 +303,59 @@ def as_strided_(input: Any, size: Any, stride: Any, storage_offset: int | None =
             f"as_strided: mismatch in length of strides and shape: {list(size)}, {list(stride)}"
         )
     if not is_value(input) and input.requires_grad and _core.grad_enabled():
-        input = _in_memory_order(input)
+        input = _in_memory_order(input, offset + _reach(size, stride))
     return as_strided.handle(input, tuple(size), tuple(stride), (offset,))
 
 
-def _in_memory_order(input: Tensor) -> Any:
-    """The view of `input` whose dims are in the order of memory: what a derivative by places is true of."""
+def _reach(sizes: Any, strides: Any) -> Any:
+    """How many elements of memory a view covers, from its first place to its last."""
+    return 0 if 0 in sizes else 1 + sum((n - 1) * s for n, s in zip(sizes, strides))
+
+
+@primitive("as_strided", tests=d.Tests(peer=None), **_hidden((12,), (1,), (0,), (4, 1, 0)))
+def memory_around(input: Tensor, sizes: Sizes, strides: Sizes, offset: Sizes, places: Structure) -> Any:
+    """The memory that `input` lies in, from its start on; places = (input's strides ..., its offset).
+
+    >>> x = kiln.arange(4.0).requires_grad_()
+    >>> x[1:].as_strided((2,), (2,)).sum().backward(); x.grad
+    tensor([0., 1., 0., 1.])
+    """
+
+
+@memory_around.derivative
+def _(g: Tensor, input: Tensor, places: tuple[int, ...]) -> Any:
+    return as_strided(g, tuple(input.shape), places[:-1], places[-1:])
+
+
+def _in_memory_order(input: Tensor, end: int) -> Any:
+    """The view of `input` that a derivative by places is true of: its dims in the order of memory, or where
+    it leaves gaps, the memory up to `end` and to its own end.
+    """
     strides = input.stride()
     order = sorted(range(input.ndim), key=lambda dim: (-strides[dim], -input.shape[dim]))
     ordered = input if order == list(range(input.ndim)) else permute.handle(input, order)
-    if ordered.storage_offset() or not ordered.is_contiguous():
+    if ordered.storage_offset() == 0 and ordered.is_contiguous():
+        return ordered
+    if not isinstance(input, _core.Tensor) or _overlaps(
+        ordered
+    ):  # a sample of a batch has no memory of its own
         raise NotImplementedError(
-            "as_strided: expected a tensor that fills its memory from the start on where gradients flow, "
-            f"got shape {tuple(input.shape)}, strides {tuple(strides)}, offset {input.storage_offset()}; "
-            "use x.contiguous().as_strided(...)"
+            "as_strided: expected a tensor whose elements lie apart in memory where gradients flow, "
+            f"got shape {tuple(input.shape)}, strides {tuple(strides)}; use x.contiguous() first"
         )
-    return ordered
+    start = input.storage_offset()
+    end = max(end, start + _reach(input.shape, strides))
+    return memory_around.handle(input, (end,), (1,), (0,), (*strides, start))
+
+
+def _overlaps(input: Tensor) -> bool:
+    """Whether places of a tensor may share memory, whose dims are in its order."""
+    end = 1
+    for size, stride in zip(reversed(input.shape), reversed(input.stride())):
+        if size > 1 and stride < end:
+            return True
+        end += (size - 1) * stride
+    return False
 
 
 def _written_at(input: Tensor, src: Tensor, strides: Any, offset: Any) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kiln.ops.elementwise.arithmetic import clone
 from kiln.ops.rearranging.padding import constant_pad_nd
-from kiln.ops.views.core_views import reshape
+from kiln.ops.views.core_views import permute, reshape
 from kiln.ops.views.memory_formats import contiguous
 from kiln.ops.windows.geometry import Ints, listed, require
 from kiln.ops.windows.products import convolve, convolve_input, rows_of
@@ -350,3 +351,42 @@ def _conv_transpose(dims: int) -> Any:
 
 conv1d, conv2d, conv3d = map(_conv, (1, 2, 3))
 conv_transpose1d, conv_transpose2d, conv_transpose3d = map(_conv_transpose, (1, 2, 3))
+
+
+@public(
+    "conv_tbc",
+    method=False,
+    layer=True,
+    dtypes="float",
+    samples=d.samples(
+        lambda rng, t: (
+            (d.array(rng, (5, 2, 3), t), d.array(rng, (2, 3, 4), t), d.array(rng, (4,), t)),
+            {"pad": 1},
+        ),
+    ),
+    failures=d.failures(
+        ((d.Zeros(5, 2), d.Zeros(2, 3, 4), d.Zeros(4)), {}, RuntimeError, "Input must have 3 dims"),
+        ((d.Zeros(5, 2, 3), d.Zeros(2, 3), d.Zeros(4)), {}, RuntimeError, "Weight tensor must have 3 dims"),
+        ((d.Zeros(5, 2, 3), d.Zeros(2, 3, 4), d.Zeros(1, 4)), {}, RuntimeError, "Bias must be 1-D"),
+        ((d.Zeros(5, 2, 3), d.Zeros(2, 2, 4), d.Zeros(4)), {}, RuntimeError, "input channels"),
+        ((d.Zeros(5, 2, 3), d.Zeros(2, 3, 4), d.Zeros(3)), {}, RuntimeError, "output channels"),
+    ),
+)
+def conv_tbc(input: Any, weight: Any, bias: Any, pad: int = 0) -> Any:
+    """`conv1d` of [time, batch, channels] with a weight [taps, channels, out channels] and a bias, `pad`
+    zeros in front and behind: [time + 2 pad - taps + 1, batch, out channels].
+
+    RuntimeError for sizes that do not fit.
+
+    >>> kiln.nn.functional.conv_tbc(kiln.ones(3, 1, 1), kiln.ones(2, 1, 1), kiln.zeros(1)).flatten()
+    tensor([2., 2.])
+    """
+    require(input.ndim == 3, "Input must have 3 dims: time, batch, in_channel")
+    require(weight.ndim == 3, "Weight tensor must have 3 dims: kernel_width, in_channels, out_channels.")
+    require(bias.ndim == 1, "Bias must be 1-D")
+    fits = not _wrong(input.shape[2], weight.shape[1])
+    require(fits, "Input dim 2 (input channels) is not == dim 1 in the weight tensor")
+    fits = not _wrong(weight.shape[2], bias.shape[0])
+    require(fits, "Bias size must equal dim 2 in the weight tensor (output channels).")
+    found = conv1d(permute(input, (1, 2, 0)), permute(weight, (2, 1, 0)), bias, padding=pad)
+    return clone(permute(found, (2, 0, 1)))

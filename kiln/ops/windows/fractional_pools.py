@@ -10,47 +10,78 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kiln import _core
 from kiln.graph.size import product
-from kiln.ops.creation.constants import arange, zeros
-from kiln.ops.indexing.gathering import cat
+from kiln.ops.elementwise import arithmetic as p
+from kiln.ops.indexing.gathering import gather
 from kiln.ops.random.sampling import rand
+from kiln.ops.views.core_views import reshape, slice_
 from kiln.ops.windows.geometry import listed, require
 from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, is_symbolic, number
 from kiln.table.public import public
-from kiln.table.record import Sample, Tensor
+from kiln.table.record import Sample, Structure, Tensor, composite, find
 
 _NAMES = ("time", "height", "width")
 
 
-def _starts(n: int, out: int, window: int, u: Tensor) -> Any:
-    """Where windows begin along a dim, from u (planes, 1): (planes, out)."""
-    last = zeros(u.shape[0], 1, dtype="int64") + (n - window)
-    if out == 1:
-        return last
-    step = (n - window) / (out - 1)
-    firsts = ((u + arange(out - 1).to(u.dtype)) * step).to(_core.int64) - (u * step).to(_core.int64)
-    return cat([firsts, last], 1)
+def _starts_reference(np: Any, n: int, out: int, window: int, u: Any) -> Any:
+    """Where windows begin along a dim, from u (planes, 1): (planes, out), in NumPy."""
+    step = (n - window) / max(out - 1, 1)
+    starts = ((u + np.arange(out)) * step).astype(np.int64) - (u * step).astype(np.int64)
+    starts[:, -1] = n - window
+    return starts
 
 
-def _pooled(input: Tensor, window: Sequence[int], out: Sequence[int], u: Tensor) -> tuple[Any, Any]:
-    """The largest of each window and its place in its plane; u (planes, dims)."""
-    dims = len(out)
-    sizes = tuple(input.shape)[-dims:]
+def _reference(np: Any, x: Any, u: Any, window: Any, out: Any) -> Any:
+    """`fractional_pool` of vectors, in NumPy."""
+    starts = _starts_reference(np, x.shape[1], out[0], window[0], u)
+    at = starts[:, :, None] + np.arange(window[0])
+    seen = np.take_along_axis(x[:, None], at.reshape(len(x), 1, -1), 2).reshape(at.shape)
+    return seen.max(2), np.take_along_axis(at, seen.argmax(2)[..., None], 2)[..., 0]
+
+
+@composite(
+    public=False,
+    dtypes="float",
+    samples=d.samples(
+        lambda rng, t: ((d.distinct(rng, (2, 7), t), d.array(rng, (2, 1), t, 0, 0.99), (2,), (3,)), {})
+    ),
+    reference=d.reference(_reference),
+)
+def fractional_pool(input: Tensor, u: Tensor, window: Structure, out: Structure) -> Any:
+    """The largest of each window and its place in its plane, of planes [planes, ...]; u [planes, dims].
+
+    Whatever u is, no window leaves the input.
+
+    >>> x = kiln.tensor([[[1.0, 3.0], [4.0, 2.0]]])
+    >>> kiln.nn.functional.fractional_max_pool2d(x, 2, output_size=1, return_indices=True)[1]
+    tensor([[[2]]])
+    """
+    dims, planes = len(out), input.shape[0]
+    sizes, shape = tuple(input.shape)[1:], (planes, *out, *window)
     places: Any = 0
     for k in range(dims):
-        which = k if dims == 3 else 1 - k  # images have the width's first
-        start = _starts(sizes[k], out[k], window[k], u[:, which : which + 1])
-        at = (start.unsqueeze(2) + arange(window[k])) * product(sizes[k + 1 :])
-        spread = [at.shape[0], *[1] * (2 * dims)]
-        spread[1 + k], spread[1 + dims + k] = out[k], window[k]
-        places = at.reshape(spread) + places
-    planes, windows = u.shape[0], product(tuple(out))
-    places = places.reshape(planes, windows, product(tuple(window)))
-    seen = input.reshape(planes, product(sizes)).gather(1, places.reshape(planes, -1)).reshape(places.shape)
-    best, tap = seen.max(-1)
-    shape = (*tuple(input.shape)[:-dims], *out)
-    return best.reshape(shape), places.gather(2, tap.unsqueeze(2)).reshape(shape)
+        which = k if dims == 3 else dims - 1 - k  # images have the width's first
+        own = reshape(slice_(u, 1, (which, 1, 1)), (planes,) + (1,) * (2 * dims))
+        i, last = _iota(input, shape, 1 + k), number(input, sizes[k] - window[k])
+        step = p.convert(last, u.dtype) / max(out[k] - 1, 1)
+        start = p.convert((p.convert(i, u.dtype) + own) * step, "int64") - p.convert(own * step, "int64")
+        start = p.where(i < out[k] - 1, p.minimum(p.maximum(start, 0), last), last)
+        at = (start + _iota(input, shape, 1 + dims + k)) * number(input, product(sizes[k + 1 :]))
+        places = at + places
+    windows, taps = product(tuple(out)), product(tuple(window))
+    places = reshape(places, (planes, windows * taps))
+    seen = gather(reshape(input, (planes, product(sizes))), 1, places)
+    tap = (
+        find("argmax")(reshape(seen, (planes, windows, taps)), 2, False)
+        + _iota(input, (planes, windows), 1) * taps
+    )
+    return tuple(reshape(gather(x, 1, tap), (planes, *out)) for x in (seen, places))
+
+
+def _iota(input: Tensor, shape: Any, dim: int) -> Any:
+    """The position along `dim`."""
+    return input.graph.add(find("iota"), (), (shape, dim))
 
 
 def _each(value: Any, dims: int) -> tuple[Any, ...]:
@@ -68,7 +99,7 @@ def _found(input: Tensor, name: str, kernel: Any, size: Any, ratio: Any, u: Any)
         ValueError,
     )
     require(
-        len(shape) in (dims + 1, dims + 2) and all(n > 0 for n in shape[-dims - 1 :]),
+        len(shape) in (dims + 1, dims + 2) and 0 not in shape[-dims - 1 :],
         f"{name}(): Expected {dims + 1}D or {dims + 2}D tensor with non-empty planes, but got: "
         f"{listed(shape)}",
     )
@@ -81,7 +112,8 @@ def _found(input: Tensor, name: str, kernel: Any, size: Any, ratio: Any, u: Any)
     for what, n, o, w in zip(_NAMES[-dims:], sizes, out, window):
         require(o > 0 and w > 0, f"{name}: output size and kernel_size must be above 0, got {o} and {w}")
         most = n if dims == 2 else n - 1  # as PyTorch has it
-        require(o + w - 1 <= most, f"{name}(): pool {what} {w} too large relative to input {what} {n}")
+        fits = is_symbolic((n,)) or o + w - 1 <= most
+        require(fits, f"{name}(): pool {what} {w} too large relative to input {what} {n}")
     batch = shape[0] if len(shape) == dims + 2 else 1
     channels = shape[-dims - 1]
     if u is None:
@@ -90,7 +122,11 @@ def _found(input: Tensor, name: str, kernel: Any, size: Any, ratio: Any, u: Any)
         tuple(u.shape) == (batch, channels, dims),
         f"{name}: Expect _random_samples of sizes {listed((batch, channels, dims))}, got {listed(u.shape)}",
     )
-    return _pooled(input, window, out, u.to(input.dtype).reshape(batch * channels, dims))
+    planes = reshape(input, (batch * channels, *sizes))
+    u = u if u.dtype == input.dtype else p.convert(u, dtype_name(input.dtype))
+    found = fractional_pool.handle(planes, reshape(u, (batch * channels, dims)), window, out)
+    best, places = (reshape(y, (*shape[:-dims], *out)) for y in found)
+    return best, places
 
 
 def _cases(dims: int) -> Any:
@@ -128,12 +164,12 @@ def _pool(dims: int, by_default: bool) -> Any:
     name = f"fractional_max_pool{dims}d"
 
     def pool(
-        input: Tensor,
+        input: Any,
         kernel_size: Any,
         output_size: Any = None,
         output_ratio: float | Sequence[float] | None = None,
         return_indices: bool = by_default,
-        _random_samples: Tensor | None = None,
+        _random_samples: Any = None,
     ) -> Any:
         found = _found(input, name, kernel_size, output_size, output_ratio, _random_samples)
         return found if return_indices or by_default else found[0]
@@ -146,7 +182,6 @@ def _pool(dims: int, by_default: bool) -> Any:
         own,
         method=False,
         layer=True,
-        reads=True,
         tests=d.Tests(peer_gradient=False),  # PyTorch refuses samples that require one
         dtypes="float",
         samples=_cases(dims),
