@@ -7,7 +7,7 @@ from typing import Any
 
 from kiln import ops
 from kiln._core import Tensor
-from kiln.errors import describe, message
+from kiln.errors import describe, message, warn
 from kiln.nn.module import Module
 
 
@@ -19,6 +19,8 @@ def gumbel_softmax(
     `hard`: one-hot, with the gradient of the soft sample. `eps` does nothing, as in PyTorch. IndexError for a
     dim out of range.
     """
+    if eps != 1e-10:
+        warn("`eps` parameter is deprecated and has no effect.")
     noise = -ops.empty_like(logits.detach()).exponential_().log()
     soft: Tensor = ops.softmax((logits + noise) / tau, dim)
     if not hard:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from kiln import _core
+from kiln.errors import warn
 from kiln.ops.creation.constants import (
     chosen_dtype,
     empty,
@@ -54,11 +55,15 @@ def logspace(
 @public("range", method=False, dtypes="all", differentiable=False)
 def range_(start: Any = 0, end: Any = None, step: Any = 1, *, dtype: Any = None, **options: Any) -> Any:
     """start, start + step, ... up to `end`, which is included; floats unless a dtype is given. As `arange`
-    otherwise, which is what to use.
+    otherwise, which is what to use: a warning says so.
 
     >>> kiln.range(0, 2)
     tensor([0., 1., 2.])
     """
+    warn(
+        "torch.range is deprecated and will be removed in a future release because its end is not Python's: "
+        "use arange, which gives the values of [start, end)"
+    )
     start, end, step = number_of(start), number_of(end), number_of(step)
     if end is None:
         start, end = 0, start

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic
 
 from kiln import _core
-from kiln.errors import describe, message
+from kiln.errors import describe, message, warn
 from kiln.utils.data._utils.collate import default_collate, default_convert
 from kiln.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 from kiln.utils.data._utils.worker import get_worker_info
 from kiln.utils.data.dataset import Dataset, Item, IterableDataset
 from kiln.utils.data.sampler import BatchSampler, RandomSampler, Sampler, SequentialSampler, drawn_seed
-from kiln.utils.data.warned import warn
 
 if TYPE_CHECKING:
     from kiln.ops.random.generator import Generator

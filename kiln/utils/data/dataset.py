@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kiln import _core, ops
 from kiln._core import Tensor
-from kiln.errors import describe, message
+from kiln.errors import describe, message, warn
 from kiln.utils.data.sampler import permutation
-from kiln.utils.data.warned import warn
 
 if TYPE_CHECKING:
     from kiln.ops.random.generator import Generator

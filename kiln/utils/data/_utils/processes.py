@@ -20,6 +20,7 @@ from itertools import cycle
 from multiprocessing import forkserver
 from typing import Any
 
+from kiln.errors import warn
 from kiln.multiprocessing import reductions as reductions  # tensors on their way to workers
 from kiln.utils.data._utils import service
 from kiln.utils.data._utils.channel import Channel
@@ -27,7 +28,6 @@ from kiln.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFet
 from kiln.utils.data._utils.service import ExceptionWrapper, Work, _IterableDatasetStopIteration
 from kiln.utils.data._utils.worker import MP_STATUS_CHECK_INTERVAL
 from kiln.utils.data.dataloader import DataLoader, _BaseDataLoaderIter, _DatasetKind
-from kiln.utils.data.warned import warn
 
 _open: set[Channel] = set()  # the loaders' ends in this process
 
