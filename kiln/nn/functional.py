@@ -359,11 +359,8 @@ def unfold(
 def upsample_nearest(
     input: Tensor, size: Numbers | None = None, scale_factor: Numbers | None = None
 ) -> Tensor:
-    """`interpolate` of mode "nearest" by its old name, which a FutureWarning says."""
-    warn(
-        "`nn.functional.upsample_nearest` is deprecated. Use `nn.functional.interpolate` instead.",
-        FutureWarning,
-    )
+    """`interpolate` of mode "nearest" by its old name, which a warning says."""
+    warn("`nn.functional.upsample_nearest` is deprecated. Use `nn.functional.interpolate` instead.")
     y: Tensor = ops.interpolate(input, size, scale_factor, "nearest")
     return y
 
@@ -371,11 +368,8 @@ def upsample_nearest(
 def upsample_bilinear(
     input: Tensor, size: Numbers | None = None, scale_factor: Numbers | None = None
 ) -> Tensor:
-    """`interpolate` of mode "bilinear" with aligned corners by its old name, which a FutureWarning says."""
-    warn(
-        "`nn.functional.upsample_bilinear` is deprecated. Use `nn.functional.interpolate` instead.",
-        FutureWarning,
-    )
+    """`interpolate` of mode "bilinear" with aligned corners by its old name, which a warning says."""
+    warn("`nn.functional.upsample_bilinear` is deprecated. Use `nn.functional.interpolate` instead.")
     y: Tensor = ops.interpolate(input, size, scale_factor, "bilinear", True)
     return y
 

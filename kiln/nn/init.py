@@ -20,6 +20,7 @@ from kiln._core import Tensor
 from kiln.absent import hint_missing as _hint_missing
 from kiln.autograd import no_grad
 from kiln.errors import describe, message, warn
+from kiln.table import registry
 from kiln.table.callables import name_all
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1, generator: Generator | None = N
         return tensor
     drawn = _drawn(ops.randn, tensor, generator).reshape(tensor.shape[0], -1)
     rows, columns = drawn.shape
-    q, r = ops.qr(drawn.t() if rows < columns else drawn)
+    q, r = registry.function("linalg.qr")(drawn.t() if rows < columns else drawn)
     q = q * ops.sign(ops.diagonal(r))
     return _fill(tensor, (q.t() if rows < columns else q).reshape(tensor.shape) * gain)
 

@@ -52,11 +52,9 @@ def triplet_margin_with_distance_loss(
         raise ValueError(f"margin must be greater than 0, got {margin}")
     if not anchor.ndim == positive.ndim == negative.ndim:
         raise RuntimeError(
-            message(
-                "triplet_margin_with_distance_loss",
-                "anchor, positive and negative of one number of dims",
-                f"{anchor.ndim}D, {positive.ndim}D and {negative.ndim}D",
-            )
+            "triplet_margin_with_distance_loss: The anchor, positive, and negative tensors are expected "
+            f"to have the same number of dimensions, but got: anchor {anchor.ndim}D, positive {positive.ndim}D, and "
+            f"negative {negative.ndim}D inputs"
         )
     distance: Any = ops.pairwise_distance if distance_function is None else distance_function
     far = distance(anchor, negative)

@@ -126,6 +126,8 @@ def _few_dims(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str |
     if not shapes:
         return None
     shape = [*min(shapes, key=lambda s: len(s))]
+    if not shape:
+        return f"{name}(): Dimension specified as 0 but tensor has no dimensions"
     return f"{name}(): Dimension out of range: a tensor of shape {shape} has too few dimensions"
 
 
@@ -235,7 +237,10 @@ def _of_constructor(callable: Any) -> int:
 
 def _do_not_fit(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], taken: list[str]) -> str:
     given = ", ".join([_shown(v) for v in args] + [f"{k}={_shown(v)}" for k, v in kwargs.items()])
-    return f"{name}(): the arguments do not fit: got ({given}), expected ({', '.join(taken)})"
+    return (
+        f"{name}() received an invalid combination of arguments - got ({given}), but expected "
+        f"({', '.join(taken)})"
+    )
 
 
 def _starred(callable: Any) -> list[str]:

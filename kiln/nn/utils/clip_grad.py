@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import Union
 
 from kiln import ops
@@ -112,7 +112,7 @@ def _scale(grads: list[Tensor], max_norm: float, total: Tensor) -> None:
 def _grads(parameters: Parameters) -> list[Tensor]:
     """The gradients that exist."""
     held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    if not held and isinstance(parameters, Iterator):
+    if not held and isinstance(parameters, Generator):
         warn("`parameters` is an empty generator, no gradient clipping will occur.")
     for value in held:
         if not isinstance(value, Tensor):

@@ -450,6 +450,9 @@ def eye(
     tensor([[1., 0.],
             [0., 1.]])
     """
+    for name, size in (("n", n), ("m", m)):
+        if isinstance(size, int) and size < 0:
+            raise RuntimeError(f"{name} must be greater or equal to 0, got {size}")
     sizes = sizes_given((n, n if m is None else m), "eye")
     name = chosen_dtype(dtype, None, options)
     return settle(run(identity, sizes, name), requires_grad, device, "eye", options)

@@ -377,10 +377,10 @@ def upsample(
     mode: str = "nearest",
     align_corners: bool | None = None,
 ) -> Any:
-    """`interpolate` by its older name, which a FutureWarning says.
+    """`interpolate` by its older name, which a warning says.
 
     >>> kiln.nn.functional.upsample(kiln.tensor([[[1.0, 3.0]]]), 3)
     tensor([[[1., 1., 3.]]])
     """
-    warn("`nn.functional.upsample` is deprecated. Use `nn.functional.interpolate` instead.", FutureWarning)
+    warn("`nn.functional.upsample` is deprecated. Use `nn.functional.interpolate` instead.")
     return interpolate(input, size, scale_factor, mode, align_corners)

@@ -144,7 +144,7 @@ def _sizes(name: str, input: Tensor, given: Any) -> tuple[tuple[Any, ...], tuple
     wanted = tuple(given) if isinstance(given, Sequence) else (given,) * dims
     require(
         len(wanted) == dims,
-        f"{name}: output_size must be {dims}"
+        f"{name}(): output_size.size() must be {dims}"
         if dims > 1
         else f"{name}() argument 'output_size' should contain one int (got {len(wanted)})",
     )
@@ -155,9 +155,11 @@ def _sizes(name: str, input: Tensor, given: Any) -> tuple[tuple[Any, ...], tuple
     )
     sizes = shape[-dims:]
     wanted = tuple(n if w is None else w for n, w in zip(sizes, wanted))
+    least = min((w for w in wanted if isinstance(w, int)), default=0)
     require(
-        all(not isinstance(w, int) or w >= 0 for w in wanted),
-        f"{name}: elements of output_size must be greater than or equal to 0 but received {listed(wanted)}",
+        least >= 0,
+        f"{name}: elements of output_size must be greater than or equal to 0 but received {listed(wanted)} "
+        f"(Trying to create tensor with negative dimension {least})",
     )
     for k, n in enumerate(shape[1:], 1):
         require(

@@ -8,7 +8,7 @@ from typing import Any, Union
 from weakref import ref
 
 from kiln._core import Tensor
-from kiln.errors import describe, message, warn
+from kiln.errors import warn
 from kiln.optim.optimizer import Group, Optimizer
 
 Rate = Union[float, Tensor]
@@ -31,9 +31,9 @@ class LRScheduler:
             if last_epoch == -1:
                 group.setdefault("initial_lr", copied(group["lr"]))
             elif "initial_lr" not in group:
-                hint = "load the optimizer's state_dict first"
                 raise KeyError(
-                    message(type(self).__name__, f"'initial_lr' in group {k} to resume", "none", hint)
+                    f"{type(self).__name__}: param 'initial_lr' is not specified in param_groups[{k}] when "
+                    "resuming scheduler with last_epoch >= 0; load the optimizer's state_dict first"
                 )
         self.base_lrs: list[Any] = [copied(group["initial_lr"]) for group in optimizer.param_groups]
         self.last_epoch = last_epoch
@@ -112,7 +112,7 @@ class LRScheduler:
 def checked_optimizer(name: str, optimizer: Any) -> Optimizer:
     """An optimizer, or TypeError."""
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(message(name, "an Optimizer", describe(optimizer)))
+        raise TypeError(f"{name}: {type(optimizer).__name__} is not an Optimizer")
     return optimizer
 
 

@@ -34,6 +34,10 @@ def _check_classes(input: Tensor, target: Tensor) -> None:
     name = dtype_name(target.dtype)
     if name not in ("int64", "uint8"):
         raise RuntimeError(f"expected target dtype to be Long or Byte, but got {type_name(name)}")
+    if target.ndim == input.ndim > 1 and tuple(target.shape) == tuple(input.shape):
+        raise RuntimeError(
+            f"Expected floating point type for target with class probabilities, got {type_name(name)}"
+        )
     if target.ndim != input.ndim - 1:
         raise ValueError(
             f"Expected target of {input.ndim - 1} dims for an input of {input.ndim}, got {target.ndim}: "
@@ -45,7 +49,8 @@ def _check_classes(input: Tensor, target: Tensor) -> None:
             if k == 0:
                 raise ValueError(f"Expected input batch_size ({a}) to match target batch_size ({b}).")
             raise RuntimeError(
-                f"size mismatch (got input: {list(input.shape)} , target: {list(target.shape)})"
+                f"size mismatch (got input: {list(input.shape)} , target: {list(target.shape)}): Expected "
+                f"target size {rest}, got {list(target.shape)}"
             )
         if is_value(input):
             input.graph.require_equal(a, b, "cross_entropy")
