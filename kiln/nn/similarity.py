@@ -53,8 +53,8 @@ def triplet_margin_with_distance_loss(
     if not anchor.ndim == positive.ndim == negative.ndim:
         raise RuntimeError(
             "triplet_margin_with_distance_loss: The anchor, positive, and negative tensors are expected "
-            f"to have the same number of dimensions, but got: anchor {anchor.ndim}D, positive {positive.ndim}D, and "
-            f"negative {negative.ndim}D inputs"
+            f"to have the same number of dimensions, but got: anchor {anchor.ndim}D, positive "
+            f"{positive.ndim}D, and negative {negative.ndim}D inputs"
         )
     distance: Any = ops.pairwise_distance if distance_function is None else distance_function
     far = distance(anchor, negative)

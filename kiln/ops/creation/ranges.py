@@ -11,6 +11,7 @@ from kiln.ops.creation.constants import (
     chosen_dtype,
     empty,
     even_steps,
+    expect_numbers,
     full_,
     number_of,
     progression,
@@ -48,6 +49,7 @@ def logspace(
     if steps < 0:
         raise RuntimeError("number of steps must be non-negative")
     name = chosen_dtype(dtype, None, options)
+    expect_numbers("logspace", start, end)
     exponents = run(even_steps, float(number_of(start)), float(number_of(end)), (steps,), "float64")
     return _finished(pow(float(base), exponents), name, "logspace", options)
 

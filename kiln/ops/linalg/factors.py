@@ -187,6 +187,16 @@ def ormqr(
     tensor([[5.],
             [0.]])
     """
+    if input.ndim < 2 or other.ndim < 2:
+        which = "input" if input.ndim < 2 else "other"
+        raise RuntimeError(f"ormqr: {which} must have at least 2 dimensions.")
+    size = min(other.shape[-2 if left else -1], input.shape[-1])
+    if tau.shape[-1:] != (size,):
+        across = "other.shape[-2]" if left else "other.shape[-1]"
+        raise RuntimeError(
+            f"ormqr: tau.shape[-1] must be equal to min({across}, input.shape[-1]): expected {size}, got "
+            f"{tau.shape[-1] if tau.ndim else 'no dims'}"
+        )
     check(input, "ormqr", False)
     m, n = input.shape[-2:]
     square = input

@@ -144,9 +144,15 @@ def _sizes(name: str, input: Tensor, given: Any) -> tuple[tuple[Any, ...], tuple
     wanted = tuple(given) if isinstance(given, Sequence) else (given,) * dims
     require(
         len(wanted) == dims,
-        f"{name}(): output_size.size() must be {dims}"
+        (f"{name}(): internal error: output_size.size()" if "max" in name else f"{name}: output_size")
+        + f" must be {dims}"
         if dims > 1
         else f"{name}() argument 'output_size' should contain one int (got {len(wanted)})",
+    )
+    require(
+        len(shape) > dims or dims == 1,
+        f"{name}: Input dimension should be at least {dims + 1}, got {len(shape)}",
+        ValueError,
     )
     require(
         len(shape) in (dims + 1, dims + 2),

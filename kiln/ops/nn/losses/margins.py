@@ -476,7 +476,7 @@ def soft_margin_loss(input: Tensor, target: Tensor, reduction: Structure = "mean
     """
     check_reduction(reduction)
     dtype = kinds.result_type((input, target))
-    return narrow(reduced(log1p(exp(-wide(target) * wide(input))), reduction), dtype)
+    return narrow(reduced(log1p(exp(wide(input) * -wide(target))), reduction), dtype)
 
 
 @composite(
