@@ -24,6 +24,7 @@ from kiln import _core
 from kiln.errors import entries, is_own, shorten, whole_tracebacks
 from kiln.graph.verify import VerifyError
 from kiln.table.meanings import LETTERS, TYPE_OF
+from kiln.table.old_orders import in_todays_order
 from kiln.table.public import FACTS
 
 _RAISE = (dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"])
@@ -44,8 +45,14 @@ _ANNOTATED = {"int": "int", "float": "float", "bool": "bool", "str": "str", "Non
 
 def describe_error(
     callable: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
-) -> BaseException:
-    """The error to raise for a call of a public function or op."""
+) -> BaseException | tuple[tuple[Any, ...], dict[str, Any]]:
+    """The error to raise for a call of a public function or op; or the arguments it is to be called with
+    instead, where these were in an order that was before.
+    """
+    if isinstance(callable, _core.Op) and isinstance(error, TypeError):
+        today = in_todays_order(callable.__name__, args, kwargs)
+        if today is not None:
+            return today
     if whole_tracebacks():
         return error
     frames = entries(error.__traceback__)
