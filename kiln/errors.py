@@ -57,6 +57,23 @@ def place(file: str, line: int) -> str:
     return f"{named[0].lower()} {named[1]}, line {line}" if named else f"{file}:{line}"
 
 
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warns about the nearest line of the user's program, however many calls of kiln's lie in between.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as found:
+    ...     warnings.simplefilter("always")
+    ...     warn("softmax: no dim was given")
+    >>> found[0].category.__name__, str(found[0].message)
+    ('UserWarning', 'softmax: no dim was given')
+    """
+    level = 2
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (is_own(frame) or frame.f_globals.get("__name__") == "contextlib"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level if frame is not None else 2)
+
+
 def entries(traceback: TracebackType | None) -> list[TracebackType]:
     """The frames of a traceback, the outermost first."""
     found = []

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from kiln import _core, absent, autograd, ops, printing
 from kiln.device import CPU, NO_ACCELERATOR, not_compiled
 from kiln.device import device as Device
-from kiln.errors import describe, message
+from kiln.errors import describe, message, warn
 from kiln.late import later
 from kiln.layout import strided
 from kiln.ops.creation import data, interop
@@ -63,6 +63,8 @@ def pin_memory(self: Any, device: Any = None) -> Any:
 
 def is_pinned(self: Any, device: Any = None) -> bool:
     """False: memory is pinned for an accelerator, and there is none."""
+    if device is not None:
+        warn("The argument 'device' of Tensor.is_pinned() is deprecated.", DeprecationWarning)
     return False
 
 
@@ -79,12 +81,22 @@ def where(self: Any, condition: Any, other: Any) -> Any:
 
 
 def _transposed(self: Any) -> Any:
-    """The dims in reverse order; of a matrix, its transpose."""
+    """The dims in reverse order; of a matrix, its transpose. A warning for other numbers of dims."""
+    if self.ndim == 0:
+        warn("Tensor.T is deprecated on 0-D tensors. This function is the identity in these cases.")
+    elif self.ndim != 2:
+        warn(
+            "The use of `x.T` on tensors of dimension other than 2 to reverse their shape is deprecated. "
+            "Consider `x.mT` to transpose batches of matrices or `x.permute(*range(x.ndim - 1, -1, -1))`."
+        )
     return core_views.permute(self, tuple(reversed(range(self.ndim))))
 
 
 def _last_two(self: Any) -> Any:
-    """The last two dims exchanged. RuntimeError for fewer than two."""
+    """The last two dims exchanged. RuntimeError for one dim, a warning for none."""
+    if self.ndim == 0:
+        warn("Tensor.mT is deprecated on 0-D tensors. This function is the identity in these cases.")
+        return self
     if self.ndim < 2:
         raise RuntimeError(
             f"tensor.mT is only supported on matrices or batches of matrices. Got {self.ndim}-D tensor."
@@ -96,6 +108,9 @@ def _matrix_transposed(self: Any) -> Any:
     """The transpose of a matrix. RuntimeError for another number of dims (but 0)."""
     if self.ndim not in (0, 2):
         raise RuntimeError(f"tensor.H is only supported on matrices (2-D tensors). Got {self.ndim}-D tensor.")
+    if self.ndim == 0:
+        warn("Tensor.H is deprecated on 0-D tensors. Consider using x.conj().")
+        return self
     return _transposed(self)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -21,6 +20,7 @@ from kiln import _core
 from kiln.amp.lists import FLOAT32, LOW, dtype_of_call
 from kiln.autograd.grad_mode import Mode
 from kiln.device import device
+from kiln.errors import warn
 from kiln.table.callables import name_all
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -89,13 +89,12 @@ def _is_possible(kind: str, dtype: Any) -> bool:
     """Whether a device can do it; a UserWarning where it can not."""
     if kind == "cpu":
         if dtype not in _DTYPES:
-            warnings.warn(
+            warn(
                 "In CPU autocast, but the target dtype is not supported. Disabling autocast.\n"
-                f"CPU Autocast only supports dtypes of {', '.join(map(str, _DTYPES))} currently.",
-                stacklevel=3,
+                f"CPU Autocast only supports dtypes of {', '.join(map(str, _DTYPES))} currently."
             )
         return dtype in _DTYPES
-    warnings.warn(f"{kind.upper()} is not available. Disabling autocast.", stacklevel=3)
+    warn(f"{kind.upper()} is not available. Disabling autocast.")
     return False
 
 
@@ -220,10 +219,9 @@ def _deprecated(old: str, new: Callable[..., Any], device_type: str) -> Callable
     """A name of PyTorch's for one kind of device, which warns."""
 
     def call(*args: Any) -> Any:
-        warnings.warn(
+        warn(
             f"kiln.{old}() is deprecated. Please use kiln.{new.__name__}('{device_type}') instead.",
             DeprecationWarning,
-            stacklevel=2,
         )
         return new(device_type, *args)
 

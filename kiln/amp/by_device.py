@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from typing import Any
 
 from kiln import _core
 from kiln.amp.autocast_mode import autocast, custom_bwd, custom_fwd
 from kiln.amp.grad_scaler import GradScaler
+from kiln.errors import warn
 
 
 def _deprecated(device: str, name: str) -> None:
-    warnings.warn(
+    warn(
         f"`kiln.{device}.amp.{name}(args...)` is deprecated. Please use "
         f"`kiln.amp.{name}('{device}', args...)` instead.",
         FutureWarning,
-        stacklevel=3,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from enum import Enum
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from kiln import _core, ops
 from kiln.autograd import no_grad
 from kiln.device import device as device_of
+from kiln.errors import warn
 
 Tensor = _core.Tensor
 
@@ -59,9 +59,7 @@ class GradScaler:
         self._device = device
         self._enabled = enabled
         if enabled and device_of(device).type != "cpu":
-            warnings.warn(
-                f"GradScaler is enabled, but {device.upper()} is not available.  Disabling.", stacklevel=2
-            )
+            warn(f"GradScaler is enabled, but {device.upper()} is not available.  Disabling.")
             self._enabled = False
         if not self._enabled:
             return

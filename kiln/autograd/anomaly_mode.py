@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import traceback
-import warnings
 from types import TracebackType
 from typing import Any
 
 from kiln import _core, ops
+from kiln.errors import warn
 
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _check_nan = True
@@ -70,10 +70,9 @@ class detect_anomaly(_Mode):
     def __init__(self, check_nan: bool = True) -> None:
         super().__init__()
         self.check_nan = check_nan
-        warnings.warn(
+        warn(
             "Anomaly Detection has been enabled. This mode will increase the runtime and should only be "
-            "enabled for debugging.",
-            stacklevel=2,
+            "enabled for debugging."
         )
 
     def __enter__(self) -> None:
@@ -137,7 +136,7 @@ def tell(node: Any, _: None) -> None:
             break
         text += f"\n\nPrevious calculation was induced by {node.name()}."
         told = "Traceback of forward call that induced the previous calculation:"
-    warnings.warn(text, stacklevel=2)
+    warn(text)
 
 
 def _origin(node: Any) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, Union, overload
 
 from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.autograd.graph import GradientEdge
-from kiln.errors import describe, message
+from kiln.errors import describe, message, warn
 
 # gradients of a batch of seeds, and of samples of a batch: kiln.func's, told by kiln/__init__.py
 BATCHED: dict[str, Any] = {}
@@ -51,14 +50,12 @@ def backward(
     """
     keep = create_graph if retain_graph is None else retain_graph
     if create_graph:
-        warnings.warn(_CYCLE, stacklevel=2)
+        warn(_CYCLE)
     if isinstance(tensors, Tensor) and grad_tensors is None and inputs is None and grad_variables is None:
         _core.run_backward((tensors,), (None,), keep, create_graph, None, True)
         return
     if grad_variables is not None:
-        warnings.warn(
-            "`grad_variables` is deprecated. Use `grad_tensors` instead.", FutureWarning, stacklevel=2
-        )
+        warn("`grad_variables` is deprecated. Use `grad_tensors` instead.", FutureWarning)
         if grad_tensors is not None:
             raise RuntimeError("`grad_tensors` and `grad_variables` (deprecated) arguments both passed to "
                                "`backward()`. Please only use `grad_tensors`.")  # fmt: skip
@@ -119,11 +116,10 @@ def grad(
     2.0
     """
     if not only_inputs:
-        warnings.warn(
+        warn(
             "only_inputs argument is deprecated and is ignored now (defaults to True). To accumulate "
             "gradient for other parts of the graph, please use kiln.autograd.backward.",
             FutureWarning,
-            stacklevel=2,
         )
     if materialize_grads and allow_unused is False:
         raise ValueError(

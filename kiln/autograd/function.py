@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
-from warnings import warn
 
 from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.autograd.grad_mode import no_grad
-from kiln.errors import describe
+from kiln.errors import describe, warn
 
 _without_grad = _core.ModeSwitch(False)
 
@@ -59,7 +58,7 @@ class FunctionCtx:
     @property
     def saved_variables(self) -> tuple[Tensor, ...]:
         """The old name of saved_tensors."""
-        warn("'saved_variables' is deprecated; use 'saved_tensors'", DeprecationWarning, stacklevel=2)
+        warn("'saved_variables' is deprecated; use 'saved_tensors'", DeprecationWarning)
         return self.saved_tensors
 
     @property
@@ -160,7 +159,6 @@ class Function:
             f"{type(self).__name__} should not be instantiated. Methods on autograd functions are all "
             f"static: call {type(self).__name__}.apply(...)",
             DeprecationWarning,
-            stacklevel=2,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -269,8 +267,7 @@ def _recorded(ctx: FunctionCtx, inputs: list[Any], outputs: tuple[Any, ...], rec
     if not all(_among(x, inputs) for x in ctx._dirty):
         warn(
             "Only input Tensors should be given to ctx.mark_dirty(). If a Tensor is not an input, there is "
-            "no need to pass it to mark_dirty().",
-            stacklevel=3,
+            "no need to pass it to mark_dirty()."
         )
         ctx._dirty = tuple([x for x in ctx._dirty if _among(x, inputs)])
     recording = recording and True in ctx.needs_input_grad

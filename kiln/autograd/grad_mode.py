@@ -6,13 +6,13 @@ back; one object may be entered several times, nested or in turn.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Generator
 from contextlib import ContextDecorator
 from functools import wraps
 from typing import Any, Self, TypeVar, cast, overload
 
 from kiln import _core
+from kiln.errors import warn
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -46,12 +46,11 @@ class Mode(_core.ModeSwitch):
         Of a class it is the constructor, with a FutureWarning.
         """
         if isinstance(function, type):
-            warnings.warn(
+            warn(
                 "Decorating classes is deprecated and will be disabled in future versions. You should only "
                 "decorate functions or methods. To preserve the current behavior of class decoration, you "
                 "can directly decorate the `__init__` method and nothing else.",
                 FutureWarning,
-                stacklevel=3,
             )
         code = getattr(function, "__code__", None)
         if code is not None and code.co_flags & _GENERATOR:

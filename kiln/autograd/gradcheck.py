@@ -8,7 +8,6 @@ fast        v . (J u) for one u of each input and one v of each output: two call
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from kiln import ops
 from kiln._core import Tensor, float64
 from kiln.autograd.engine import grad
 from kiln.autograd.function import Function
+from kiln.errors import warn
 from kiln.late import later
 
 __all__ = ["GradcheckError", "gradcheck", "gradgradcheck"]
@@ -192,10 +192,9 @@ def _differentiated(given: tuple[Any, ...]) -> dict[int, Tensor]:
         )
     for k, x in leaves.items():
         if x.dtype != float64:
-            warnings.warn(
+            warn(
                 f"Input #{k} requires gradient and is not a double precision floating point or complex. This "
-                "check will likely fail if all the inputs are not of double precision floating point.",
-                stacklevel=3,
+                "check will likely fail if all the inputs are not of double precision floating point."
             )
         if x.numel() and any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape)):
             raise RuntimeError(

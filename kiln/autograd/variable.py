@@ -7,6 +7,7 @@ from typing import Any
 
 from kiln import _core, ops
 from kiln._core import Tensor
+from kiln.errors import warn
 
 __all__ = ["Variable", "VariableMeta"]
 
@@ -48,7 +49,11 @@ class Variable(metaclass=VariableMeta):
 
     _execution_engine = _Engine()
 
-    def __new__(cls, data: Tensor | None = None, requires_grad: bool = False) -> Tensor:  # type: ignore[misc]
+    def __new__(
+        cls, data: Tensor | None = None, requires_grad: bool = False, volatile: bool = False
+    ) -> Tensor:  # type: ignore[misc]
+        if volatile:
+            warn("volatile was removed and now has no effect. Use `with no_grad():` instead.")
         if data is not None and not isinstance(data, Tensor):
             raise TypeError(f"Variable data has to be a tensor, but got {type(data).__name__}")
         tensor: Tensor = ops.empty(0) if data is None else data.detach()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+from kiln.errors import warn
 
 _PRECISIONS = ("highest", "high", "medium")
 _IN_FULL = {"highest": "ieee", "high": "tf32", "medium": "bf16"}
@@ -74,6 +74,6 @@ def set_float32_matmul_precision(precision: str) -> None:
         raise RuntimeError(f"set_float32_matmul_precision expects a str, but got {given}")
     if precision not in _PRECISIONS:
         text = f"{precision} is not one of 'highest', 'high', or 'medium'; the current precision stays"
-        warnings.warn(text, UserWarning, stacklevel=2)
+        warn(text)
         return
     products._precision = precision

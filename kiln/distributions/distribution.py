@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
@@ -13,6 +12,7 @@ from kiln.autograd import no_grad
 from kiln.autograd.engine import grad
 from kiln.distributions import constraints
 from kiln.distributions.utils import lazy_property, logits_to_probs, probs_to_logits
+from kiln.errors import warn
 
 __all__ = ["Distribution", "ExponentialFamily"]
 
@@ -70,10 +70,9 @@ class Distribution:
             described = self.arg_constraints
         except NotImplementedError:
             described = {}
-            warnings.warn(
+            warn(
                 f"{type(self)} does not define `arg_constraints`. Please set `arg_constraints = {{}}` or "
-                "initialize the distribution with `validate_args=False` to turn off validation.",
-                stacklevel=4,
+                "initialize the distribution with `validate_args=False` to turn off validation."
             )
         for name, constraint in described.items():
             if constraints.is_dependent(constraint):
@@ -180,9 +179,7 @@ class Distribution:
 
     def sample_n(self, n: int) -> Tensor:
         """n draws: `sample((n,))`, which is to be preferred."""
-        warnings.warn(
-            "`sample_n(n)` will be deprecated. Use `sample((n,))` instead.", FutureWarning, stacklevel=2
-        )
+        warn("`sample_n(n)` will be deprecated. Use `sample((n,))` instead.", FutureWarning)
         return self.sample((n,))
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -240,10 +237,9 @@ class Distribution:
         try:
             support = self.support
         except NotImplementedError:
-            warnings.warn(
+            warn(
                 f"{type(self)} does not define `support` to enable sample validation. Please initialize the "
-                "distribution with `validate_args=False` to turn off validation.",
-                stacklevel=3,
+                "distribution with `validate_args=False` to turn off validation."
             )
             return
         if not support.check(value).all():

@@ -13,7 +13,6 @@ these q, and infinity where q gives no chance to what p may draw.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from functools import singledispatch
 from typing import Any
@@ -37,6 +36,7 @@ from kiln.distributions.vectors import (
     _batch_mahalanobis,
     half_log_det,
 )
+from kiln.errors import warn
 
 __all__ = ["kl_divergence", "register_kl"]
 
@@ -81,11 +81,10 @@ def _dispatch(type_p: type, type_q: type) -> Formula | None:
     by_p = min(fitting, key=lambda pair: (far_p(pair[0]), far_q(pair[1])))
     by_q = min(fitting, key=lambda pair: (far_q(pair[1]), far_p(pair[0])))
     if _REGISTERED[by_p] is not _REGISTERED[by_q]:
-        warnings.warn(
+        warn(
             f"Ambiguous kl_divergence({type_p.__name__}, {type_q.__name__}). Please register_kl("
             f"{by_p[0].__name__}, {by_q[1].__name__})",
             RuntimeWarning,
-            stacklevel=3,
         )
     return _REGISTERED[by_p]
 

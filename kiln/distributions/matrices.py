@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 from kiln import linalg, ops
@@ -15,6 +14,7 @@ from kiln.distributions.half_line import Chi2
 from kiln.distributions.unit_interval import Beta
 from kiln.distributions.utils import broadcast_all, broadcast_shapes, finfo
 from kiln.distributions.vectors import ByScaleTril, factor_of, given_matrix, half_log_det
+from kiln.errors import warn
 
 __all__ = ["LKJCholesky", "Wishart"]
 
@@ -102,10 +102,9 @@ class Wishart(ByScaleTril, ExponentialFamily):
             raise ValueError(f"Value of df={df} expected to be greater than ndim - 1 = {n - 1}.")
         setattr(self, name, matrix.expand((*batch_shape, *matrix.shape[-2:])))
         if bool((self.df < n).any()):
-            warnings.warn(
+            warn(
                 "Low df values detected. Singular samples are highly likely to occur for ndim - 1 < df < "
-                "ndim.",
-                stacklevel=2,
+                "ndim."
             )
         super().__init__(batch_shape, matrix.shape[-2:], validate_args=validate_args)
         self._unbroadcasted_scale_tril = factor_of(name, matrix)
@@ -158,7 +157,7 @@ class Wishart(ByScaleTril, ExponentialFamily):
         sample = self._bartlett(sample_shape)
         singular = ~self.support.check(sample)
         if bool(singular.any()):
-            warnings.warn("Singular sample detected.", stacklevel=2)
+            warn("Singular sample detected.")
             for _ in range(max_try_correction):
                 sample = ops.where(self._each(singular), self._bartlett(sample_shape), sample)
                 singular = ~self.support.check(sample)

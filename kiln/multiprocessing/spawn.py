@@ -11,10 +11,11 @@ import tempfile
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from typing import Any
+
+from kiln.errors import warn
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +140,7 @@ class SpawnContext(ProcessContext):
     """An old name of ProcessContext, with a warning."""
 
     def __init__(self, processes: Sequence[Any], error_files: Sequence[str]) -> None:
-        warnings.warn("SpawnContext is renamed to ProcessContext since 1.4 release.", stacklevel=2)
+        warn("SpawnContext is renamed to ProcessContext since 1.4 release.")
         super().__init__(processes, error_files)
 
 
@@ -192,10 +193,9 @@ def spawn(
     what it runs by `if __name__ == "__main__"`.
     """
     if start_method != "spawn":
-        warnings.warn(
+        warn(
             f"This method only supports start_method=spawn (got: {start_method}); use start_processes for "
             "others",
             FutureWarning,
-            stacklevel=2,
         )
     return start_processes(fn, args, nprocs, join, daemon, "spawn")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
+from kiln.errors import warn
 
 
 def get_enum(reduction: str) -> int:
     """PyTorch's number of a reduction: none 0, mean 1, sum 2. ValueError for another."""
     if reduction == "elementwise_mean":
-        warnings.warn(
-            "reduction='elementwise_mean' is deprecated. Please use reduction='mean' instead.", stacklevel=2
-        )
+        warn("reduction='elementwise_mean' is deprecated. Please use reduction='mean' instead.")
         return 1
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"{reduction} is not a valid value for reduction")
@@ -26,10 +24,7 @@ def legacy_get_string(size_average: bool | None, reduce: bool | None, emit_warni
     else:
         found = "sum" if size_average is False else "mean"
     if emit_warning:
-        warnings.warn(
-            f"size_average and reduce args will be deprecated, please use reduction='{found}' instead.",
-            stacklevel=3,
-        )
+        warn(f"size_average and reduce args will be deprecated, please use reduction='{found}' instead.")
     return found
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kiln import ops
 from kiln._core import Tensor
+from kiln.errors import warn
 from kiln.nn import functional
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
@@ -123,13 +124,26 @@ class CELU(_Exponential):
 
 
 class Hardtanh(_Activation):
-    """x within [min_val, max_val], elementwise."""
+    """x within [min_val, max_val], elementwise; `min_value` and `max_value` are old names of the two."""
 
     _function = functional.hardtanh
     _settings = ("min_val", "max_val", "inplace")
 
-    def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
+    def __init__(
+        self,
+        min_val: float = -1.0,
+        max_val: float = 1.0,
+        inplace: bool = False,
+        min_value: float | None = None,
+        max_value: float | None = None,
+    ) -> None:
         super().__init__()
+        if min_value is not None:
+            warn("keyword argument `min_value` is deprecated and renamed to `min_val`", FutureWarning)
+            min_val = min_value
+        if max_value is not None:
+            warn("keyword argument `max_value` is deprecated and renamed to `max_val`", FutureWarning)
+            max_val = max_value
         if not max_val > min_val:
             raise AssertionError(f"Hardtanh: expected max_val above min_val, got {max_val} and {min_val}")
         self.min_val = min_val

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
-from warnings import warn
 
 from kiln import _core
 from kiln._core import Tensor
 from kiln.autograd import Function
+from kiln.errors import warn
 
 Grads = tuple[Tensor | None, ...]
 
@@ -58,6 +58,11 @@ class Call:
         if isinstance(result, tuple):
             results, _ = _through(result, False, self._at_outputs)
             return type(result)(*results) if hasattr(result, "_fields") else results
+        if not isinstance(result, Tensor):
+            warn(
+                "For backward hooks to be called, module output should be a Tensor or a tuple of Tensors but "
+                f"received {type(result)}"
+            )
         return _through((result,), False, self._at_outputs)[0][0]
 
     def _at_outputs(self, grads: Any) -> Any:
@@ -66,6 +71,11 @@ class Call:
         if self.ends:
             self.grad_outputs = grads
             return grads
+        if self.after:
+            warn(
+                "Full backward hook is firing when gradients are computed with respect to module outputs "
+                "since no inputs require gradients: it is given None for them"
+            )
         for hook in self.after:
             came = hook(self.module, (None,) * self.inputs, grads)
             if came is not None and any(g is not None for g in came):
@@ -138,5 +148,4 @@ def watch_node(module: Any, hooks: Iterable[Callable[..., Any]], args: tuple[Any
             "and will be removed in future versions. This hook will be missing some grad_input. Please use "
             "register_full_backward_hook to get the documented behavior.",
             FutureWarning,
-            stacklevel=4,
         )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import operator
-import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, TypeVar, Union, cast, overload
 
 from kiln._core import Tensor
-from kiln.errors import describe, message
+from kiln.errors import describe, message, warn
 from kiln.nn.module import Module
 
 ListLike = TypeVar("ListLike", bound="_ModuleSequence")
@@ -216,12 +215,10 @@ class Container(Module):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__()
-        warnings.warn(
-            "nn.Container is deprecated. All of it's functionality is now implemented in nn.Module. "
-            "Subclass that "
-            "instead.",
+        warn(
+            "`nn.Container` is deprecated. All of its functionality is now implemented in `nn.Module`. "
+            "Subclass that instead.",
             FutureWarning,
-            stacklevel=2,
         )
         for name, module in kwargs.items():
             self.add_module(name, module)

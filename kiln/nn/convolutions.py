@@ -71,10 +71,10 @@ class _ConvNd(Module):
                 raise ValueError(f"Invalid padding string {padding!r}, should be one of {{'valid', 'same'}}")
             if padding == "same" and any(s != 1 for s in self._per_dim(stride)):
                 raise ValueError("padding='same' is not supported for strided convolutions")
-        if mode not in _MODES:
-            raise ValueError(f"padding_mode must be one of {set(_MODES)}, but got padding_mode='{mode}'")
         if self.transposed and mode != "zeros":
             raise ValueError(f'Only "zeros" padding mode is supported for {type(self).__name__}')
+        if mode not in _MODES:
+            raise ValueError(f"padding_mode must be one of {set(_MODES)}, but got padding_mode='{mode}'")
 
     def _per_dim(self, value: Numbers) -> tuple[int, ...]:
         return tuple(value) if isinstance(value, Sequence) else (value,) * self.dims

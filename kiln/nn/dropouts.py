@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from kiln import ops
 from kiln._core import Tensor
-from kiln.errors import describe, message
+from kiln.errors import describe, message, warn
 from kiln.nn.module import Module
 
 
@@ -44,6 +43,9 @@ def _channels(input: Tensor, p: float, training: bool, inplace: bool, batched: i
     return y if whole is input else y.squeeze(0)
 
 
+_SHAPES = "give the dims (N, C, ...), or take dropout, which knows no channels"
+
+
 def dropout1d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Each channel of (N, C, L) or (C, L) zeroed with probability p, the others divided by 1 - p.
 
@@ -60,7 +62,12 @@ def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
     Three dims are read as (N, C, L), as in PyTorch; a warning for other numbers of dims.
     """
     if input.ndim not in (3, 4):
-        warnings.warn(message("dropout2d", "3D or 4D input", f"a {input.ndim}D input"), stacklevel=2)
+        warn(f"dropout2d: Received a {input.ndim}-D input to dropout2d, which expects 3 or 4 dims; {_SHAPES}")
+    if input.ndim == 3:
+        warn(
+            "dropout2d: Received a 3D input to dropout2d and assuming that channel-wise 1D dropout behavior "
+            "is desired: it is read as (N, C, L); say so by dropout1d"
+        )
     return _channels(input, p, training, inplace, 0)
 
 
@@ -70,7 +77,7 @@ def dropout3d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
     A warning for other numbers of dims.
     """
     if input.ndim not in (4, 5):
-        warnings.warn(message("dropout3d", "4D or 5D input", f"a {input.ndim}D input"), stacklevel=2)
+        warn(f"dropout3d: Received a {input.ndim}-D input to dropout3d, which expects 4 or 5 dims; {_SHAPES}")
     return _channels(input, p, training, inplace, 5)
 
 

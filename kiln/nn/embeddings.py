@@ -56,7 +56,10 @@ class _Table(Module):
         if weight is None:
             made = ops.empty(num_embeddings, embedding_dim, device=device, dtype=dtype)
         elif tuple(weight.shape) != (num_embeddings, embedding_dim):
-            raise AssertionError(f"{name}: expected a weight of shape {(num_embeddings, embedding_dim)}")
+            raise AssertionError(
+                f"{name}: Shape of weight does not match num_embeddings and embedding_dim: expected "
+                f"{(num_embeddings, embedding_dim)}, got {tuple(weight.shape)}"
+            )
         else:
             made = weight
         self.weight = Parameter(made, requires_grad=not freeze)

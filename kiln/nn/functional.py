@@ -8,7 +8,6 @@ Reductions are "mean", "sum" or "none".
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from kiln import ops
 from kiln._core import Op, Tensor
 from kiln.absent import no_attribute
 from kiln.autograd import no_grad
-from kiln.errors import describe, message
+from kiln.errors import describe, message, warn
 from kiln.nn import _reduction as _flags
 from kiln.nn.ctc import ctc_loss as ctc_loss
 from kiln.nn.dropouts import alpha_dropout as alpha_dropout
@@ -195,8 +194,7 @@ def cross_entropy(
     input (N, C), (C) or (N, C, d...); target: class indices, or probabilities of input's shape. "mean"
     divides by the targets' weight, ignored ones left out.
     """
-    reduction = _flagged(size_average, reduce, reduction)
-    _reduction("cross_entropy", reduction)
+    reduction = _flagged(size_average, reduce, reduction, "cross_entropy")
     options: dict[str, Any] = {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
     loss: Tensor = ops.cross_entropy(input, target, **options, label_smoothing=label_smoothing)
     return loss
@@ -211,8 +209,7 @@ def mse_loss(
     weight: Tensor | None = None,
 ) -> Tensor:
     """(input - target)**2, averaged, summed or elementwise."""
-    reduction = _flagged(size_average, reduce, reduction)
-    _reduction("mse_loss", reduction)
+    reduction = _flagged(size_average, reduce, reduction, "mse_loss")
     _warn_of_broadcast(input, target)
     _weights(input, weight)
     loss: Tensor = ops.mse_loss(input, target, reduction, weight)
@@ -228,8 +225,7 @@ def l1_loss(
     weight: Tensor | None = None,
 ) -> Tensor:
     """|input - target|, averaged, summed or elementwise."""
-    reduction = _flagged(size_average, reduce, reduction)
-    _reduction("l1_loss", reduction)
+    reduction = _flagged(size_average, reduce, reduction, "l1_loss")
     _warn_of_broadcast(input, target)
     _weights(input, weight)
     loss: Tensor = ops.l1_loss(input, target, reduction, weight)
@@ -274,8 +270,7 @@ def nll_loss(
 
     "mean" divides by the targets' weight, ignored ones left out.
     """
-    reduction = _flagged(size_average, reduce, reduction)
-    _reduction("nll_loss", reduction)
+    reduction = _flagged(size_average, reduce, reduction, "nll_loss")
     loss: Tensor = ops.nll_loss(input, target, weight, ignore_index, reduction)
     return loss
 
@@ -293,8 +288,7 @@ def binary_cross_entropy_with_logits(
 
     `weight` scales every term, `pos_weight` those of the positive class; both broadcast.
     """
-    reduction = _flagged(size_average, reduce, reduction)
-    _reduction("binary_cross_entropy_with_logits", reduction)
+    reduction = _flagged(size_average, reduce, reduction, "binary_cross_entropy_with_logits")
     _same_sizes(input, target)
     loss: Tensor = ops.binary_cross_entropy_with_logits(input, target, weight, reduction, pos_weight)
     return loss
@@ -313,8 +307,7 @@ def binary_cross_entropy(
     `weight` scales every term and broadcasts. RuntimeError for what is no probability: the values are looked
     at, which ends a recording.
     """
-    reduction = _flagged(size_average, reduce, reduction)
-    _reduction("binary_cross_entropy", reduction)
+    reduction = _flagged(size_average, reduce, reduction, "binary_cross_entropy")
     if input.shape != target.shape:
         raise ValueError(
             f"Using a target size ({target.shape}) that is different to the input size ({input.shape}) is "
@@ -344,10 +337,9 @@ def kl_div(
     """
     reduction = _flagged(size_average, reduce, reduction)
     if reduction == "mean":
-        warnings.warn(
+        warn(
             "reduction: 'mean' divides the total loss by both the batch size and the support size. "
-            "'batchmean' divides only by the batch size, and aligns with the KL div math definition.",
-            stacklevel=2,
+            "'batchmean' divides only by the batch size, and aligns with the KL div math definition."
         )
     loss: Tensor = ops.kl_div(input, target, reduction, log_target)
     return loss
@@ -362,6 +354,24 @@ def unfold(
     """
     columns: Tensor = ops.im2col(input, kernel_size, dilation, padding, stride)
     return columns
+
+
+def upsample_nearest(
+    input: Tensor, size: Numbers | None = None, scale_factor: Numbers | None = None
+) -> Tensor:
+    """`interpolate` of mode "nearest" by its old name, which a warning says."""
+    warn("`nn.functional.upsample_nearest` is deprecated. Use `nn.functional.interpolate` instead.")
+    y: Tensor = ops.interpolate(input, size, scale_factor, "nearest")
+    return y
+
+
+def upsample_bilinear(
+    input: Tensor, size: Numbers | None = None, scale_factor: Numbers | None = None
+) -> Tensor:
+    """`interpolate` of mode "bilinear" with aligned corners by its old name, which a warning says."""
+    warn("`nn.functional.upsample_bilinear` is deprecated. Use `nn.functional.interpolate` instead.")
+    y: Tensor = ops.interpolate(input, size, scale_factor, "bilinear", True)
+    return y
 
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
@@ -380,21 +390,19 @@ def _dim(op: str, input: Tensor, dim: int | None) -> int:
     """The dim to normalise along; without one PyTorch's choice, with its warning."""
     if dim is not None:
         return dim
-    warnings.warn(
+    warn(
         f"Implicit dimension choice for {op} has been deprecated. Change the call to include dim=X as an "
-        "argument.",
-        stacklevel=3,
+        "argument."
     )
     return 0 if input.ndim in (0, 1, 3) else 1
 
 
 def _warn_of_broadcast(input: Tensor, target: Tensor) -> None:
     if input.shape != target.shape:
-        warnings.warn(
+        warn(
             f"Using a target size ({target.shape}) that is different to the input size ({input.shape}). "
             "This will likely lead to incorrect results due to broadcasting. Please ensure they have the "
-            "same size.",
-            stacklevel=3,
+            "same size."
         )
 
 
@@ -410,11 +418,16 @@ def _same_sizes(input: Tensor, target: Tensor) -> None:
         )
 
 
-def _flagged(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
-    """The reduction, or what the flags before it mean."""
-    if size_average is None and reduce is None:
-        return reduction
-    return _flags.legacy_get_string(size_average, reduce)
+def _flagged(size_average: bool | None, reduce: bool | None, reduction: str, op: str = "") -> str:
+    """The reduction, or what the flags before it mean; of an `op`, ValueError for any but the three."""
+    if size_average is not None or reduce is not None:
+        return _flags.legacy_get_string(size_average, reduce)
+    if op and reduction not in _REDUCTIONS:
+        try:
+            return _REDUCTIONS[_flags.get_enum(reduction)]
+        except ValueError as error:
+            raise ValueError(f"{op}: {error}, which is one of {_REDUCTIONS}") from None
+    return reduction
 
 
 def _with_flags(name: str, function: Any) -> Any:
@@ -427,11 +440,6 @@ def _with_flags(name: str, function: Any) -> Any:
 
     call.__doc__ = function.__doc__
     return _callables.named(name, call)
-
-
-def _reduction(op: str, reduction: str) -> None:
-    if reduction not in _REDUCTIONS:
-        raise ValueError(message(op, f"reduction in {_REDUCTIONS}", describe(reduction)))
 
 
 _callables.name_all(globals(), "kiln.nn")

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
-from warnings import warn
+
+from kiln.errors import warn
 
 _numbers = count()
 _LATER = object()
@@ -55,8 +56,7 @@ def call_after_error(
             except Exception as error:
                 warn(
                     "module forward hook with ``always_call=True`` raised an exception that was silenced as "
-                    f"another error was raised in forward: {error}",
-                    stacklevel=3,
+                    f"another error was raised in forward: {error}"
                 )
 
 

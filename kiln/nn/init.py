@@ -12,7 +12,6 @@ themselves start their bias by them.
 from __future__ import annotations
 
 import math
-import warnings
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,8 @@ from kiln import ops
 from kiln._core import Tensor
 from kiln.absent import hint_missing as _hint_missing
 from kiln.autograd import no_grad
-from kiln.errors import describe, message
+from kiln.errors import describe, message, warn
+from kiln.table import registry
 from kiln.table.callables import name_all
 
 if TYPE_CHECKING:
@@ -80,10 +80,9 @@ def trunc_normal_(
     taken. A warning where [a, b] is more than two `std` away from `mean`: few numbers stand for much then.
     """
     if not a - 2 * std <= mean <= b + 2 * std:
-        warnings.warn(
+        warn(
             "mean is more than 2 std from [a, b] in nn.init.trunc_normal_. "
-            "The distribution of values may be incorrect.",
-            stacklevel=2,
+            "The distribution of values may be incorrect."
         )
     low, high = (math.erf((end - mean) / std / math.sqrt(2.0)) for end in (a, b))
     drawn = ops.erfinv(_drawn(ops.rand, tensor, generator) * (high - low) + low)
@@ -144,7 +143,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1, generator: Generator | None = N
         return tensor
     drawn = _drawn(ops.randn, tensor, generator).reshape(tensor.shape[0], -1)
     rows, columns = drawn.shape
-    q, r = ops.qr(drawn.t() if rows < columns else drawn)
+    q, r = registry.function("linalg.qr")(drawn.t() if rows < columns else drawn)
     q = q * ops.sign(ops.diagonal(r))
     return _fill(tensor, (q.t() if rows < columns else q).reshape(tensor.shape) * gain)
 
@@ -180,7 +179,7 @@ def kaiming_uniform_(
 ) -> Tensor:
     """Uniform in +-gain sqrt(3 / fan); `a` is leaky_relu's negative slope, `mode` "fan_in" or "fan_out"."""
     if tensor.numel() == 0:
-        warnings.warn("Initializing zero-element tensors is a no-op", stacklevel=2)
+        warn("Initializing zero-element tensors is a no-op")
         return tensor
     bound = math.sqrt(3.0) * _kaiming_std(tensor, a, mode, nonlinearity)
     return uniform_(tensor, -bound, bound, generator)
@@ -195,7 +194,7 @@ def kaiming_normal_(
 ) -> Tensor:
     """Normal with std gain / sqrt(fan)."""
     if tensor.numel() == 0:
-        warnings.warn("Initializing zero-element tensors is a no-op", stacklevel=2)
+        warn("Initializing zero-element tensors is a no-op")
         return tensor
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
 
@@ -250,9 +249,7 @@ def _old(name: str) -> Any:
 
     @wraps(new)
     def call(*args: Any, **kwargs: Any) -> Any:
-        warnings.warn(
-            f"`nn.init.{name}` is now deprecated in favor of `nn.init.{name}_`.", FutureWarning, stacklevel=2
-        )
+        warn(f"`nn.init.{name}` is now deprecated in favor of `nn.init.{name}_`.", FutureWarning)
         return new(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = name

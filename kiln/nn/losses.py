@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-
 from kiln._core import Tensor
+from kiln.errors import warn
 from kiln.nn import functional
 from kiln.nn._reduction import legacy_get_string
 from kiln.nn.ctc import Lengths, ctc_loss
@@ -100,10 +99,9 @@ class NLLLoss2d(NLLLoss):
         reduce: bool | None = None,
         reduction: str = "mean",
     ) -> None:
-        warnings.warn(
-            "NLLLoss2d has been deprecated. Please use NLLLoss instead as a drop-in replacement.",
+        warn(
+            "`NLLLoss2d` has been deprecated. Please use `NLLLoss` instead as a drop-in replacement.",
             FutureWarning,
-            stacklevel=2,
         )
         super().__init__(weight, size_average, ignore_index, reduce, reduction)
 

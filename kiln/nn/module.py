@@ -147,7 +147,10 @@ class Module(Calls, State):
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Own `tensor` under `name` without training it; `persistent=False` keeps it out of state_dict."""
         if tensor is not None and not isinstance(tensor, Tensor):
-            raise TypeError(message(f"register_buffer('{name}')", "a tensor or None", describe(tensor)))
+            raise TypeError(
+                f"register_buffer: cannot assign '{type(tensor).__name__}' object to buffer '{name}' (a "
+                "tensor or None required)"
+            )
         self._own("_buffers", name, tensor)
         self._keep(name, persistent)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kiln import ops
 from kiln._core import Size, Tensor
+from kiln.errors import warn
 from kiln.nn import init
 from kiln.nn.dropouts import dropout
 from kiln.nn.layers import Linear
@@ -183,6 +184,11 @@ def multi_head_attention_forward(
         "`generate_square_subsequent_mask` to create this mask.",
         RuntimeError,
     )
+    if key_padding_mask is not None and attn_mask is not None and key_padding_mask.dtype != attn_mask.dtype:
+        warn(
+            "Support for mismatched key_padding_mask and attn_mask is deprecated. Use same type for both "
+            "instead."
+        )
     padding = added_mask(key_padding_mask, "key_padding_mask", query.dtype)
     causal = is_causal and padding is None and not need_weights  # a hint: else the mask says the same
     mask = None if causal else added_mask(attn_mask, "attn_mask", query.dtype)

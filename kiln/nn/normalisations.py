@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kiln import _core, ops
 from kiln._core import Tensor
+from kiln.errors import warn
 from kiln.nn import functional, init
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
@@ -344,10 +345,16 @@ class _InstanceNorm(_NormBase):
     def forward(self, input: Tensor) -> Tensor:
         self._check_dims(input)
         items = input if input.ndim == self.dims[1] else input.unsqueeze(0)
-        if self.affine and items.shape[1] != self.num_features:
-            raise ValueError(
-                f"expected input's size at dim={input.ndim - self.dims[0]} to match num_features "
-                f"({self.num_features}), but got: {items.shape[1]}."
+        if items.shape[1] != self.num_features:
+            dim = input.ndim - self.dims[0]
+            if self.affine:
+                raise ValueError(
+                    f"expected input's size at dim={dim} to match num_features ({self.num_features}), but "
+                    f"got: {items.shape[1]}."
+                )
+            warn(
+                f"input's size at dim={dim} does not match num_features. You can silence this warning by not "
+                "passing in num_features, which is not used because affine=False"
             )
         y: Tensor = functional.instance_norm(
             items, self.running_mean, self.running_var, self.weight, self.bias,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING, Any, Union, overload
 
 from kiln import ops
 from kiln._core import Tensor, modes
+from kiln.errors import warn
 from kiln.nn import init
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
@@ -71,10 +71,9 @@ class RNNBase(Module):
         flags = {"bias": bias, "batch_first": batch_first}
         _check_sizes(mode, {**sizes, "proj_size": proj_size}, dropout, flags)
         if dropout > 0 and num_layers == 1:
-            warnings.warn(
+            warn(
                 "dropout option adds dropout after all but last recurrent layer, so non-zero dropout expects "
-                f"num_layers greater than 1, but got dropout={dropout} and num_layers={num_layers}",
-                stacklevel=2,
+                f"num_layers greater than 1, but got dropout={dropout} and num_layers={num_layers}"
             )
         self.mode = mode
         self.input_size = input_size

@@ -7,7 +7,7 @@ from typing import Any
 
 from kiln import ops
 from kiln._core import Tensor
-from kiln.errors import describe, message
+from kiln.errors import describe, message, warn
 from kiln.nn.module import Module
 
 
@@ -19,6 +19,8 @@ def gumbel_softmax(
     `hard`: one-hot, with the gradient of the soft sample. `eps` does nothing, as in PyTorch. IndexError for a
     dim out of range.
     """
+    if eps != 1e-10:
+        warn("`eps` parameter is deprecated and has no effect.")
     noise = -ops.empty_like(logits.detach()).exponential_().log()
     soft: Tensor = ops.softmax((logits + noise) / tau, dim)
     if not hard:
@@ -50,11 +52,9 @@ def triplet_margin_with_distance_loss(
         raise ValueError(f"margin must be greater than 0, got {margin}")
     if not anchor.ndim == positive.ndim == negative.ndim:
         raise RuntimeError(
-            message(
-                "triplet_margin_with_distance_loss",
-                "anchor, positive and negative of one number of dims",
-                f"{anchor.ndim}D, {positive.ndim}D and {negative.ndim}D",
-            )
+            "triplet_margin_with_distance_loss: The anchor, positive, and negative tensors are expected "
+            f"to have the same number of dimensions, but got: anchor {anchor.ndim}D, positive "
+            f"{positive.ndim}D, and negative {negative.ndim}D inputs"
         )
     distance: Any = ops.pairwise_distance if distance_function is None else distance_function
     far = distance(anchor, negative)

@@ -10,7 +10,6 @@ wrote.
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 from kiln._core import Tensor
 from kiln.autograd import no_grad
-from kiln.errors import describe
+from kiln.errors import describe, warn
 from kiln.nn.hooks import RemovableHandle
 from kiln.nn.parameter import Parameter, is_lazy
 
@@ -93,11 +92,10 @@ class State:
     ) -> dict[str, Any]:
         """Parameters and persistent buffers by dotted name: detached unless `keep_vars`, sharing memory."""
         if args:
-            warnings.warn(
+            warn(
                 "Positional args are being deprecated, use kwargs instead: state_dict(destination=, prefix=, "
                 "keep_vars=)",
                 FutureWarning,
-                stacklevel=2,
             )
             given = dict(zip(("destination", "prefix", "keep_vars"), args))
             destination = given.get("destination", destination)

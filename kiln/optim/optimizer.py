@@ -5,7 +5,6 @@ What kiln's own optimizers share beyond that is in stepping.py.
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
@@ -15,7 +14,7 @@ from typing import Any, TypeVar, Union, overload
 
 from kiln import _core
 from kiln._core import Tensor
-from kiln.errors import describe, message, shorten
+from kiln.errors import describe, message, shorten, warn
 from kiln.nn.hooks import RemovableHandle
 
 Group = dict[str, Any]
@@ -187,10 +186,9 @@ class Optimizer:
         """No parameter twice, names in all groups or in none."""
         params = {id(p) for p in group["params"]}
         if len(params) != len(group["params"]):
-            warnings.warn(
+            warn(
                 "optimizer contains a parameter group with duplicate parameters; each is updated as often "
-                "as it is there",
-                stacklevel=4,
+                "as it is there"
             )
         for other in self.param_groups:
             if ("param_names" in group) != ("param_names" in other):

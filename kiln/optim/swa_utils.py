@@ -11,7 +11,6 @@ from typing import Any, Union
 from kiln import ops
 from kiln._core import Tensor, int64
 from kiln.autograd import no_grad
-from kiln.errors import describe, message
 from kiln.nn import Module
 from kiln.nn.normalisations import _BatchNorm
 from kiln.optim.lr_scheduler.base import LRScheduler, per_group
@@ -199,7 +198,7 @@ class SWALR(LRScheduler):
         last_epoch: int = -1,
     ) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(message("SWALR", "an Optimizer", describe(optimizer)))
+            raise TypeError(f"SWALR: {type(optimizer).__name__} is not an Optimizer")
         rates = per_group("swa_lr", optimizer, swa_lr)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["swa_lr"] = rate

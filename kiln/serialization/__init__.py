@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import ModuleType
 from typing import IO, Any
-from warnings import warn
 
 from kiln import _core
 from kiln.absent import hint_missing as _hint_missing
-from kiln.errors import describe, message
+from kiln.errors import describe, message, warn
 from kiln.files import write_atomically, write_to
 from kiln.ops.views.storage import UntypedStorage
 from kiln.serialization.listing import get_unsafe_globals_in_checkpoint
@@ -121,7 +120,7 @@ def load(
     if mmap and not isinstance(f, (str, os.PathLike)):
         raise ValueError("f must be a file path in order to use the mmap argument")
     if safe and pickle_load_args:
-        warn("pickle_load_args only works if `weights_only=False`.", stacklevel=2)
+        warn("pickle_load_args only works if `weights_only=False`.")
     options = {"encoding": "utf-8", **pickle_load_args}
     how = How(map_location, None if safe else pickle_module or pickle, options, bool(mmap))
     with ExitStack() as stack:

@@ -133,7 +133,8 @@ def normalize_dims(dim: Any, ndim: int, op: str) -> tuple[int, ...]:
         return tuple(range(ndim))
     dims = [normalize_dim(d, ndim, op) for d in (dim if isinstance(dim, (tuple, list)) else (dim,))]
     if len(set(dims)) != len(dims):
-        raise RuntimeError(f"{op}: dim {dim} appears multiple times in the list of dims")
+        twice = next(d for k, d in enumerate(dims) if d in dims[:k])
+        raise RuntimeError(f"{op}: dim {twice} appears multiple times in the list of dims")
     if not dims:
         return tuple(range(ndim))
     return tuple(sorted(dims)) if ndim else ()

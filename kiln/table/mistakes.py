@@ -24,6 +24,7 @@ from kiln import _core
 from kiln.errors import entries, is_own, shorten, whole_tracebacks
 from kiln.graph.verify import VerifyError
 from kiln.table.meanings import LETTERS, TYPE_OF
+from kiln.table.old_orders import in_todays_order
 from kiln.table.public import FACTS
 
 _RAISE = (dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"])
@@ -44,8 +45,14 @@ _ANNOTATED = {"int": "int", "float": "float", "bool": "bool", "str": "str", "Non
 
 def describe_error(
     callable: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
-) -> BaseException:
-    """The error to raise for a call of a public function or op."""
+) -> BaseException | tuple[tuple[Any, ...], dict[str, Any]]:
+    """The error to raise for a call of a public function or op; or the arguments it is to be called with
+    instead, where these were in an order that was before.
+    """
+    if isinstance(callable, _core.Op) and isinstance(error, TypeError):
+        today = in_todays_order(callable.__name__, args, kwargs)
+        if today is not None:
+            return today
     if whole_tracebacks():
         return error
     frames = entries(error.__traceback__)
@@ -126,6 +133,8 @@ def _few_dims(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str |
     if not shapes:
         return None
     shape = [*min(shapes, key=lambda s: len(s))]
+    if not shape:
+        return f"{name}(): Dimension specified as 0 but tensor has no dimensions"
     return f"{name}(): Dimension out of range: a tensor of shape {shape} has too few dimensions"
 
 
@@ -235,7 +244,10 @@ def _of_constructor(callable: Any) -> int:
 
 def _do_not_fit(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], taken: list[str]) -> str:
     given = ", ".join([_shown(v) for v in args] + [f"{k}={_shown(v)}" for k, v in kwargs.items()])
-    return f"{name}(): the arguments do not fit: got ({given}), expected ({', '.join(taken)})"
+    return (
+        f"{name}() received an invalid combination of arguments - got ({given}), but expected "
+        f"({', '.join(taken)})"
+    )
 
 
 def _starred(callable: Any) -> list[str]:

@@ -19,20 +19,23 @@ namespace detail {
 
 struct DTypeFacts {
     const char* name;
+    const char* scalar_type;  // as PyTorch's messages name it
     Kind kind;
     uint8_t itemsize;  // bytes
 };
 
 inline constexpr DTypeFacts dtype_facts[dtype_count] = {
-    {"bool", Kind::bool_, 1},     {"uint8", Kind::uint_, 1},     {"int8", Kind::int_, 1},
-    {"int16", Kind::int_, 2},     {"int32", Kind::int_, 4},      {"int64", Kind::int_, 8},
-    {"float16", Kind::float_, 2}, {"bfloat16", Kind::float_, 2}, {"float32", Kind::float_, 4},
-    {"float64", Kind::float_, 8},
+    {"bool", "Bool", Kind::bool_, 1},      {"uint8", "Byte", Kind::uint_, 1},
+    {"int8", "Char", Kind::int_, 1},       {"int16", "Short", Kind::int_, 2},
+    {"int32", "Int", Kind::int_, 4},       {"int64", "Long", Kind::int_, 8},
+    {"float16", "Half", Kind::float_, 2},  {"bfloat16", "BFloat16", Kind::float_, 2},
+    {"float32", "Float", Kind::float_, 4}, {"float64", "Double", Kind::float_, 8},
 };
 
 }  // namespace detail
 
 constexpr const char* name(DType dtype) { return detail::dtype_facts[int(dtype)].name; }
+constexpr const char* scalar_type(DType dtype) { return detail::dtype_facts[int(dtype)].scalar_type; }
 constexpr Kind kind(DType dtype) { return detail::dtype_facts[int(dtype)].kind; }
 constexpr size_t itemsize(DType dtype) { return detail::dtype_facts[int(dtype)].itemsize; }
 constexpr bool is_float(DType dtype) { return kind(dtype) == Kind::float_; }

@@ -98,8 +98,9 @@ void Arguments::bind(PyObject* const* args, size_t count, PyObject* names) {
     const auto& params = *self_.params;
     if (count > params.size()) {
         bool sizes = !params.empty() && params.back().kind == 'Z';
-        KILN_CHECK(sizes, type, self_.op->name, "() takes ", params.size(), " positional arguments but ",
-                   count, " were given");
+        KILN_CHECK(sizes, type, self_.op->name, "() takes ", params.size(),
+                   params.size() == 1 ? " positional argument but " : " positional arguments but ", count,
+                   " were given");
     }
     size_t last = params.size();
     if (last && params.back().kind == 'Z' && count >= last &&

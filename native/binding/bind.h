@@ -191,7 +191,8 @@ PyObject* call_cast(PyObject* callable, PyObject* const* args, size_t flags, PyO
 
 // What a vectorcall was given, as a tuple and a dict.
 std::pair<Object, Object> python_arguments(PyObject* const* args, Py_ssize_t count, PyObject* names);
-// The error that is set, in terms of a call that failed (kiln/table/mistakes.py). Returns null.
+// The error that is set, in terms of a call that failed (kiln/table/mistakes.py): null is returned. Or the
+// result of the call that arguments in an older order mean.
 PyObject* describe_error(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names);
 // The views of x along a dim: a range, or one place without the dim.
 TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step);

@@ -227,6 +227,8 @@ PyObject* describe_error(PyObject* callable, PyObject* const* args, size_t flags
         return PyObject_CallFunctionObjArgs(describer, callable, positional.get(), keywords.get(),
                                             error.get(), nullptr);
     }));
+    if (raised && PyTuple_CheckExact(raised.get()))  // the arguments in today's order, and keywords
+        return PyObject_Call(callable, PyTuple_GET_ITEM(raised.get(), 0), PyTuple_GET_ITEM(raised.get(), 1));
     if (!raised) PyErr_Clear();  // the error as it was
     if (!raised || !PyExceptionInstance_Check(raised.get())) raised = std::move(error);
     PyErr_Restore(Py_NewRef(reinterpret_cast<PyObject*>(Py_TYPE(raised.get()))), Py_NewRef(raised.get()),

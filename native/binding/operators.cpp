@@ -216,7 +216,16 @@ PyObject* tensor_int(PyObject* self) {
     Number n = single(self, "int()");
     return n.kind == Kind::float_ ? PyLong_FromDouble(n.real) : PyLong_FromLongLong(n.integer);
 }
-PyObject* tensor_float(PyObject* self) { return PyFloat_FromDouble(single(self, "float()").as_double()); }
+PyObject* tensor_float(PyObject* self) {
+    Number n = single(self, "float()");
+    if (tensor_of(self).requires_grad() &&
+        PyErr_WarnEx(PyExc_UserWarning,
+                     "Converting a tensor with requires_grad=True to a scalar may lead to unexpected "
+                     "behavior.\nConsider using tensor.detach() first.",
+                     1) < 0)
+        return nullptr;
+    return PyFloat_FromDouble(n.as_double());
+}
 PyObject* tensor_index(PyObject* self) {
     const Tensor& x = tensor_of(self);
     KILN_CHECK(!is_float(x.dtype) && x.numel == 1, type,

@@ -52,7 +52,8 @@ TensorRef full_like(const Tensor& x, double value) {
 
 void expect_castable(const Fn& fn, DType result, DType target) {
     KILN_CHECK(fn.op == core_fns().convert[0]->op || can_cast(result, target), runtime, fn.name,
-               ": result type ", name(result), " can't be cast to the desired output type ", name(target));
+               ": result type ", scalar_type(result), " can't be cast to the desired output type ",
+               scalar_type(target));
 }
 
 Results execute(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import Union
 
 from kiln import ops
 from kiln._core import Tensor
 from kiln.autograd import no_grad
-from kiln.errors import describe, message
+from kiln.errors import describe, message, warn
 
 Parameters = Union[Tensor, Iterable[Tensor]]
 
@@ -88,10 +87,9 @@ def clip_grad_norm(
     foreach: bool | None = None,
 ) -> Tensor:
     """`clip_grad_norm_` under its old name, which a FutureWarning says."""
-    warnings.warn(
+    warn(
         "`kiln.nn.utils.clip_grad_norm` is now deprecated in favor of `kiln.nn.utils.clip_grad_norm_`.",
         FutureWarning,
-        stacklevel=2,
     )
     total: Tensor = clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
     return total
@@ -114,6 +112,8 @@ def _scale(grads: list[Tensor], max_norm: float, total: Tensor) -> None:
 def _grads(parameters: Parameters) -> list[Tensor]:
     """The gradients that exist."""
     held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    if not held and isinstance(parameters, Generator):
+        warn("`parameters` is an empty generator, no gradient clipping will occur.")
     for value in held:
         if not isinstance(value, Tensor):
             raise TypeError(message("clip_grad", "parameters", describe(value)))

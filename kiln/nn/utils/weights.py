@@ -6,12 +6,12 @@ every forward. `parametrizations` has those that are properties.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from kiln import ops
 from kiln._core import Tensor
 from kiln.autograd import no_grad
+from kiln.errors import warn
 from kiln.nn.convolutions import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
@@ -181,10 +181,9 @@ def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Mo
     `weight_v` may have any length and is at first the weight as it was. The norm is taken over all dims but
     `dim` (None: all). Deprecated for `parametrizations.weight_norm`, which a FutureWarning says.
     """
-    warnings.warn(
+    warn(
         "`kiln.nn.utils.weight_norm` is deprecated in favor of `kiln.nn.utils.parametrizations.weight_norm`.",
         FutureWarning,
-        stacklevel=2,
     )
     return WeightNorm(name, dim).attach(module)
 

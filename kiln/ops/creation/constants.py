@@ -407,6 +407,16 @@ def arange(
     return settle(run(progression, start, step, (count,), name), requires_grad, device, "arange", options)
 
 
+def expect_numbers(op: str, start: Any, end: Any) -> None:
+    """RuntimeError unless both are numbers or tensors without dims."""
+    ends = [x.ndim if isinstance(x, _core.Tensor) else 0 for x in (start, end)]
+    if any(ends):
+        raise RuntimeError(
+            f"{op} only supports 0-dimensional start and end tensors, but got start with {ends[0]} "
+            f"dimension(s) and end with {ends[1]} dimension(s)."
+        )
+
+
 @public("linspace", method=False, dtypes="all", differentiable=False)
 def linspace(
     start: Any,
@@ -427,6 +437,7 @@ def linspace(
     if steps < 0:
         raise RuntimeError("number of steps must be non-negative")
     name = chosen_dtype(dtype, None, options)
+    expect_numbers("linspace", start, end)
     first, last = (float(number_of(x)) for x in (start, end))
     if name not in kinds.FLOATS:
         first, last = float(int(first)), float(int(last))
@@ -450,6 +461,9 @@ def eye(
     tensor([[1., 0.],
             [0., 1.]])
     """
+    for name, size in (("n", n), ("m", m)):
+        if isinstance(size, int) and size < 0:
+            raise RuntimeError(f"{name} must be greater or equal to 0, got {size}")
     sizes = sizes_given((n, n if m is None else m), "eye")
     name = chosen_dtype(dtype, None, options)
     return settle(run(identity, sizes, name), requires_grad, device, "eye", options)

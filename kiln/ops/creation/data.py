@@ -6,7 +6,7 @@ from copy import deepcopy as deep_copy
 from typing import Any
 
 from kiln import _core
-from kiln.errors import describe, message
+from kiln.errors import describe, message, warn
 from kiln.ops.creation.constants import settle
 from kiln.ops.elementwise.arithmetic import clone, convert
 from kiln.table.arguments import dtype_name
@@ -66,6 +66,10 @@ def tensor(
     """
     data = _as_array(data)
     if isinstance(data, _core.Tensor):
+        warn(
+            "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
+            "sourceTensor.detach().clone().requires_grad_(True), rather than torch.tensor(sourceTensor)."
+        )
         result = clone(data.detach())
     elif _is_buffer(data):
         result = _from_array(data)

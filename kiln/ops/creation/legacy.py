@@ -11,7 +11,7 @@ from typing import Any
 
 from kiln import _core
 from kiln.device import device as Device
-from kiln.errors import describe, message
+from kiln.errors import describe, message, warn
 from kiln.ops.creation.constants import empty, sizes_given
 from kiln.ops.creation.data import as_tensor
 from kiln.ops.creation.data import tensor as make_tensor
@@ -141,8 +141,14 @@ class BoolTensor(metaclass=TensorType, dtype="bool"):
 def set_default_tensor_type(t: Any) -> None:
     """Sets the default dtype by its old name, "kiln.DoubleTensor", or class. TypeError for no float's.
 
+    Deprecated, which a warning says.
+
     >>> kiln.set_default_tensor_type(kiln.FloatTensor)
     """
+    warn(
+        "torch.set_default_tensor_type() is deprecated as of PyTorch 2.1, please use "
+        "torch.set_default_dtype() and torch.set_default_device() as alternatives."
+    )
     _core.set_default_dtype(t.dtype if isinstance(t, TensorType) else named_dtype(t))
 
 

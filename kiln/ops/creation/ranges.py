@@ -6,10 +6,12 @@ import math
 from typing import Any
 
 from kiln import _core
+from kiln.errors import warn
 from kiln.ops.creation.constants import (
     chosen_dtype,
     empty,
     even_steps,
+    expect_numbers,
     full_,
     number_of,
     progression,
@@ -47,6 +49,7 @@ def logspace(
     if steps < 0:
         raise RuntimeError("number of steps must be non-negative")
     name = chosen_dtype(dtype, None, options)
+    expect_numbers("logspace", start, end)
     exponents = run(even_steps, float(number_of(start)), float(number_of(end)), (steps,), "float64")
     return _finished(pow(float(base), exponents), name, "logspace", options)
 
@@ -54,11 +57,15 @@ def logspace(
 @public("range", method=False, dtypes="all", differentiable=False)
 def range_(start: Any = 0, end: Any = None, step: Any = 1, *, dtype: Any = None, **options: Any) -> Any:
     """start, start + step, ... up to `end`, which is included; floats unless a dtype is given. As `arange`
-    otherwise, which is what to use.
+    otherwise, which is what to use: a warning says so.
 
     >>> kiln.range(0, 2)
     tensor([0., 1., 2.])
     """
+    warn(
+        "torch.range is deprecated and will be removed in a future release because its end is not Python's: "
+        "use arange, which gives the values of [start, end)"
+    )
     start, end, step = number_of(start), number_of(end), number_of(step)
     if end is None:
         start, end = 0, start

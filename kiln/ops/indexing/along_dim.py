@@ -59,9 +59,14 @@ def _check_source(x: Tensor, dim: int, index: Any, source: Tensor, op: str) -> N
             f"({source.shape[dim]})"
         )
     if tuple(source.shape) != tuple(wanted):
+        if source.ndim == len(wanted) and source.shape[dim] != index.shape[0]:
+            raise RuntimeError(
+                f"{op}(): Number of indices ({index.shape[0]}) should be equal to source.size(dim): "
+                f"({source.shape[dim]}), for dim: {dim}"
+            )
         raise RuntimeError(
-            f"{op}(): expected a source of shape {list(wanted)} for self {list(x.shape)}, dim {dim} and an "
-            f"index of {index.shape[0]}, got {list(source.shape)}"
+            f"{op}(): source tensor shape must match self tensor shape, excluding the specified dimension. "
+            f"Got self.shape = {list(x.shape)} source.shape = {list(source.shape)}"
         )
 
 

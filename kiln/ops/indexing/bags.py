@@ -47,7 +47,12 @@ def _check_bag(input: Tensor, offsets: Tensor, weights: Tensor, mode: str) -> No
             f"embedding_bag: per_sample_weights is only supported for mode='sum' (got mode='{mode}')"
         )
     if (offsets is None) != (input.ndim == 2):
-        raise ValueError(message("embedding_bag", "offsets for 1D input alone", describe(offsets)))
+        if offsets is not None:
+            raise ValueError(
+                "embedding_bag: if input is 2D, then offsets has to be None, as its rows are the bags; got "
+                f"{describe(offsets)}"
+            )
+        raise ValueError("embedding_bag: offsets has to be a 1D Tensor but got None")
     if offsets is None:
         return
     if offsets.ndim != 1:

@@ -117,6 +117,8 @@ def check_index(op: str, input: Tensor, dim: int, index: Any, src: Tensor | None
             if src is None
             else "Index tensor must have the same number of dimensions as self tensor"
         )
+    if src is not None and max(index.ndim, 1) != max(src.ndim, 1):
+        raise RuntimeError("Index tensor must have the same number of dimensions as src tensor")
     for k, (have, limit) in enumerate(zip(index.shape, input.shape)):
         if k != dim and isinstance(have, int) and isinstance(limit, int) and have > limit:
             raise RuntimeError(

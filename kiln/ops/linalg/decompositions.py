@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kiln.errors import warn
 from kiln.ops.creation import constants
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
@@ -96,6 +97,7 @@ def cholesky_of(input: Any, upper: bool = False, *, out: Any = None) -> Any:
     >>> kiln.cholesky(kiln.eye(1))
     tensor([[1.]])
     """
+    warn("torch.cholesky is deprecated in favor of torch.linalg.cholesky, whose `upper` is a keyword")
     return given(_cholesky_or_error(input, upper, "cholesky"), out)
 
 
@@ -426,6 +428,7 @@ def qr_of(input: Any, some: bool = True, *, out: Any = None) -> Any:
     tensor([[1., 0.],
             [0., 1.]])
     """
+    warn('torch.qr is deprecated in favor of torch.linalg.qr, with mode="complete" for some=False')
     result = named("qr", "Q R", *_qr(input, "reduced" if some else "complete"))
     return result if out is None else type(result)(*p.written(result, out))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kiln.errors import warn
 from kiln.ops.linalg import lapack
 from kiln.ops.linalg.decompositions import qr, svd_parts
 from kiln.ops.linalg.matrices import householder_product, lu_factor, lu_factor_ex
@@ -189,6 +190,16 @@ def ormqr(
     tensor([[5.],
             [0.]])
     """
+    if input.ndim < 2 or other.ndim < 2:
+        which = "input" if input.ndim < 2 else "other"
+        raise RuntimeError(f"ormqr: {which} must have at least 2 dimensions.")
+    size = min(other.shape[-2 if left else -1], input.shape[-1])
+    if tau.shape[-1:] != (size,):
+        across = "other.shape[-2]" if left else "other.shape[-1]"
+        raise RuntimeError(
+            f"ormqr: tau.shape[-1] must be equal to min({across}, input.shape[-1]): expected {size}, got "
+            f"{tau.shape[-1] if tau.ndim else 'no dims'}"
+        )
     check(input, "ormqr", False)
     m, n = input.shape[-2:]
     square = input
@@ -221,6 +232,7 @@ def lu(A: Any, pivot: bool = True, get_infos: bool = False, out: Any = None) -> 
     >>> kiln.lu(kiln.tensor([[0.0, 1.0], [2.0, 0.0]]))[1]
     tensor([2, 2], dtype=kiln.int32)
     """
+    warn("torch.lu is deprecated in favor of torch.linalg.lu_factor and torch.linalg.lu_factor_ex")
     if get_infos:
         return named("_lu_with_info", "LU pivots info", *lu_factor_ex(A, pivot=pivot, out=out))
     return tuple(lu_factor(A, pivot=pivot, out=out))

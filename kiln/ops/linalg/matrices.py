@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kiln.errors import warn
 from kiln.ops.creation import constants
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
@@ -214,6 +215,7 @@ def lu_solve_of(b: Any, LU_data: Any, LU_pivots: Any, *, out: Any = None) -> Any
     >>> kiln.lu_solve(kiln.ones(1, 1), *kiln.linalg.lu_factor(kiln.full((1, 1), 2.0)))
     tensor([[0.5000]])
     """
+    warn("torch.lu_solve is deprecated in favor of torch.linalg.lu_solve, which takes b last")
     return lu_solve(LU_data, LU_pivots, b, out=out)
 
 
@@ -235,6 +237,9 @@ def triangular_solve(
     >>> kiln.triangular_solve(kiln.ones(1, 1), kiln.full((1, 1), 2.0)).solution
     tensor([[0.5000]])
     """
+    warn(
+        "torch.triangular_solve is deprecated in favor of torch.linalg.solve_triangular, which takes A first"
+    )
     check(A, "triangular_solve")
     same(A, b, "triangular_solve")
     _check_sides(A, b, True, "triangular_solve")

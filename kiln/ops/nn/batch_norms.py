@@ -130,8 +130,9 @@ def batch_norm(
     """
     own = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
     _check(input, own, training)
-    if eps < 0:
-        raise ValueError(f"batch_norm eps must be non-negative, but got {eps}")
+    if eps <= 0 and (training or eps < 0):
+        least = "positive during training" if training else "non-negative"
+        raise ValueError(f"batch_norm eps must be {least}, but got {eps}")
     if not training:
         return normalize_by.handle(input, running_mean, running_var, weight, bias, eps)
     y, mean, var = normalize_batch.handle(input, weight, bias, eps)

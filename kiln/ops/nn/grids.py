@@ -6,11 +6,11 @@ gathered and weighed. So both derivatives are those of gathers, products and sum
 
 from __future__ import annotations
 
-import warnings
 from itertools import product as each
 from types import ModuleType
 from typing import Any
 
+from kiln.errors import warn
 from kiln.graph.size import product
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise.elementary import floor, round
@@ -190,11 +190,10 @@ _MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "ref
 
 def _corners(given: bool | None) -> bool:
     if given is None:
-        warnings.warn(
+        warn(
             "Default grid_sample and affine_grid behavior has changed to align_corners=False since 1.3.0. "
             "Please specify align_corners=True if the old behavior is desired. See the documentation of "
-            "grid_sample for details.",
-            stacklevel=3,
+            "grid_sample for details."
         )
     return bool(given)
 
@@ -357,10 +356,9 @@ def affine_grid(theta: Any, size: Any, align_corners: bool | None = None) -> Any
         f"[{shape[0]}, {dims + 1}].",
     )
     if corners and 1 in size[2:]:
-        warnings.warn(
+        warn(
             "Since version 1.3.0, affine_grid behavior has changed for unit-size grids when "
             "align_corners=True. This is not an intended use case of affine_grid. See the documentation of "
-            "affine_grid for details.",
-            stacklevel=2,
+            "affine_grid for details."
         )
     return affine_places.handle(theta, size[2:], corners)

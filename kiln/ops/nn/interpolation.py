@@ -11,6 +11,7 @@ from math import ceil
 from types import ModuleType
 from typing import Any
 
+from kiln.errors import warn
 from kiln.ops.creation.constants import filled
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise.comparison import eq
@@ -432,9 +433,10 @@ def upsample(
     mode: str = "nearest",
     align_corners: bool | None = None,
 ) -> Any:
-    """`interpolate` by its older name.
+    """`interpolate` by its older name, which a warning says.
 
     >>> kiln.nn.functional.upsample(kiln.tensor([[[1.0, 3.0]]]), 3)
     tensor([[[1., 1., 3.]]])
     """
+    warn("`nn.functional.upsample` is deprecated. Use `nn.functional.interpolate` instead.")
     return interpolate(input, size, scale_factor, mode, align_corners)

@@ -200,7 +200,10 @@ def softshrink(input: Any, lambd: float = 0.5, *, out: Any = None) -> Any:
     tensor([-1.5000,  0.0000,  1.5000])
     """
     if lambd < 0:
-        raise RuntimeError(f"softshrink: lambda must be in range [0, inf), but found {lambd}")
+        kind = type_name(dtype_name(input.dtype))
+        raise RuntimeError(
+            f"softshrink: lambda must be in range [0, inf) for input dtype {kind}, but found {lambd}"
+        )
     return shrunk.handle(input, lambd, **into(out))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from kiln.errors import warn
 from kiln.graph.size import product as product_of
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.products.addends import given
@@ -450,6 +451,7 @@ def chain_matmul(*matrices: Any, out: Any = None) -> Any:
     >>> kiln.chain_matmul(kiln.ones(1, 2), kiln.ones(2, 3), kiln.ones(3, 1))
     tensor([[6.]])
     """
+    warn("torch.chain_matmul is deprecated: torch.linalg.multi_dot takes a list of matrices")
     for k, x in enumerate(matrices):
         _require(
             x.ndim == 2, f"chain_matmul(): Tensor dimension is {x.ndim}, expected 2 instead (tensor {k})"

@@ -17,7 +17,7 @@ from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import expand, permute, reshape
 from kiln.table import drawn as d
 from kiln.table import kinds
-from kiln.table.arguments import dtype_name
+from kiln.table.arguments import dtype_name, type_name
 from kiln.table.record import Tensor, composite, primitive
 
 
@@ -96,8 +96,19 @@ _C_NAMES = {
 
 
 def same_dtype(a: Tensor, b: Tensor, op: str) -> None:
-    """PyTorch's error for a product of arrays of different dtypes."""
+    """PyTorch's error for a product of arrays of different dtypes, in the words of that product."""
     if a.dtype != b.dtype:
+        first, second = (type_name(dtype_name(x.dtype)) for x in (a, b))
+        if op in ("addmm", "addmv", "addbmm", "baddbmm"):
+            raise RuntimeError(f"mat1 and mat2 must have the same dtype, but got {first} and {second}")
+        if op == "dot":
+            raise RuntimeError(
+                f"dot : expected both vectors to have same dtype, but found {first} and {second}"
+            )
+        if op == "inner":
+            raise RuntimeError(f"both inputs should have same dtype, but found {first} and {second}")
+        if op == "bmm":
+            raise RuntimeError(f"expected scalar type {first} but found {second}")
         names = [_C_NAMES.get(dtype_name(x.dtype), dtype_name(x.dtype)) for x in (a, b)]
         raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {names[0]} != {names[1]}")
 
@@ -361,6 +372,7 @@ def mv(input: Tensor, vec: Tensor) -> Tensor:
 
 def _check_dot(a: Tensor, b: Tensor) -> None:
     _require(a.ndim == b.ndim == 1, f"1D tensors expected, but got {a.ndim}D and {b.ndim}D tensors")
+    same_dtype(a, b, "dot")
     _check_matmul(a, b)
 
 

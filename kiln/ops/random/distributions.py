@@ -284,7 +284,11 @@ def _weights(input: Any, num_samples: int, replacement: bool) -> None:
     if not replacement and num_samples > input.shape[-1]:
         raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
     if not bool(((input >= 0) & (input < math.inf)).all()):
-        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+        wrong = "entry < 0" if bool((input < 0).any()) else "entry = infinity or NaN"
+        raise RuntimeError(
+            "probability tensor contains either `inf`, `nan` or element < 0: invalid multinomial "
+            f"distribution (encountering probability {wrong})"
+        )
     if not bool((input > 0).any(-1).all()):
         raise RuntimeError("invalid multinomial distribution (sum of probabilities <= 0)")
 

@@ -356,7 +356,9 @@ def _continuous(name: str, values: Any, kernel: str, defaults: dict[str, float],
 
 def _check_uniform(low: float, high: float, dtype: str) -> None:
     if low > high:
-        raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}")
+        raise RuntimeError(
+            f"uniform_ expects to return a [from, to) range, but found from={low:g} > to={high:g}"
+        )
     largest = LARGEST.get(dtype, 1.7976931348623157e308)
     for what, value in (("from", low), ("to", high)):
         if not -largest <= value <= largest:

@@ -7,6 +7,7 @@ from itertools import combinations_with_replacement as _with_replacement
 from math import comb
 from typing import Any
 
+from kiln.errors import warn
 from kiln.ops.creation.data import tensor
 from kiln.ops.elementwise.arithmetic import convert
 from kiln.ops.indexing.concatenation import cat, common, stack
@@ -146,6 +147,11 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Any, ...]:
         raise RuntimeError("meshgrid expects a non-empty TensorList")
     if indexing not in (None, "ij", "xy"):
         raise RuntimeError(f'torch.meshgrid: indexing must be one of "xy" or "ij", but received: {indexing}')
+    if indexing is None:
+        warn(
+            "meshgrid: in an upcoming release, it will be required to pass the indexing argument: "
+            'indexing="ij" is what happens without it'
+        )
     for x in given:
         if x.ndim > 1:
             raise RuntimeError(

@@ -181,8 +181,9 @@ def _floating(x: Tensor, op: str, dtype: Any) -> Tensor:
                 "linalg.vector_norm: Expected a floating point or complex tensor as input. "
                 f"Got {type_name(x.dtype)}"
             )
+        which = "Input" if dtype is None else "Optional"
         raise RuntimeError(
-            f"{op}(): could not infer output dtype. Input dtype must be either a floating point or "
+            f"{op}(): could not infer output dtype. {which} dtype must be either a floating point or "
             f"complex dtype. Got: {type_name(x.dtype)}"
         )
     return wide(x)

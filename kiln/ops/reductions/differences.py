@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core
+from kiln.errors import warn
 from kiln.ops.elementwise.arithmetic import convert
 from kiln.ops.indexing.concatenation import cat
 from kiln.ops.views.core_views import reshape, slice_
@@ -61,10 +62,10 @@ def linalg_cross(input: Any, other: Any, *, dim: int = -1, out: Any = None) -> A
     """
     if input.ndim != other.ndim:
         raise RuntimeError("linalg.cross: inputs must have the same number of dimensions.")
-    dim = normalize_dim(dim, input.ndim, "cross")
+    asked, dim = dim, normalize_dim(dim, input.ndim, "cross")
     if any(isinstance(x.shape[dim], int) and x.shape[dim] != 3 for x in (input, other)):
         raise RuntimeError(
-            f"linalg.cross: inputs dimension {dim} must have length 3. Got {input.shape[dim]} and "
+            f"linalg.cross: inputs dimension {asked} must have length 3. Got {input.shape[dim]} and "
             f"{other.shape[dim]}"
         )
     if input.dtype != other.dtype:
@@ -93,6 +94,11 @@ def cross(input: Any, other: Any, dim: int | None = None, *, out: Any = None) ->
     >>> kiln.cross(kiln.tensor([1, 0, 0]), kiln.tensor([0, 1, 0]))
     tensor([0, 0, 1])
     """
+    if dim is None:
+        warn(
+            "Using torch.cross without specifying the dim arg is deprecated: pass the dim, or take "
+            "torch.linalg.cross, whose dim is the last one without it"
+        )
     if dim is None and input.ndim == other.ndim:
         dim = next((k for k, size in enumerate(input.shape) if isinstance(size, int) and size == 3), None)
         if dim is None:

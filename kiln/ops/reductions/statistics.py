@@ -262,7 +262,11 @@ def aminmax(input: Any, *, dim: int | None = None, keepdim: bool = False, out: A
     tensor(1)
     """
     dims = normalize_dims(dim, input.ndim, "aminmax")
-    extrema.not_empty(input, dims, "aminmax", dim is not None)
+    if dim is None and 0 in input.shape:
+        raise RuntimeError(
+            "aminmax(): cannot compute aminmax over an empty dimension as the operation has no identity."
+        )
+    extrema.not_empty(input, dims, "aminmax")
     if out is not None and (not isinstance(out, (tuple, list)) or len(out) != 2):
         raise TypeError(f"aminmax(): argument 'out' must be tuple of Tensors, not {type(out).__name__}")
     found = tuple(find(name).handle(input, dim, keepdim) for name in ("amin", "amax"))

@@ -422,8 +422,16 @@ def histogramdd(
         raise RuntimeError("histogramdd(): input tensor should have at least 2 dimensions")
     n = input.shape[-1]
     bins = [bins] * n if isinstance(bins, int) else list(bins)
-    if len(bins) != n or (range is not None and len(range) != 2 * n):
-        raise RuntimeError(f"histogramdd(): expected bins and range for each of {n} dimensions")
+    if len(bins) != n:
+        raise RuntimeError(
+            "histogramdd: The size of bins must be equal to the innermost dimension of the input: expected "
+            f"{n}, got {len(bins)}"
+        )
+    if range is not None and len(range) != 2 * n:
+        raise RuntimeError(
+            f"histogramdd: for a {n}-dimensional histogram range should have {2 * n} elements, but got "
+            f"{len(range)}"
+        )
     points = reshape(input, (numel(input.shape) // max(n, 1), n))
     dtype = dtype_name(input.dtype)
     each = run(full, 1, (points.shape[0],), dtype) if weight is None else reshape(weight, (points.shape[0],))

@@ -242,6 +242,8 @@ def inferred(shape: Any, sizes: tuple[Any, ...]) -> tuple[Any, ...]:
         raise RuntimeError(
             f"cannot reshape tensor of {total} elements into shape {list(sizes)} because the unspecified "
             "dimension size -1 can be any value and is ambiguous"
+            if total == 0
+            else f"shape '{list(sizes)}' is invalid for input of size {total}"
         )
     if isinstance(total, int) and isinstance(rest, int) and (total % rest if open_dims else total != rest):
         raise RuntimeError(f"shape '{list(sizes)}' is invalid for input of size {total}")
@@ -435,8 +437,9 @@ def movedim(input: Any, source: Any, destination: Any) -> Any:
             f"same number of dims as destination ({list(pair[1])} dims)"
         )
     source, destination = ([normalize_dim(k, input.ndim, "movedim") for k in dims] for dims in pair)
-    if len(set(source)) != len(source) or len(set(destination)) != len(destination):
-        raise RuntimeError("movedim: repeated dim in `source` or `destination`")
+    for what, dims, given in zip(("source", "destination"), (source, destination), pair):
+        if len(set(dims)) != len(dims):
+            raise RuntimeError(f"movedim: repeated dim in `{what}` ({list(given)})")
     rest = iter(k for k in range(input.ndim) if k not in source)
     order = [source[destination.index(k)] if k in destination else next(rest) for k in range(input.ndim)]
     return _permute(input, tuple(order))

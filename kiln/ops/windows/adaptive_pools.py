@@ -144,9 +144,15 @@ def _sizes(name: str, input: Tensor, given: Any) -> tuple[tuple[Any, ...], tuple
     wanted = tuple(given) if isinstance(given, Sequence) else (given,) * dims
     require(
         len(wanted) == dims,
-        f"{name}: output_size must be {dims}"
+        (f"{name}(): internal error: output_size.size()" if "max" in name else f"{name}: output_size")
+        + f" must be {dims}"
         if dims > 1
         else f"{name}() argument 'output_size' should contain one int (got {len(wanted)})",
+    )
+    require(
+        len(shape) > dims or dims == 1,
+        f"{name}: Input dimension should be at least {dims + 1}, got {len(shape)}",
+        ValueError,
     )
     require(
         len(shape) in (dims + 1, dims + 2),
@@ -155,9 +161,11 @@ def _sizes(name: str, input: Tensor, given: Any) -> tuple[tuple[Any, ...], tuple
     )
     sizes = shape[-dims:]
     wanted = tuple(n if w is None else w for n, w in zip(sizes, wanted))
+    least = min((w for w in wanted if isinstance(w, int)), default=0)
     require(
-        all(not isinstance(w, int) or w >= 0 for w in wanted),
-        f"{name}: elements of output_size must be greater than or equal to 0 but received {listed(wanted)}",
+        least >= 0,
+        f"{name}: elements of output_size must be greater than or equal to 0 but received {listed(wanted)} "
+        f"(Trying to create tensor with negative dimension {least})",
     )
     for k, n in enumerate(shape[1:], 1):
         require(

@@ -143,9 +143,11 @@ def _convolution(
         require(padding in ("same", "valid"), f"Invalid padding string: '{padding}'")
         x, padding = _same(x, kernel, stride, dilation) if padding == "same" else (x, (0,) * inner)
     padding = per_dim(padding, inner, "padding")
+    require(weight.ndim > 2, f"conv{dims}d: weight should have at least three dimensions")
     require(
         inner == dims,
-        f"conv{dims}d: expected a weight of {dims + 2} dims, but got size {listed(weight.shape)}",
+        f"conv{dims}d: Expected {weight.ndim}-dimensional input for {weight.ndim}-dimensional weight"
+        f"{listed(weight.shape)}, but got {x.ndim}-dimensional input of size {listed(x.shape)} instead",
     )
     _check_settings(stride, padding, dilation, groups)
     _check_weight(x, weight, bias, groups, False)

@@ -91,14 +91,6 @@ class Windows:
         return count - 1 if ceil_mode and (count - 1) * s >= n + p else count
 
     def _check(self, name: str, input: Tensor) -> None:
-        dims, shape = len(self.kernel), tuple(input.shape)
-        require(
-            len(shape) in (dims + 1, dims + 2) and 0 not in [n for n in shape[1:] if isinstance(n, int)]
-            and (len(shape) == dims + 2 or shape[0] != 0),
-            f"{name}: Expected {dims + 1}D or {dims + 2}D (batch mode) tensor with optional 0 dim batch size "
-            f"for input, but got:{listed(shape)} (non-empty {dims + 1}D or {dims + 2}D (batch mode) tensor "
-            "expected for input)",
-        )  # fmt: skip
         require(
             min(self.kernel) > 0,
             f"{name}() kernel_size must be greater than zero, but got {min(self.kernel)}",
@@ -114,7 +106,9 @@ class Windows:
             f"but got pad: {min(self.padding)})",
         )
         require(
-            min(self.dilation) > 0, f"dilation should be greater than zero, but got {listed(self.dilation)}"
+            min(self.dilation) > 0,
+            f"dilation should be greater than zero, but got {listed(self.dilation)} (dilation must be "
+            f"greater than zero, but got {min(self.dilation)})",
         )
         for k, p, r in zip(self.kernel, self.padding, self.dilation):
             require(
@@ -123,6 +117,14 @@ class Windows:
                 f"kernel_size={k} (pad should be at most half of effective kernel size, but got pad={p}, "
                 f"kernel_size={k} and dilation={r})",
             )
+        dims, shape = len(self.kernel), tuple(input.shape)
+        require(
+            len(shape) in (dims + 1, dims + 2) and 0 not in [n for n in shape[1:] if isinstance(n, int)]
+            and (len(shape) == dims + 2 or shape[0] != 0),
+            f"{name}: Expected {dims + 1}D or {dims + 2}D (batch mode) tensor with optional 0 dim batch size "
+            f"for input, but got:{listed(shape)} (non-empty {dims + 1}D or {dims + 2}D (batch mode) tensor "
+            "expected for input: Expected input's non-batch dimensions to have positive length)",
+        )  # fmt: skip
 
     def _check_room(self, input: Tensor) -> None:
         if all(not isinstance(n, int) or n > 0 for n in self.out):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any, Union
 from weakref import ref
 
 from kiln._core import Tensor
-from kiln.errors import describe, message
+from kiln.errors import warn
 from kiln.optim.optimizer import Group, Optimizer
 
 Rate = Union[float, Tensor]
@@ -32,9 +31,9 @@ class LRScheduler:
             if last_epoch == -1:
                 group.setdefault("initial_lr", copied(group["lr"]))
             elif "initial_lr" not in group:
-                hint = "load the optimizer's state_dict first"
                 raise KeyError(
-                    message(type(self).__name__, f"'initial_lr' in group {k} to resume", "none", hint)
+                    f"{type(self).__name__}: param 'initial_lr' is not specified in param_groups[{k}] when "
+                    "resuming scheduler with last_epoch >= 0; load the optimizer's state_dict first"
                 )
         self.base_lrs: list[Any] = [copied(group["initial_lr"]) for group in optimizer.param_groups]
         self.last_epoch = last_epoch
@@ -94,10 +93,10 @@ class LRScheduler:
     def _present(self) -> list[Any]:
         """The same for `get_lr`, which is not for users."""
         if not self._in_step:
-            warnings.warn(
-                "get_lr() computes the rates of the next epoch; get_last_lr() gives those written last",
+            warn(
+                "To get the last learning rate computed by the scheduler, please use `get_last_lr()`: "
+                "get_lr() computes those of the next epoch",
                 UserWarning,
-                stacklevel=3,
             )
         return self._rates()
 
@@ -113,7 +112,7 @@ class LRScheduler:
 def checked_optimizer(name: str, optimizer: Any) -> Optimizer:
     """An optimizer, or TypeError."""
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(message(name, "an Optimizer", describe(optimizer)))
+        raise TypeError(f"{name}: {type(optimizer).__name__} is not an Optimizer")
     return optimizer
 
 
@@ -181,24 +180,21 @@ def note_steps(optimizer: Optimizer) -> None:
 def warn_of_order(optimizer: Optimizer) -> None:
     """Warns before the second rates are written if the first were used by no step."""
     if not hasattr(optimizer.step, "_noted"):
-        warnings.warn(
-            "optimizer.step() was replaced after the schedule was made: call it before lr_scheduler.step()",
+        warn(
+            "Seems like `optimizer.step()` has been overridden after learning rate scheduler initialization: "
+            "make sure that it is called before `lr_scheduler.step()`",
             UserWarning,
-            stacklevel=3,
         )
     elif not optimizer.__dict__.get("_stepped", False):
-        warnings.warn(
-            "Detected call of `lr_scheduler.step()` before `optimizer.step()`: the first rate of the "
+        warn(
+            "Detected call of `lr_scheduler.step()` before `optimizer.step()`. The first rate of the "
             "schedule is used by no step. Call them in the opposite order",
             UserWarning,
-            stacklevel=3,
         )
 
 
 def warn_of_epoch() -> None:
     """Warns of an epoch given to a step."""
-    warnings.warn(
-        "The epoch parameter in `scheduler.step()` is deprecated: schedules count by themselves",
-        UserWarning,
-        stacklevel=3,
+    warn(
+        "The epoch parameter in `scheduler.step()` is deprecated: schedules count by themselves", UserWarning
     )

@@ -34,6 +34,10 @@ def _check_classes(input: Tensor, target: Tensor) -> None:
     name = dtype_name(target.dtype)
     if name not in ("int64", "uint8"):
         raise RuntimeError(f"expected target dtype to be Long or Byte, but got {type_name(name)}")
+    if target.ndim == input.ndim > 1 and tuple(target.shape) == tuple(input.shape):
+        raise RuntimeError(
+            f"Expected floating point type for target with class probabilities, got {type_name(name)}"
+        )
     if target.ndim != input.ndim - 1:
         raise ValueError(
             f"Expected target of {input.ndim - 1} dims for an input of {input.ndim}, got {target.ndim}: "
@@ -45,7 +49,8 @@ def _check_classes(input: Tensor, target: Tensor) -> None:
             if k == 0:
                 raise ValueError(f"Expected input batch_size ({a}) to match target batch_size ({b}).")
             raise RuntimeError(
-                f"size mismatch (got input: {list(input.shape)} , target: {list(target.shape)})"
+                f"size mismatch (got input: {list(input.shape)} , target: {list(target.shape)}): Expected "
+                f"target size {rest}, got {list(target.shape)}"
             )
         if is_value(input):
             input.graph.require_equal(a, b, "cross_entropy")
@@ -53,6 +58,12 @@ def _check_classes(input: Tensor, target: Tensor) -> None:
 
 def _per_class(weight: Tensor, like: Any, dim: int) -> Tensor:
     """A weight per class laid along the class dim of `like`."""
+    classes = like.shape[dim]
+    if isinstance(classes, int) and tuple(weight.shape) != (classes,):
+        raise RuntimeError(
+            f"weight tensor should be defined either for all {classes} classes or no classes but got weight "
+            f"tensor of shape: {list(weight.shape)}"
+        )
     shape = (*(1,) * dim, like.shape[dim], *(1,) * (like.ndim - dim - 1))
     return wide(reshape(weight, shape))
 
@@ -323,6 +334,8 @@ def cross_entropy(
     if not 0 <= label_smoothing <= 1:
         raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
     if dtype_name(target.dtype) in kinds.FLOATS and target.ndim == input.ndim:
+        if ignore_index >= 0:
+            raise RuntimeError("ignore_index is not supported for floating point target")
         return cross_entropy_probabilities(input, target, weight, label_smoothing, reduction)
     _check_classes(input, target)
     if label_smoothing == 0:

@@ -87,8 +87,8 @@ def margin_ranking_loss(
     check_reduction(reduction)
     if not input1.ndim == input2.ndim == target.ndim:
         raise RuntimeError(
-            "margin_ranking_loss : All input tensors should have same dimension but got "
-            f"{input1.ndim}, {input2.ndim} and {target.ndim}"
+            "margin_ranking_loss : All input tensors should have same dimension but got sizes: "
+            f"input1: {input1.shape}, input2: {input2.shape}, target: {target.shape}"
         )
     dtype = kinds.result_type((input1, input2, target))
     dtype = dtype if dtype in kinds.FLOATS else default_float()  # of the margin
@@ -359,7 +359,15 @@ def multi_margin_loss(
     _check_rows(input)
     batch = tuple(input.shape[:-1])
     if numel(target.shape) != numel(batch) or target.ndim > 1:
-        raise RuntimeError(f"inconsistent target size, expected {list(batch)} but got {list(target.shape)}")
+        raise RuntimeError(
+            "multi_margin_loss: inconsistent target size: target tensor should be 1-D with size equal to the "
+            f"number of input samples (batch size). Expected target size {list(batch)}, but got "
+            f"{list(target.shape)}. Input has shape {list(input.shape)}."
+        )
+    if weight is not None and numel(weight.shape) != input.shape[-1]:
+        raise RuntimeError(
+            f"inconsistent weight size, expected {input.shape[-1]} but got {list(weight.shape)}"
+        )
     if dtype_name(target.dtype) != "int64":
         raise RuntimeError(f"expected scalar type Long but found {type_name(dtype_name(target.dtype))}")
     rows = input if input.ndim else reshape(input, (1,))
@@ -435,13 +443,13 @@ def multilabel_margin_loss(input: Any, target: Any, reduction: str = "mean") -> 
     tensor(0.2500)
     """
     check_reduction(reduction)
+    _check_rows(input)
     if tuple(input.shape) != tuple(target.shape):
         raise RuntimeError(
             f"inconsistent target size: {list(target.shape)} for input of size: {list(input.shape)}"
         )
     if dtype_name(target.dtype) != "int64":
         raise RuntimeError(f"expected scalar type Long but found {type_name(dtype_name(target.dtype))}")
-    _check_rows(input)
     if input.ndim == 0:
         input, target = (reshape(x, (1,)) for x in (input, target))
     return label_margins.handle(input, target, -1, reduction)
@@ -468,7 +476,7 @@ def soft_margin_loss(input: Tensor, target: Tensor, reduction: Structure = "mean
     """
     check_reduction(reduction)
     dtype = kinds.result_type((input, target))
-    return narrow(reduced(log1p(exp(-wide(target) * wide(input))), reduction), dtype)
+    return narrow(reduced(log1p(exp(wide(input) * -wide(target))), reduction), dtype)
 
 
 @composite(
