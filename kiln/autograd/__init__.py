@@ -28,17 +28,18 @@ from kiln.autograd.grad_mode import (
     set_grad_enabled,
     set_multithreading_enabled,
 )
+from kiln.autograd.graph import _unsafe_preserve_version_counter as _unsafe_preserve_version_counter
 from kiln.autograd.gradcheck import gradcheck, gradgradcheck
 from kiln.autograd.variable import Variable
 
 if _typing.TYPE_CHECKING:
-    from kiln.autograd import anomaly_mode, functional, profiler, variable
+    from kiln.autograd import anomaly_mode, forward_ad, functional, profiler, variable
     from kiln.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
     from kiln.autograd.variable import Variable
 
 __all__ = [
-    "Function", "Variable", "anomaly_mode", "backward", "detect_anomaly", "enable_grad", "function",
-    "functional", "grad", "grad_mode", "gradcheck", "gradgradcheck", "graph", "inference_mode",
+    "Function", "Variable", "anomaly_mode", "backward", "detect_anomaly", "enable_grad", "forward_ad",
+    "function", "functional", "grad", "grad_mode", "gradcheck", "gradgradcheck", "graph", "inference_mode",
     "is_multithreading_enabled", "no_grad", "profiler", "set_detect_anomaly", "set_grad_enabled",
     "set_multithreading_enabled", "variable",
 ]  # fmt: skip
@@ -47,6 +48,7 @@ __all__ = [
 _LATER = {
     "anomaly_mode": "anomaly_mode",
     "detect_anomaly": "anomaly_mode",
+    "forward_ad": "forward_ad",
     "functional": "functional",
     "profiler": "profiler",
     "set_detect_anomaly": "anomaly_mode",

@@ -247,7 +247,7 @@ def _listed(given: Gradients) -> tuple[Tensor | None, ...]:
 def _need_one_each(op: str, roots: tuple[Place, ...], seeds: tuple[Tensor | None, ...]) -> None:
     """RuntimeError unless there is a gradient per root."""
     if len(seeds) != len(roots):
-        raise RuntimeError(message(op, f"{len(roots)} gradients, one per tensor", str(len(seeds))))
+        raise RuntimeError(f"{op}: got {len(roots)} tensors and {len(seeds)} gradients, not one for each")
 
 
 def _seeds(op: str, roots: tuple[Place, ...], given: Gradients) -> tuple[Tensor | None, ...]:

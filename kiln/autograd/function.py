@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.autograd.grad_mode import no_grad
-from kiln.errors import describe, warn
+from kiln.errors import warn
 
 _without_grad = _core.ModeSwitch(False)
 
@@ -44,11 +44,11 @@ class FunctionCtx:
 
         TypeError for anything else, which may be an attribute of the context.
         """
-        for x in tensors:
+        for k, x in enumerate(tensors):
             if x is not None and not isinstance(x, Tensor):
                 raise TypeError(
-                    f"save_for_backward can only save variables, but argument is of type {type(x).__name__}; "
-                    "keep it as an attribute of ctx"
+                    f"save_for_backward can only save variables, but argument {k} is of type "
+                    f"{type(x).__name__}; keep it as an attribute of ctx"
                 )
         self._kept = tensors
 
@@ -78,10 +78,12 @@ class FunctionCtx:
 
     def mark_dirty(self, *tensors: Tensor) -> None:
         """Says that forward changes these inputs in place; each must also be returned."""
+        _expect_tensors("mark_dirty can only accept variables", tensors)
         self._dirty = tensors
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
         """Says that these results have no derivative; backward still gets a gradient, of zeros, for each."""
+        _expect_tensors("mark_non_differentiable only accepts variable arguments", tensors)
         self._constant = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
@@ -123,12 +125,21 @@ class FunctionCtx:
         for k, (g, is_tensor) in enumerate(zip(found, self._tensors)):
             if g is not None and not is_tensor:
                 raise RuntimeError(
-                    f"function {name} returned a gradient different from None at position {k + 1}, but the "
+                    f"function {name} returned a gradient different than None at position {k + 1}, but the "
                     "corresponding forward input was not a Variable"
                 )
             if g is not None and not isinstance(g, Tensor):
-                raise TypeError(f"{name}: expected a tensor or None as gradient {k}, got {describe(g)}")
+                raise RuntimeError(
+                    f"expected Variable or None (got {type(g).__name__}) as gradient {k} of {name}"
+                )
         return [g for g, is_tensor in zip(found, self._tensors) if is_tensor]
+
+
+def _expect_tensors(what: str, given: tuple[Any, ...]) -> None:
+    """TypeError, which begins with `what`, for one that is no tensor."""
+    for k, x in enumerate(given):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{what}, but argument {k} is of type {type(x).__name__}")
 
 
 class Function:
@@ -272,7 +283,18 @@ def _recorded(ctx: FunctionCtx, inputs: list[Any], outputs: tuple[Any, ...], rec
         ctx._dirty = tuple([x for x in ctx._dirty if _among(x, inputs)])
     recording = recording and True in ctx.needs_input_grad
     if not recording and True not in ctx.needs_input_grad:
-        return list(outputs)
+        return [y.view_as(y) if _among(y, inputs) and not _among(y, ctx._dirty) else y for y in outputs]
+    for x in ctx._dirty if recording else ():
+        if x.requires_grad and x.is_leaf:
+            raise RuntimeError(
+                "a leaf Variable that requires grad has been used in an in-place operation: mark_dirty in "
+                f"{ctx._function.__name__}; call it under no_grad(), or on a clone()"
+            )
+        if x._is_view() and len(outputs) > 1:
+            raise RuntimeError(
+                "If your Function modifies inplace an input that is a view of another Tensor, your Function "
+                "cannot return more than one Tensor: split it, or clone() the view first"
+            )
     results: list[Any] = []
     places: list[tuple[int | None, Any]] = []
     made: list[Any] = []
@@ -283,7 +305,7 @@ def _recorded(ctx: FunctionCtx, inputs: list[Any], outputs: tuple[Any, ...], rec
             continue
         like = (tuple(y.shape), y.dtype.name)
         differs = recording and y.dtype.is_floating_point and not _among(y, ctx._constant)
-        if not _among(y, ctx._dirty) and _takes_its_own(y, inputs, differs):
+        if (not differs or not _among(y, ctx._dirty)) and _takes_its_own(y, inputs, differs):
             y = y.detach()  # what was given keeps its own history
         results.append(y)
         places.append((len(made) if differs else None, like))

@@ -18,7 +18,10 @@ from kiln.autograd.function import Function
 from kiln.errors import warn
 from kiln.late import later
 
-__all__ = ["GradcheckError", "gradcheck", "gradgradcheck"]
+__all__ = [
+    "GradcheckError", "get_analytical_jacobian", "get_numerical_jacobian",
+    "get_numerical_jacobian_wrt_specific_input", "gradcheck", "gradgradcheck",
+]  # fmt: skip
 
 Call = Callable[..., Any]
 Tensors = tuple[Tensor, ...]
@@ -77,7 +80,11 @@ def gradcheck(
     """
     if not (check_forward_ad or check_backward_ad):
         raise AssertionError("Expected at least one of check_forward_ad or check_backward_ad to be True")
-    if check_forward_ad or check_batched_forward_grad:
+    if check_batched_grad and not check_backward_ad:
+        raise AssertionError("Setting check_batched_grad=True requires check_backward_ad to be True")
+    if check_batched_forward_grad and not check_forward_ad:
+        raise AssertionError("Setting check_batched_forward_grad=True requires check_forward_ad to be True")
+    if check_forward_ad:
         raise NotImplementedError("gradcheck: kiln has no forward mode; leave check_forward_ad=False")
     given = inputs if isinstance(inputs, tuple) else _as_tuple(inputs)
     leaves = _differentiated(given)
@@ -304,6 +311,66 @@ def _analytical(output: Tensor, leaves: Tensors, options: _Options) -> list[Tens
     return [ops.zeros(x.numel(), 0, dtype=x.dtype) for x in leaves]
 
 
+def _expect_one(grad_out: float, name: str) -> None:
+    """ValueError unless what multiplied a Jacobian once is 1; a FutureWarning in any case."""
+    warnings.warn(
+        f"`{name}` is an old name that PyTorch deprecates; func.jacrev and gradcheck have what it is for",
+        FutureWarning,
+        stacklevel=4,
+    )
+    if grad_out != 1.0:
+        raise ValueError(f"Expected grad_out to be 1.0. {name} no longer supports values of grad_out != 1.0.")
+
+
+def get_numerical_jacobian(
+    fn: Call, inputs: Any, target: Any = None, eps: float = 1e-3, grad_out: float = 1.0
+) -> tuple[Tensor, ...]:
+    """By central differences, of the first result of `fn(inputs)`: for each input (or each of `target`) that
+    requires gradients, a matrix (numel of it, numel of the result). FutureWarning: an old name.
+
+    >>> import kiln
+    >>> x = kiln.tensor([1.0, 2.0], dtype=kiln.float64, requires_grad=True)
+    >>> get_numerical_jacobian(lambda inputs: inputs[0] * 3, (x,))
+    (tensor([[3., 0.],
+            [0., 3.]], dtype=kiln.float64),)
+    """
+    _expect_one(grad_out, "get_numerical_jacobian")
+    wanted = [x for x in _as_tuple(inputs if target is None else target) if _is_leaf(x)]
+    outputs = _floats(fn(inputs))
+    return tuple([_numerical(fn, (inputs,), x, outputs, eps)[0] for x in wanted])
+
+
+def get_numerical_jacobian_wrt_specific_input(
+    fn: Call, input_idx: int, inputs: Any, outputs: Any, eps: float,
+    input: Tensor | None = None, is_forward_ad: bool = False,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """By central differences of `fn(*inputs)`: of each result, by one of the inputs (or by `input`)."""
+    given = _as_tuple(inputs)
+    by = given[input_idx] if input is None else input
+    return tuple(_numerical(fn, given, by, _floats(outputs), eps))
+
+
+def get_analytical_jacobian(
+    inputs: Any, output: Tensor, nondet_tol: float = 0.0, grad_out: float = 1.0
+) -> tuple[tuple[Tensor, ...], bool, bool, bool]:
+    """By backward, a row at a time: for each input that requires gradients a matrix (numel of it, numel of
+    `output`); and whether two passes agree within `nondet_tol`, whether gradients have their inputs' shapes,
+    and their dtypes, as the engine sees to. FutureWarning: an old name.
+
+    >>> import kiln
+    >>> x = kiln.tensor([1.0, 2.0], requires_grad=True)
+    >>> get_analytical_jacobian((x,), x * x)
+    ((tensor([[2., 0.],
+            [0., 4.]]),), True, True, True)
+    """
+    _expect_one(grad_out, "get_analytical_jacobian")
+    leaves = tuple(x for x in _as_tuple(inputs) if _is_leaf(x))
+    anything = _Options(0.0, 0.0, 0.0, float("inf"), False)
+    once, again = (_analytical(output, leaves, anything) for _ in range(2))
+    same = all(not a.numel() or float((a - b).abs().max()) <= nondet_tol for a, b in zip(once, again))
+    return tuple(once), same, True, True
+
+
 # -- checks -------------------------------------------------------------------------------------------------
 
 
@@ -401,6 +468,15 @@ class _Undefined(Function):
         return None
 
 
+def _warn_of_undefined() -> None:
+    """Beside the error, for who did not ask for this check."""
+    warnings.warn(
+        "Backwards compatibility: undefined gradients are checked unless check_undefined_grad=False says not "
+        "to, which some functions were not written for",
+        stacklevel=5,
+    )
+
+
 def _check_undefined(func: Call, given: tuple[Any, ...], leaves: dict[int, Tensor]) -> None:
     """Undefined gradients of all outputs, and of one beside zeros, are taken and give nothing or zeros."""
     count = len(_outputs(func(*given)))
@@ -410,11 +486,13 @@ def _check_undefined(func: Call, given: tuple[Any, ...], leaves: dict[int, Tenso
         try:
             found = grad(outputs, tuple(leaves.values()), zeros, allow_unused=True) if outputs else ()
         except Exception as error:
+            _warn_of_undefined()
             raise GradcheckError(
                 "Expected backward function to handle undefined output grads (None), got "
                 f"{type(error).__name__}: {error}; handle None in it, or pass check_undefined_grad=False"
             ) from error
         if any(g is not None and not bool((g == 0).all()) for g in found):
+            _warn_of_undefined()
             raise GradcheckError(
                 "Expected all input grads to be undefined or zero when all output grads are undefined or zero"
             )

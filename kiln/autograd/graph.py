@@ -253,3 +253,26 @@ def increment_version(tensor: Tensor | Iterable[Tensor]) -> None:
     """
     for x in (tensor,) if isinstance(tensor, Tensor) else tensor:
         _core.increment_version(x)
+
+
+class _unsafe_preserve_version_counter:
+    """Inside, writes to the memory of these tensors do not count: backward takes what is there.
+
+    >>> import kiln
+    >>> x = kiln.zeros(2)
+    >>> with _unsafe_preserve_version_counter(x):
+    ...     _ = x.add_(1)
+    >>> x._version
+    0
+    """
+
+    def __init__(self, tensors: Tensor | tuple[Tensor, ...]) -> None:
+        self._tensors = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+        self._versions = [x._version for x in self._tensors]
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: object) -> None:
+        for x, version in zip(self._tensors, self._versions):
+            _core.set_version(x, version)

@@ -41,6 +41,13 @@ class Node(_core.Node):
         of = f" of a {leaf.dtype.name} tensor of shape {list(leaf.shape)}" if leaf is not None else ""
         return f"<{self.name()}{of}>"
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Of a user's function's node they are the context's attributes."""
+        if (context := self._context) is None:
+            super().__setattr__(name, value)
+        else:
+            setattr(context, name, value)
+
     def __getattr__(self, name: str) -> Any:
         """What is not every node's: of its context, or what it saved."""
         context = self._context
@@ -94,10 +101,10 @@ _TITLES = {
         for name, title in (
             ("concat", "Cat"), ("convert", "ToCopy"), ("cross_entropy_classes", "NllLoss"),
             ("entr", "SpecialEntr"), ("erfcx", "SpecialErfcx"), ("i0e", "SpecialI0E"),
-            ("i1", "SpecialI1"), ("i1e", "SpecialI1E"), ("layer_norm", "NativeLayerNorm"),
+            ("i1", "SpecialI1"), ("i1e", "SpecialI1E"), ("largest", "Max"), ("layer_norm", "NativeLayerNorm"),
             ("log_ndtr", "SpecialLogNdtr"),
             ("logsigmoid", "LogSigmoid"), ("ndtri", "SpecialNdtri"), ("norm", "LinalgVectorNorm"),
-            ("relu6", "Hardtanh"), ("reshape", "View"), ("selu", "Elu"), ("square", "Pow"),
+            ("relu6", "Hardtanh"), ("reshape", "View"), ("selu", "Elu"), ("smallest", "Min"), ("square", "Pow"),
             ("surround", "ConstantPadNd"), ("take_at", "Index"), ("xlog1py", "SpecialXlog1Py"),
             ("zeta", "SpecialZeta"),
         )

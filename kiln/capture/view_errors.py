@@ -1,19 +1,25 @@
 """Why a view may not be written in place, or may not follow what it views."""
 
+# Of one of several views: what gave them, by the op that made it.
+_GIVERS = {"reshape": "Unbind", "slice": "Split"}
 
-def view_error(name: str | None, output: int, of_user: bool, made: str, what: str) -> str:
-    """The sentence for output `output` of function `name` (None: of none with a derivative), a user's or not.
+
+def view_error(name: str | None, output: int, made: str, what: str) -> str:
+    """The sentence for output `output` of function `name` (None: of none with a derivative).
 
     `made` is how the view came to be, `what` who is modified: "is being" or "its base ... has been".
     """
     mode = "inference" if made == "inference" else "no_grad"
-    which = "A view " if name is None else f"Output {output} of {name}{'Backward' * of_user} is a view "
+    which = "A view "
+    if name is not None:
+        title = _GIVERS.get(name) if made == "one_of_several" else "View" if name == "reshape" else None
+        which = f"Output {output} of {title or name[0].upper() + name[1:]} is a view "
     if name is None or made in ("inference", "unrecorded"):
         view = "" if name is None else "of a view which "
         which += f"{view}was created in {mode} mode and {what} modified inplace with grad mode enabled. "
     else:
         which += f"and {what} modified inplace. "
-    if of_user:
+    if made == "of_user":
         return which + (
             "This view was created inside a custom Function (or because an input was returned as-is) and "
             "following the change would override the function's own backward; clone() the output of the "

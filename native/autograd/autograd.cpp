@@ -189,7 +189,10 @@ std::vector<SavedPlace> record_user(UserCall& call) {
             continue;
         }
         for (const TensorRef& x : call.inputs)
-            if (x->storage == y.storage) set_base(y, *x);
+            if (x->storage == y.storage) {
+                set_base(y, *x);
+                y.made = Made::of_user;
+            }
     }
     if (saved_hooks().pack.object) pack_saved(*node);
     return places;

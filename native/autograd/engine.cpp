@@ -48,12 +48,16 @@ TensorRef sum_to(const TensorRef& gradient, const Tensor& like) {
     return call_one(*core_fns().sum_to, operands);
 }
 
+// Whether its derivative reads a number that was given in a tensor's place, which counts as saved too.
+bool reads_number(const Fn& fn) { return fn.name == "mul" || fn.name == "div"; }
+
 // Gives up what the node saved. What saved nothing can be passed through again.
 void release_saved(Node& node) {
     node.released = node.released || !node.saved_outputs.empty() || !node.hidden.empty() ||
                     (node.packed && !node.packed->empty());
     node.packed.reset();
     for (NodeInput& input : node.inputs) {
+        if (input.is_number && !node.released) node.released = reads_number(*node.fn);
         if (!input.saved.tensor || !input.saved.tensor->storage) continue;
         input.saved.tensor = input.like_result ? nullptr : shape_of(*input.saved.tensor);
         node.released = true;
@@ -439,6 +443,7 @@ std::vector<TensorRef> run_backward(std::span<const Root> roots, std::span<const
 
 uint64_t current_run() { return own_pass() ? own_pass()->reach.number : 0; }
 Node* current_node() { return own_pass() ? own_pass()->current : nullptr; }
+bool passes_to_all_leaves() { return !own_pass() || own_pass()->reach.inputs.empty(); }
 bool gradients_are_batched() { return own_pass() && own_pass()->reach.options.batched; }
 bool will_visit(const Edge& edge) { return own_pass() && own_pass()->will_visit(edge); }
 

@@ -30,10 +30,11 @@ std::vector<TensorRef> run_backward(std::span<const Root> roots, std::span<const
                                     const BackwardOptions& options);
 
 // Of this thread's innermost pass: its number, 0 if there is none; in anomaly mode the node it visits;
-// whether its gradients are batches; whether it comes, or came, to what an edge leads to; a function to call
+// whether it goes to all leaves; whether its gradients are batches; whether it comes, or came, to what an edge leads to; a function to call
 // at its end.
 uint64_t current_run();
 Node* current_node();
+bool passes_to_all_leaves();
 bool gradients_are_batched();
 bool will_visit(const Edge& edge);
 void call_at_end(Opaque callback);

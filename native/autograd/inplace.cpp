@@ -28,6 +28,7 @@ void set_base(Tensor& view, Tensor& x) {
     if (view.storage != x.storage) return;
     view.base = x.base ? x.base : TensorRef(&x);
     view.base_order = view.base->node ? view.base->node->order : 0;
+    view.made_at = view.storage->version;
     view.made = inference_mode()  ? Made::inference
                 : !grad_enabled() ? Made::unrecorded
                 : x.base          ? x.made
@@ -70,11 +71,11 @@ void wrote(Tensor& target) {
 namespace {
 
 // Whether a view may be written, or follow what it views: not if that would put another derivative in the
-// place of the one a user's function says, if the view was made where nothing is recorded, or if it is one of
-// several whose node could not be replaced for it alone. `what`: who is modified.
+// place of the one a user's function says (this view is its result, or a view of it), if the view was made
+// where nothing is recorded, or if it is one of several whose node could not be replaced for it alone.
+// `what`: who is modified.
 void check_view(const Tensor& view, const char* what) {
-    const bool of_user = view.node && view.node->context.object;
-    if (of_user || view.made != Made::recorded) raise(ErrorKind::runtime, compiler::view_error(view, what));
+    if (view.made != Made::recorded) raise(ErrorKind::runtime, compiler::view_error(view, what));
 }
 
 // The dims of a tensor with more than one element, widest step first; raises if elements share memory.
@@ -171,6 +172,7 @@ TensorRef become(Tensor& x, const Tensor& view, const char* name) {
         changed->base_order = view.base_order;
     }
     changed->made = x.made;
+    changed->made_at = x.made_at;
     changed->untracked = x.untracked;
     changed->meta = x.meta;
     set_history(*changed, view.node, view.output);
@@ -180,7 +182,10 @@ TensorRef become(Tensor& x, const Tensor& view, const char* name) {
 Node* up_to_date_grad_fn(Tensor& tensor) {
     if (tensor.base) {
         Node* base = tensor.base->node.get();
-        if ((base ? base->order : 0) != tensor.base_order) {
+        const bool changed = (base ? base->order : 0) != tensor.base_order;
+        // What may not follow a change may not miss one either, such as a write that was not recorded.
+        const bool stale = tensor.made != Made::recorded && tensor.made_at != tensor.storage->version;
+        if (changed || (stale && takes_part(tensor))) {
             check_view(tensor, "its base or another view of its base has been");
             view_of_base(tensor);
         }

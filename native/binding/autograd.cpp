@@ -201,6 +201,7 @@ PyObject* put_owner(PyObject*, PyObject* owner) {
     Py_RETURN_NONE;
 }
 PyObject* get_run(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(current_run()); }
+PyObject* get_to_all_leaves(PyObject*, PyObject*) { return PyBool_FromLong(passes_to_all_leaves()); }
 PyObject* get_will_visit(PyObject*, PyObject* item) {
     return guarded([&] { return PyBool_FromLong(will_visit(edge_from(item, "will_visit"))); });
 }
@@ -222,6 +223,15 @@ PyObject* increment_version(PyObject*, PyObject* tensor) {
         Py_RETURN_NONE;
     });
 }
+PyObject* put_version(PyObject*, PyObject* args) {
+    PyObject* tensor;
+    unsigned version;
+    if (!PyArg_ParseTuple(args, "OI:set_version", &tensor, &version)) return nullptr;
+    return guarded([&]() -> PyObject* {
+        expect_tensor(tensor, "set_version").storage->version = version;
+        Py_RETURN_NONE;
+    });
+}
 PyMethodDef functions[] = {
     {"run_backward", backward, METH_VARARGS,
      "run_backward(tensors, gradients, retain_graph, create_graph, inputs, accumulate, batched=False)"},
@@ -232,10 +242,12 @@ PyMethodDef functions[] = {
     {"current_run", get_run, METH_NOARGS, "The number of this thread's innermost backward pass, or 0."},
     {"work_for", put_owner, METH_O, "This thread's passes are another's, which waits for it, by its number."},
     {"queue_callback", queue_callback, METH_O, "Calls a function when that pass is over."},
+    {"passes_to_all_leaves", get_to_all_leaves, METH_NOARGS, "Whether that pass was given no `inputs`."},
     {"will_visit", get_will_visit, METH_O, "Whether that pass comes to a tensor's or GradientEdge's node."},
     {"anomaly_enabled", get_anomaly, METH_NOARGS, "Whether anomaly mode is on."},
     {"set_anomaly", put_anomaly, METH_O, "Switches anomaly mode; returns what it was."},
     {"increment_version", increment_version, METH_O, "Counts a write to a tensor's memory."},
+    {"set_version", put_version, METH_VARARGS, "Says how many writes to a tensor's memory count."},
     {"record_user", record_user_call, METH_VARARGS,
      "record_user(name, context, inputs, results, saved, dirty): where each saved tensor is kept."},
     {nullptr, nullptr, 0, nullptr},

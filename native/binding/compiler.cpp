@@ -313,9 +313,9 @@ void explain(const Call& call) {
 
 std::string view_error(const Tensor& view, const char* what) {
     const Node* node = view.node.get();
-    const char* ways[] = {"recorded", "unrecorded", "inference", "one_of_several"};
-    Object text = ask("view error", "(zIiss)", node ? node->fn->name.c_str() : nullptr, view.output,
-                      int(node && node->context.object), ways[int(view.made)], what);
+    const char* ways[] = {"recorded", "unrecorded", "inference", "one_of_several", "of_user"};
+    Object text = ask("view error", "(zIss)", node ? node->fn->name.c_str() : nullptr, view.output,
+                      ways[int(view.made)], what);
     const char* words = PyUnicode_AsUTF8(text.get());
     if (!words) throw Error(ErrorKind::python, "");
     return words;

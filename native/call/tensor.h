@@ -101,8 +101,8 @@ struct AutogradMeta {
 };
 
 // How a view came to be, where that decides whether it may be written and followed: with gradients recorded,
-// without, in inference mode, or as one of several results of one function.
-enum class Made : uint8_t { recorded, unrecorded, inference, one_of_several };
+// without, in inference mode, as one of several results of one function, or by a user's function.
+enum class Made : uint8_t { recorded, unrecorded, inference, one_of_several, of_user };
 
 struct Tensor {
     Tensor();
@@ -113,6 +113,7 @@ struct Tensor {
     bool untracked = false;      // made by `.data`: writes through it do not bump the version
     Made made = Made::recorded;  // of a view
     uint32_t output = 0;         // of `node`: which of its outputs this is
+    uint32_t made_at = 0;        // of a view: the version of its memory then
     int64_t offset = 0;          // in elements
     int64_t numel = 1;
     Dims sizes;

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from kiln.ops.elementwise import arithmetic as p
+from kiln.ops.elementwise import comparison
 from kiln.ops.named_results import located
-from kiln.table.arguments import dtype_name, into, type_name
+from kiln.ops.reductions.core_reductions import reduce_max, reduce_min, reduce_sum
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, into, is_float, type_name
 from kiln.table.kinds import normalize_dim, normalize_dims
 from kiln.table.public import public
-from kiln.table.record import Op, Tensor, find
+from kiln.table.record import Op, Tensor, composite, find
 from kiln.table.registry import forms
 
 
@@ -67,8 +71,46 @@ amax, amin = map(_extremum, ("amax", "amin"))
 argmax, argmin = map(_position, ("argmax", "argmin"))
 
 
+_ANY = d.samples(
+    lambda rng, t: ((d.distinct(rng, (3, 5), t),), {}),
+    lambda rng, t: ((d.distinct(rng, (), t),), {}),
+)
+
+
+@composite(public=False, dtypes="float", samples=_ANY, reference=d.reference(lambda np, x: np.max(x)))
+def largest(input: Tensor) -> Any:
+    """The largest of all elements; NaN if there is one.
+
+    >>> kiln.tensor([1.0, 3.0]).max()
+    tensor(3.)
+    """
+    return reduce_max(input, tuple(range(input.ndim)), False)
+
+
+@composite(public=False, dtypes="float", samples=_ANY, reference=d.reference(lambda np, x: np.min(x)))
+def smallest(input: Tensor) -> Any:
+    """The smallest of all elements; NaN if there is one.
+
+    >>> kiln.tensor([1.0, 3.0]).min()
+    tensor(1.)
+    """
+    return reduce_min(input, tuple(range(input.ndim)), False)
+
+
+def _shared(g: Tensor, input: Tensor, y: Tensor) -> Tensor:
+    """Shared by all that equal it, and of a NaN by all NaNs; amax and amin give NaNs there."""
+    same = comparison.eq(input, y) | (comparison.ne(input, input) & comparison.ne(y, y))
+    count = reduce_sum(p.convert(same, "int64"), tuple(range(input.ndim)), False)
+    return p.where(same, g / count, 0)
+
+
+largest.derivative(_shared)
+smallest.derivative(_shared)
+
+
 def _choose(name: str, pair: Op) -> Any:
     """max or min in its three forms."""
+    of_all = largest if name == "max" else smallest
     whole, position, elementwise = find(f"a{name}").handle, find(f"arg{name}").handle, pair.handle
     reshape, clone = find("reshape").handle, find("clone").handle
 
@@ -81,7 +123,7 @@ def _choose(name: str, pair: Op) -> Any:
             return elementwise(input, dim if other is None else other, **into(out))
         if dim is None:
             not_empty(input, tuple(range(input.ndim)), name, asked=False)
-            return whole(input, **into(out))
+            return of_all(input) if out is None and is_float(input) else whole(input, **into(out))
         if out is not None and (not isinstance(out, (tuple, list)) or len(out) != 2):
             raise TypeError(f"{name}(): argument 'out' must be tuple of Tensors, not {type(out).__name__}")
         dim = normalize_dim(dim, input.ndim, name)

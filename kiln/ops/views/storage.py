@@ -268,7 +268,15 @@ def resize_(self: Any, *sizes: Any, memory_format: Any = None) -> Any:
             )
         memory = empty(needed, dtype=self.dtype)
         memory[:held].copy_(_looking(self, (held,), (1,), 0))
+    if self.is_inference() and not _core.modes()[1]:
+        raise RuntimeError(
+            "Inplace update to inference tensor outside InferenceMode is not allowed: resize a clone()"
+        )
+    version = 0 if self.is_inference() else self._version + 1
+    _core.increment_version(self)  # what was saved of it for backward is not what it will be
     self.data = _looking(memory, wanted, _in_order(wanted), offset)
+    if not self.is_inference():
+        _core.set_version(self, version)
     return self
 
 
