@@ -3,7 +3,7 @@
 torch             a module of its own: kiln's names, PyTorch's version
 torch.nn          the module kiln.nn itself
 torch._tensor     what PyTorch has in a file that kiln has elsewhere (PATHS)
-torch.fft         ModuleNotFoundError with a hint of what to do
+torch.sparse      ModuleNotFoundError with a hint of what to do
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ PATHS = {
     "ao": "kiln.as_torch.quantization",
     "ao.nn": "kiln.as_torch.quantization",
     "ao.quantization": "kiln.as_torch.quantization",
+    "fft": "kiln.as_torch.fft",
     "functional": "kiln",
     "jit.annotations": "kiln.as_torch.annotations",
     "nn.attention.flex_attention": "kiln.as_torch.flex",
