@@ -102,6 +102,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         distributed as distributed,
         export as export,
         func as func,
+        futures as futures,
         fx as fx,
         hub as hub,
         jit as jit,
@@ -180,7 +181,7 @@ globals().update(_registry.imported())
 
 _PARTS = (
     "accelerator amp array_api backends cache compiler cpu cuda datasets distributed distributions export "
-    "func fx hub jit library linalg masked mps mtia multiprocessing nn onnx optim overrides profiler "
+    "func futures fx hub jit library linalg masked mps mtia multiprocessing nn onnx optim overrides profiler "
     "random serialization signal special storage testing types utils version viz xpu"
 )
 _SWITCHES = (
@@ -242,6 +243,8 @@ def _found(name: str) -> _typing.Any:
         value = module if module.__name__ == f"kiln.{name}" else getattr(module, name)
     elif _registry.has_function(name):
         value = _registry.function(name)
+    elif name.startswith("_foreach_") and name in _import_module("kiln.foreach").NAMES:
+        value = _import_module("kiln.foreach").function(name)
     else:
         _no_attribute("kiln", name)
     globals()[name] = value

@@ -57,6 +57,8 @@ class Torch(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name in PATHS or name in _ABOVE:
             value: Any = import_module(f"torch.{name}")
+        elif name == "PyTorchFileReader":  # one of torch._C's names that torch has too
+            value = import_module("torch._C").PyTorchFileReader
         else:
             value = getattr(kiln, name)
         vars(self)[name] = value
