@@ -165,6 +165,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         set_warn_always as set_warn_always,
         use_deterministic_algorithms as use_deterministic_algorithms,
     )
+    from kiln.jit import ScriptFunction as ScriptFunction, ScriptModule as ScriptModule
     from kiln.nn.recurrent_steps import (
         gru as gru,
         lstm as lstm,
@@ -221,6 +222,9 @@ _LATER = {
     **dict.fromkeys(_ANOMALY.split(), "kiln.autograd.anomaly_mode"),
     **dict.fromkeys(_AUTOCAST.split(), "kiln.amp.autocast_mode"),
     **dict.fromkeys(_SWITCHES.split(), "kiln.switches"),
+    "_assert": "kiln.switches",
+    "ScriptFunction": "kiln.jit",
+    "ScriptModule": "kiln.jit",
     "get_device_module": "kiln.accelerator",
     "AcceleratorError": "kiln.cuda.classes",
     "OutOfMemoryError": "kiln.cuda.classes",

@@ -22,7 +22,7 @@ from kiln.errors import is_own
 _HINTS = (
     (
         "kiln runs on the CPU; ask kiln.cuda.is_available() before",
-        r"(cuda|xpu|mtia|mps|accelerator|backends)\..+ (cudnn|miopen|mkldnn)_.+ to_mkldnn ipu "
+        r"(cuda|xpu|mtia|mps|accelerator|backends|nn\.parallel)\..+ (cudnn|miopen|mkldnn)_.+ to_mkldnn ipu "
         "is_(maia|mkldnn|mtia|vulkan|xla|ipu)(_available)? "
         "Stream Event record_stream",
     ),
@@ -65,13 +65,14 @@ _HINTS = (
         "(grouped|scaled|scaled_grouped)_mm convolution airy_ai grid_sampler.* "
         "affine_grid_generator native_.+ batch_norm_.+ norm_except_dim lobpcg "
         "(frobenius|nuclear)_norm hash_tensor slice_inverse init_num_threads "
+        "flop_counter (.+\\.)?FlopCounterMode "
         "has_(lapack|mkl|openmp|spectral) .+Storage thread_safe_generator "
         "transfer_parametrizations_and_params .*DataPipe functionalize "
         "replace_all_batch_norm_modules_ set_module swap_tensors deterministic CheckpointPolicy "
         "SelectiveCheckpointContext create_selective_checkpoint_contexts dim_order "
         "nested to_padded_tensor "
         "backcompat backend_registration BackwardHook cmake_prefix_path collect_env config cpp_backtrace "
-        "DeviceType emit_itt emit_nvtx enable_reentrant_dispatch EnforceUnique ExecutionTraceObserver "
+        "DeviceType emit_itt enable_reentrant_dispatch EnforceUnique ExecutionTraceObserver "
         "fallthrough_kernel generate_methods_for_privateuse1_backend get_capabilities get_cpp_backtrace "
         "get_ctx get_default_backend get_kernel get_overridable_functions get_testing_overrides "
         "infer_schema keep_portable_guards_unsafe keep_tensor_guards_unsafe KinetoStepTracker "

@@ -50,6 +50,10 @@ class PyTorchFileReader:
             raise RuntimeError(f"PytorchStreamReader failed locating file {name}: file not found")
 
 
+class TensorType:
+    """What TorchScript says of a tensor in a signature: libraries annotate with it."""
+
+
 class _Names(type):
     def __getattr__(cls, name: str) -> str:
         if name.startswith("__"):

@@ -30,6 +30,8 @@ PATHS = {
     "_dynamo": "kiln.as_torch.dynamo",
     "_inductor": "kiln.as_torch.inductor",
     "_jit_internal": "kiln.jit",
+    "_subclasses": "kiln.as_torch.fake",
+    "_subclasses.fake_tensor": "kiln.as_torch.fake",
     "_tensor_str": "kiln.as_torch.tensor_str",
     "ao": "kiln.as_torch.quantization",
     "ao.nn": "kiln.as_torch.quantization",
@@ -57,8 +59,8 @@ class Torch(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name in PATHS or name in _ABOVE:
             value: Any = import_module(f"torch.{name}")
-        elif name == "PyTorchFileReader":  # one of torch._C's names that torch has too
-            value = import_module("torch._C").PyTorchFileReader
+        elif name in ("PyTorchFileReader", "TensorType"):  # of torch._C's names, which torch has too
+            value = getattr(import_module("torch._C"), name)
         else:
             value = getattr(kiln, name)
         vars(self)[name] = value
@@ -178,7 +180,7 @@ def _torch(spec: ModuleSpec) -> Torch:
     own.update({n: value for n, value in dtypes.NAMES.items() if n not in known})
     own.update(finfo=dtypes.finfo, iinfo=dtypes.iinfo, _log_api_usage_once=lambda name: None)
     own.update(__version__=__version__, __file__=kiln.__file__, __path__=[], __spec__=spec)
-    vars(module).update(own)
+    vars(module).update(own, torch=module)
     return module
 
 
