@@ -8,6 +8,7 @@ from typing import IO, Any, NoReturn
 
 from kiln import Generator, Size, Tensor, device, dtype, layout, memory_format
 from kiln.absent import no_attribute
+from kiln.nn.placement import placement
 from kiln.serialization.archive import Archive
 from kiln.serialization.source import Path, opened, read_tensor
 
@@ -48,6 +49,18 @@ class PyTorchFileReader:
     def _check(self, name: str) -> None:
         if name not in self._archive:
             raise RuntimeError(f"PytorchStreamReader failed locating file {name}: file not found")
+
+
+class _nn:
+    """What PyTorch's modules ask of the core."""
+
+    @staticmethod
+    def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
+        """The device, dtype, `non_blocking` and memory format that `to(*args, **kwargs)` names."""
+        found = placement(args, kwargs)
+        place = None if found.device is None else device(found.device)
+        given = [value for value in args if isinstance(value, bool)]
+        return place, found.dtype, bool(kwargs.get("non_blocking", any(given[:1]))), found.format
 
 
 class TensorType:

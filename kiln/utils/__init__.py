@@ -10,13 +10,14 @@ from kiln.utils import checkpoint, data
 
 if _typing.TYPE_CHECKING:
     from kiln.utils import dlpack as dlpack
+    from kiln.utils import flop_counter as flop_counter
     from kiln.utils import hooks as hooks
     from kiln.utils import model_zoo as model_zoo
     from kiln.utils import tensorboard as tensorboard
 
 __all__ = ["checkpoint", "data"]
 
-_LATER = ("dlpack", "hooks", "model_zoo", "tensorboard")
+_LATER = ("dlpack", "flop_counter", "hooks", "model_zoo", "tensorboard")
 
 
 def _found(name: str) -> _typing.Any:
