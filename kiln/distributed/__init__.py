@@ -115,7 +115,7 @@ def _refused(name: str) -> _typing.NoReturn:
 globals().update({name: _refusal("distributed", name, _no_group) for name in _IN_A_GROUP.split()})
 globals().update({name: _refusal("distributed", name, _refused) for name in _MADE.split()})
 
-_FILES = ("optim", "rpc")
+_FILES = ("fsdp", "optim", "rpc", "tensor")
 
 
 def _found(name: str) -> _typing.Any:
