@@ -102,6 +102,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         distributed as distributed,
         export as export,
         func as func,
+        futures as futures,
         fx as fx,
         hub as hub,
         jit as jit,
@@ -164,6 +165,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         set_warn_always as set_warn_always,
         use_deterministic_algorithms as use_deterministic_algorithms,
     )
+    from kiln.jit import ScriptFunction as ScriptFunction, ScriptModule as ScriptModule
     from kiln.nn.recurrent_steps import (
         gru as gru,
         lstm as lstm,
@@ -182,7 +184,7 @@ globals().update(_registry.imported())
 
 _PARTS = (
     "accelerator amp array_api backends cache compiler cpu cuda datasets distributed distributions export "
-    "func fx hub jit library linalg masked mps mtia multiprocessing nn onnx optim overrides profiler "
+    "func futures fx hub jit library linalg masked mps mtia multiprocessing nn onnx optim overrides profiler "
     "random serialization signal special storage testing types utils version viz xpu"
 )
 _SWITCHES = (
@@ -224,6 +226,9 @@ _LATER = {
     **dict.fromkeys(_ANOMALY.split(), "kiln.autograd.anomaly_mode"),
     **dict.fromkeys(_AUTOCAST.split(), "kiln.amp.autocast_mode"),
     **dict.fromkeys(_SWITCHES.split(), "kiln.switches"),
+    "_assert": "kiln.switches",
+    "ScriptFunction": "kiln.jit",
+    "ScriptModule": "kiln.jit",
     "get_device_module": "kiln.accelerator",
     "AcceleratorError": "kiln.cuda.classes",
     "OutOfMemoryError": "kiln.cuda.classes",
@@ -246,6 +251,8 @@ def _found(name: str) -> _typing.Any:
         value = module if module.__name__ == f"kiln.{name}" else getattr(module, name)
     elif _registry.has_function(name):
         value = _registry.function(name)
+    elif name.startswith("_foreach_") and name in _import_module("kiln.foreach").NAMES:
+        value = _import_module("kiln.foreach").function(name)
     else:
         _no_attribute("kiln", name)
     globals()[name] = value

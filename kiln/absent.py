@@ -22,13 +22,13 @@ from kiln.errors import is_own
 _HINTS = (
     (
         "kiln runs on the CPU; ask kiln.cuda.is_available() before",
-        r"(cuda|xpu|mtia|mps|accelerator|backends)\..+ (cudnn|miopen|mkldnn)_.+ to_mkldnn ipu "
+        r"(cuda|xpu|mtia|mps|accelerator|backends|nn\.parallel)\..+ (cudnn|miopen|mkldnn)_.+ to_mkldnn ipu "
         "is_(maia|mkldnn|mtia|vulkan|xla|ipu)(_available)? "
         "Stream Event record_stream",
     ),
     (
         "kiln has no complex numbers",
-        "c(double|float|half) complex(32|64|128)? fft imag i?stft polar view_as_(complex|real)(_copy)? "
+        r"c(double|float|half) complex(32|64|128)? fft(\..+)? imag i?stft polar view_as_(complex|real)(_copy)? "
         "eig eigvals",
     ),
     (
@@ -63,15 +63,16 @@ _HINTS = (
         "PyTorch has it, kiln has not",
         "(conv_tb|ctc_los)[cs] LinearCrossEntropy.+ linear_cross_entropy "
         "(grouped|scaled|scaled_grouped)_mm convolution airy_ai grid_sampler.* "
-        "affine_grid_generator native_.+ batch_norm_.+ norm_except_dim lobpcg from_file "
+        "affine_grid_generator native_.+ batch_norm_.+ norm_except_dim lobpcg "
         "(frobenius|nuclear)_norm hash_tensor slice_inverse init_num_threads "
+        "flop_counter (.+\\.)?FlopCounterMode "
         "has_(lapack|mkl|openmp|spectral) .+Storage thread_safe_generator "
         "transfer_parametrizations_and_params .*DataPipe functionalize "
         "replace_all_batch_norm_modules_ set_module swap_tensors deterministic CheckpointPolicy "
-        "SelectiveCheckpointContext create_selective_checkpoint_contexts as_subclass dim_order "
+        "SelectiveCheckpointContext create_selective_checkpoint_contexts dim_order "
         "nested to_padded_tensor "
         "backcompat backend_registration BackwardHook cmake_prefix_path collect_env config cpp_backtrace "
-        "DeviceType emit_itt emit_nvtx enable_reentrant_dispatch EnforceUnique ExecutionTraceObserver "
+        "DeviceType emit_itt enable_reentrant_dispatch EnforceUnique ExecutionTraceObserver "
         "fallthrough_kernel generate_methods_for_privateuse1_backend get_capabilities get_cpp_backtrace "
         "get_ctx get_default_backend get_kernel get_overridable_functions get_testing_overrides "
         "infer_schema keep_portable_guards_unsafe keep_tensor_guards_unsafe KinetoStepTracker "
@@ -130,6 +131,37 @@ def refuse(name: str) -> NoReturn:
     NotImplementedError: jit.trace: kiln writes no programs that run elsewhere; kiln.compile makes ...
     """
     raise NotImplementedError(f"{name}{hint(name)}")
+
+
+class Refused:
+    """In the place of a function or class of PyTorch's that can only be named: a call of it is refused.
+
+    It is what `--missing` lists, as a name that is not there.
+
+    >>> Refused("distributed.rpc.init_rpc")("worker")
+    Traceback (most recent call last):
+        ...
+    NotImplementedError: distributed.rpc.init_rpc: kiln runs in one process
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = self.__qualname__ = name
+        self.__name__ = name.rpartition(".")[2]
+        self.__doc__ = f"NotImplementedError{hint(name)}."
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        refuse(self.name)
+
+    def __getitem__(self, item: Any) -> Any:  # of an annotation: `RRef[int]`
+        return self
+
+    def __or__(self, other: Any) -> Any:  # of an annotation: `RRef | None`
+        return self
+
+    __ror__ = __or__
+
+    def __repr__(self) -> str:
+        return f"<kiln.{self.name}, refused>"
 
 
 def asking() -> FrameType | None:

@@ -121,3 +121,8 @@ def get_num_interop_threads() -> int:
     True
     """
     return _kept["interop_threads"] or os.cpu_count() or 1
+
+
+def _assert(condition: Any, message: str) -> None:
+    """`assert condition, message` as a function, which libraries call."""
+    assert condition, message

@@ -11,9 +11,10 @@ from typing import Any
 
 from kiln.absent import hint_missing as _hint_missing
 from kiln.compiler import allow_in_graph, assume_constant_result, disable, is_compiling, reset
+from kiln.nn import Module as _Module
 
 __all__ = [
-    "TransformGetItemToIndex", "allow_in_graph", "assume_constant_result", "config", "disable", "graph_break",
+    "OptimizedModule", "TransformGetItemToIndex", "allow_in_graph", "assume_constant_result", "config", "disable", "graph_break",
     "is_compile_supported", "is_compiling", "mark_dynamic", "mark_static", "maybe_mark_dynamic", "reset",
 ]  # fmt: skip
 
@@ -22,6 +23,10 @@ config = SimpleNamespace(suppress_errors=False, verbose=False, cache_size_limit=
 
 class TransformGetItemToIndex(nullcontext[None]):
     """`with` it, an index that is a sample of a batch would be taken: it is anyway."""
+
+
+class OptimizedModule(_Module):
+    """What PyTorch's `compile` puts around a module. Here a compiled module is of its own class, and none is one."""
 
 
 def is_compile_supported(device_type: Any) -> bool:

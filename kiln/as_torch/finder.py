@@ -3,7 +3,7 @@
 torch             a module of its own: kiln's names, PyTorch's version
 torch.nn          the module kiln.nn itself
 torch._tensor     what PyTorch has in a file that kiln has elsewhere (PATHS)
-torch.fft         ModuleNotFoundError with a hint of what to do
+torch.sparse      ModuleNotFoundError with a hint of what to do
 """
 
 from __future__ import annotations
@@ -26,15 +26,21 @@ PATHS = {
     "_C": "kiln.as_torch.core",
     "_custom_ops": "kiln.library",
     "_dynamo._trace_wrapped_higher_order_op": "kiln.as_torch.dynamo",
+    "_dynamo.eval_frame": "kiln.as_torch.dynamo",
     "_dynamo.utils": "kiln.as_torch.dynamo",
     "_dynamo": "kiln.as_torch.dynamo",
     "_inductor": "kiln.as_torch.inductor",
     "_jit_internal": "kiln.jit",
+    "_subclasses": "kiln.as_torch.fake",
+    "_subclasses.fake_tensor": "kiln.as_torch.fake",
     "_tensor_str": "kiln.as_torch.tensor_str",
     "ao": "kiln.as_torch.quantization",
     "ao.nn": "kiln.as_torch.quantization",
     "ao.quantization": "kiln.as_torch.quantization",
+    "fft": "kiln.as_torch.fft",
     "functional": "kiln",
+    "fx.experimental": "kiln.as_torch.fake",
+    "fx.experimental.proxy_tensor": "kiln.as_torch.fake",
     "jit.annotations": "kiln.as_torch.annotations",
     "nn.attention.flex_attention": "kiln.as_torch.flex",
     "onnx.operators": "kiln.as_torch.symbols",
@@ -56,6 +62,8 @@ class Torch(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name in PATHS or name in _ABOVE:
             value: Any = import_module(f"torch.{name}")
+        elif name in ("PyTorchFileReader", "TensorType"):  # of torch._C's names, which torch has too
+            value = getattr(import_module("torch._C"), name)
         else:
             value = getattr(kiln, name)
         vars(self)[name] = value
@@ -175,7 +183,7 @@ def _torch(spec: ModuleSpec) -> Torch:
     own.update({n: value for n, value in dtypes.NAMES.items() if n not in known})
     own.update(finfo=dtypes.finfo, iinfo=dtypes.iinfo, _log_api_usage_once=lambda name: None)
     own.update(__version__=__version__, __file__=kiln.__file__, __path__=[], __spec__=spec)
-    vars(module).update(own)
+    vars(module).update(own, torch=module)
     return module
 
 

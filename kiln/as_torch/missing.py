@@ -40,7 +40,7 @@ def _short(file: str) -> str:
 
 def _pytorchs(name: str) -> str:
     """The name as PyTorch has it: `torch.nn.X` of `kiln.nn.X`."""
-    for path, module in PATHS.items():
+    for path, module in sorted(PATHS.items(), key=lambda item: len(item[0])):
         if module != "kiln" and name.startswith(f"{module}."):
             return f"torch.{path}.{name.removeprefix(f'{module}.')}"
     return f"torch.{name.removeprefix('kiln.')}" if name.startswith("kiln.") else name

@@ -110,7 +110,8 @@ def _in_tree(tree: ast.Module, file: str) -> Iterator[Missing]:
             gone = first_missing(name)
             line = getattr(node, "lineno", 0)
             if gone is not None and not is_tried(file, line):
-                yield Missing(file, line, gone, absent.hint(gone.rpartition(".")[2]))
+                hint = absent.hint(gone.rpartition(".")[2]) or absent.hint(gone.partition(".")[2])
+                yield Missing(file, line, gone, hint)
 
 
 def _is_torch(name: str) -> bool:
@@ -154,6 +155,6 @@ def first_missing(name: str) -> str | None:
                 here = import_module(path)
             except ImportError:
                 return path
-        if isinstance(here, absent.Absent):
+        if isinstance(here, (absent.Absent, absent.Refused)):
             return path
     return None

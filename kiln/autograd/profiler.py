@@ -217,6 +217,21 @@ def told(options: dict[str, Any]) -> Told:
     return Told(*(bool(options.get(name)) for name in names))
 
 
+class emit_nvtx:
+    """`with` it, ranges would be shown to NVIDIA's profiler. RuntimeError: kiln runs on the CPU."""
+
+    def __init__(self, enabled: bool = True, record_shapes: bool = False) -> None:
+        self.enabled = enabled
+
+    def __enter__(self) -> Any:
+        if self.enabled:
+            raise RuntimeError("emit_nvtx: kiln runs on the CPU; kiln.profiler.profile tells where time goes")
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        return None
+
+
 _OPTIONS = {
     "use_cuda", "use_device", "record_shapes", "with_flops", "profile_memory", "with_stack", "with_modules",
     "use_kineto", "use_cpu", "experimental_config", "acc_events", "custom_trace_id_callback",

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import typing as _typing
 from enum import Enum as _Enum
+from importlib import import_module as _import_module
 
-from kiln.absent import hint_missing as _hint_missing
+from kiln.absent import no_attribute as _no_attribute
 from kiln.absent import refuse as _refuse
 from kiln.device import refusal as _refusal
 
@@ -114,9 +115,18 @@ def _refused(name: str) -> _typing.NoReturn:
 globals().update({name: _refusal("distributed", name, _no_group) for name in _IN_A_GROUP.split()})
 globals().update({name: _refusal("distributed", name, _refused) for name in _MADE.split()})
 
+_FILES = ("fsdp", "optim", "rpc", "tensor")
+
+
+def _found(name: str) -> _typing.Any:
+    if name not in _FILES:
+        _no_attribute(__name__, name)
+    return _import_module(f"kiln.distributed.{name}")
+
+
 if _typing.TYPE_CHECKING:
 
     def __getattr__(name: str) -> _typing.Any: ...  # what refuses
 
 else:
-    _hint_missing(__name__)
+    __getattr__ = _found

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from kiln import _core
 from kiln.absent import hint_missing as _hint_missing
+from kiln.device import device
 from kiln.errors import describe, message, warn
 from kiln.files import write_atomically, write_to
 from kiln.ops.views.storage import UntypedStorage
@@ -43,6 +44,11 @@ __all__ = [
 ]
 
 Place = Callable[[UntypedStorage, str], UntypedStorage | None] | Any
+
+# names that libraries annotate with, and the protocol of pickles
+DEFAULT_PROTOCOL = 2
+FileLike = Path | IO[bytes]
+MAP_LOCATION = Callable[[UntypedStorage, str], UntypedStorage] | device | str | dict[str, str] | None
 
 
 @_core.Function

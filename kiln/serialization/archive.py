@@ -74,6 +74,10 @@ class Archive:
     def __contains__(self, name: str) -> bool:
         return self.folder + name in self._infos
 
+    def names(self) -> list[str]:
+        """The records' names, in the order of their bytes."""
+        return [name.removeprefix(self.folder) for name in self._infos]
+
     def find(self, name: str) -> Record:
         """Where a record is."""
         info = self._infos.get(self.folder + name)

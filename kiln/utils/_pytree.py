@@ -6,7 +6,7 @@ registered; whatever else is a leaf.
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -52,6 +52,29 @@ class TreeSpec:
         """Whether the tree is a leaf alone."""
         return self.type is None
 
+    @property
+    def num_nodes(self) -> int:
+        """How many containers and leaves there are."""
+        return 1 + sum(child.num_nodes for child in self._children)
+
+    def flatten_up_to(self, tree: Any) -> list[Any]:
+        """What of a tree stands where this one has leaves. ValueError where it is built otherwise."""
+        if self.type is None:
+            return [tree]
+        if _get_node_type(tree) is not self.type:
+            raise ValueError(f"Node type mismatch; expected {self.type}, but got {type(tree)}.")
+        children, context = SUPPORTED_NODES[self.type].flatten_fn(tree)
+        if len(children) != len(self._children):
+            raise ValueError(f"Node arity mismatch; expected {len(self._children)}, but got {len(children)}.")
+        if issubclass(self.type, dict) if isinstance(self.type, type) else False:
+            keys, found = _keys(self.type, self.context), _keys(self.type, context)
+            if set(keys) != set(found):
+                raise ValueError(f"Node keys mismatch; expected {keys}, but got {found}.")
+            children = [tree[key] for key in keys]
+        elif context != self.context and self.type is not deque:
+            raise ValueError(f"Node context mismatch; expected {self.context}, but got {context}.")
+        return [x for child, spec in zip(children, self._children) for x in spec.flatten_up_to(child)]
+
     def unflatten(self, leaves: Iterable[Any]) -> Any:
         """The tree of these leaves. ValueError for another number of them."""
         return tree_unflatten(leaves, self)
@@ -75,6 +98,11 @@ class LeafSpec(TreeSpec):
 
     def __init__(self) -> None:
         super().__init__(None, None, [])
+
+
+def _keys(kind: type, context: Any) -> Any:
+    """The keys in the context of a dict, or of one with a default."""
+    return context[1] if kind is defaultdict else context
 
 
 SUPPORTED_NODES: dict[Any, NodeDef] = {}
@@ -148,20 +176,50 @@ for _kind, _flatten, _unflatten in (
         lambda values, context: defaultdict(context[0], zip(context[1], values)),
     ),
     (deque, lambda d: (list(d), d.maxlen), lambda values, most: deque(values, maxlen=most)),
+    (namedtuple, lambda t: (list(t), type(t)), lambda values, kind: kind(*values)),
 ):
     register_pytree_node(_kind, _flatten, _unflatten)
 
 
-def _is_named(tree: Any) -> bool:
-    return isinstance(tree, tuple) and hasattr(tree, "_fields")
+def is_namedtuple_class(cls: Any) -> bool:
+    """Whether a class is that of named tuples."""
+    return isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields")
+
+
+def is_namedtuple(obj: Any) -> bool:
+    """Whether something is a named tuple, or the class of one."""
+    return is_namedtuple_class(obj if isinstance(obj, type) else type(obj))
+
+
+def is_namedtuple_instance(obj: Any) -> bool:
+    """Whether something is a named tuple."""
+    return is_namedtuple_class(type(obj))
+
+
+def is_structseq_class(cls: Any) -> bool:
+    """Whether a class is that of results which Python's C has: tuples with names but no `_fields`."""
+    return isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "n_sequence_fields")
+
+
+def is_structseq(obj: Any) -> bool:
+    """Whether something is such a result, or the class of one."""
+    return is_structseq_class(obj if isinstance(obj, type) else type(obj))
+
+
+def is_structseq_instance(obj: Any) -> bool:
+    """Whether something is such a result."""
+    return is_structseq_class(type(obj))
+
+
+def _get_node_type(tree: Any) -> Any:
+    """What SUPPORTED_NODES knows a container by: its class, `namedtuple` of named ones."""
+    kind = type(tree)
+    return namedtuple if kind not in SUPPORTED_NODES and is_namedtuple_class(kind) else kind
 
 
 def _node(tree: Any) -> NodeDef | None:
     """How a container is taken apart; None for a leaf."""
-    found = SUPPORTED_NODES.get(type(tree))
-    if found is None and _is_named(tree):
-        return NodeDef(type(tree), lambda t: (list(t), type(t)), lambda values, kind: kind(*values))
-    return found
+    return SUPPORTED_NODES.get(_get_node_type(tree))
 
 
 def tree_is_leaf(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> bool:
@@ -201,8 +259,7 @@ def tree_unflatten(leaves: Iterable[Any], treespec: TreeSpec) -> Any:
         if spec.type is None:
             return next(rest)
         children = [built(child) for child in spec._children]
-        node = SUPPORTED_NODES.get(spec.type)
-        return spec.type(*children) if node is None else node.unflatten_fn(children, spec.context)
+        return SUPPORTED_NODES[spec.type].unflatten_fn(children, spec.context)
 
     return built(treespec)
 
@@ -223,9 +280,11 @@ def tree_structure(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> T
 def tree_map(
     func: Callable[..., Any], tree: Any, *rests: Any, is_leaf: Callable[[Any], bool] | None = None
 ) -> Any:
-    """The tree of func(leaf), with leaves of further trees built alike."""
+    """The tree of func(leaf), with what stands there in further trees. ValueError where they are built
+    otherwise.
+    """
     leaves, spec = tree_flatten(tree, is_leaf)
-    others = [tree_flatten(rest, is_leaf)[0] for rest in rests]
+    others = [spec.flatten_up_to(rest) for rest in rests]
     return tree_unflatten([func(*xs) for xs in zip(leaves, *others)], spec)
 
 
@@ -241,6 +300,12 @@ def tree_map_only(kind: Any, func: Callable[[Any], Any], tree: Any, is_leaf: Any
     return tree_map(lambda x: func(x) if wanted(x) else x, tree, is_leaf=is_leaf)
 
 
+def tree_map_only_(kind: Any, func: Callable[[Any], Any], tree: Any, is_leaf: Any = None) -> Any:
+    """Calls func(leaf) of leaves of a type for what it does; the tree itself."""
+    tree_map_only(kind, func, tree, is_leaf)
+    return tree
+
+
 def tree_all(pred: Callable[[Any], bool], tree: Any) -> bool:
     """Whether something is so of every leaf."""
     return all(map(pred, tree_leaves(tree)))
@@ -249,3 +314,118 @@ def tree_all(pred: Callable[[Any], bool], tree: Any) -> bool:
 def tree_any(pred: Callable[[Any], bool], tree: Any) -> bool:
     """Whether something is so of a leaf."""
     return any(map(pred, tree_leaves(tree)))
+
+
+def tree_all_only(kind: Any, pred: Callable[[Any], bool], tree: Any, is_leaf: Any = None) -> bool:
+    """Whether something is so of every leaf of a type."""
+    return all(pred(x) for x in tree_leaves(tree, is_leaf) if isinstance(x, kind))
+
+
+def tree_any_only(kind: Any, pred: Callable[[Any], bool], tree: Any, is_leaf: Any = None) -> bool:
+    """Whether something is so of a leaf of a type."""
+    return any(pred(x) for x in tree_leaves(tree, is_leaf) if isinstance(x, kind))
+
+
+def _broadcast_to_and_flatten(tree: Any, treespec: TreeSpec, is_leaf: Any = None) -> list[Any] | None:
+    """What of a tree stands for each leaf of a description, a leaf for all that is below it; None where the
+    two are built otherwise.
+    """
+    if tree_is_leaf(tree, is_leaf):
+        return [tree] * treespec.num_leaves
+    if treespec.type is None or _get_node_type(tree) is not treespec.type:
+        return None
+    children, context = SUPPORTED_NODES[treespec.type].flatten_fn(tree)
+    if len(children) != len(treespec._children) or context != treespec.context:
+        return None
+    found: list[Any] = []
+    for child, spec in zip(children, treespec._children):
+        below = _broadcast_to_and_flatten(child, spec, is_leaf)
+        if below is None:
+            return None
+        found += below
+    return found
+
+
+# where leaves stand: tuples of keys
+
+KeyPath: TypeAlias = tuple[Any, ...]
+
+
+def _places(tree: Any, children: list[Any], context: Any) -> list[Any]:
+    """The keys of a container's children."""
+    kind = _get_node_type(tree)
+    if kind is namedtuple:
+        return [GetAttrKey(name) for name in context._fields]
+    if kind in (dict, OrderedDict, defaultdict):
+        return [MappingKey(key) for key in _keys(kind, context)]
+    with_keys = SUPPORTED_NODES[kind].flatten_with_keys_fn
+    if with_keys is not None:
+        return [key for key, _ in with_keys(tree)[0]]
+    return [SequenceKey(k) for k in range(len(children))]
+
+
+def tree_leaves_with_path(
+    tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> list[tuple[KeyPath, Any]]:
+    """The leaves, each with the keys that lead to it.
+
+    >>> [(keystr(path), leaf) for path, leaf in tree_leaves_with_path({"a": [1, 2]})]
+    [("['a'][0]", 1), ("['a'][1]", 2)]
+    """
+    if tree_is_leaf(tree, is_leaf):
+        return [((), tree)]
+    node: Any = _node(tree)
+    children, context = node.flatten_fn(tree)
+    return [
+        ((key, *path), leaf)
+        for key, child in zip(_places(tree, children, context), children)
+        for path, leaf in tree_leaves_with_path(child, is_leaf)
+    ]
+
+
+def tree_flatten_with_path(
+    tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[tuple[KeyPath, Any]], TreeSpec]:
+    """The leaves with the keys that lead to them, and the description."""
+    return tree_leaves_with_path(tree, is_leaf), tree_structure(tree, is_leaf)
+
+
+def tree_map_with_path(
+    func: Callable[..., Any], tree: Any, *rests: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
+    """The tree of func(keys, leaf), with what stands there in further trees."""
+    leaves, spec = tree_flatten_with_path(tree, is_leaf)
+    others = [spec.flatten_up_to(rest) for rest in rests]
+    return tree_unflatten([func(path, leaf, *more) for (path, leaf), *more in zip(leaves, *others)], spec)
+
+
+def keystr(kp: KeyPath) -> str:
+    """Keys as a program would write them: "['a'][0].name"."""
+    return "".join(f".{k.name}" if isinstance(k, GetAttrKey) else f"[{k[0]!r}]" for k in kp)
+
+
+def key_get(obj: Any, kp: KeyPath) -> Any:
+    """What stands there in a tree."""
+    for key in kp:
+        obj = getattr(obj, key.name) if isinstance(key, GetAttrKey) else obj[key[0]]
+    return obj
+
+
+def register_dataclass(
+    cls: type, *, field_names: list[str] | None = None, drop_field_names: list[str] | None = None,
+    serialized_type_name: str | None = None,
+) -> None:  # fmt: skip
+    """From now on a dataclass is a container of its fields, without those in `drop_field_names`."""
+    names = [name for name in getattr(cls, "__dataclass_fields__", {}) if name not in (drop_field_names or [])]
+    names = names if field_names is None else field_names
+
+    def flatten(x: Any) -> tuple[list[Any], Any]:
+        return [getattr(x, name) for name in names], names
+
+    def flatten_with_keys(x: Any) -> tuple[list[Any], Any]:
+        return [(GetAttrKey(name), getattr(x, name)) for name in names], names
+
+    register_pytree_node(
+        cls, flatten, lambda values, names: cls(**dict(zip(names, values))),
+        flatten_with_keys_fn=flatten_with_keys,
+    )  # fmt: skip

@@ -232,6 +232,28 @@ def set_checkpoint_debug_enabled(enabled: bool | None) -> Any:
     return _debug.during(enabled)
 
 
+def get_device_states(*args: Any) -> tuple[list[int], list[Tensor]]:
+    """The random states of the accelerators that tensors in `args` are on: none.
+
+    >>> kiln.utils.checkpoint.get_device_states(kiln.ones(2))
+    ([], [])
+    """
+    return [], []
+
+
+def set_device_states(devices: Iterable[Any], states: Iterable[Any], *, device_type: str | None = None) -> None:
+    """Puts back what `get_device_states` gave."""
+    for device in devices:
+        raise ValueError(message("set_device_states", "no devices", describe(device), "kiln runs on the CPU"))
+
+
+def detach_variable(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments, tensors without their history; RuntimeError for what is no tuple."""
+    if not isinstance(inputs, tuple):
+        raise RuntimeError("Only tuple of tensors is supported. Got Unsupported input type: ", type(inputs).__name__)
+    return tuple(x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in inputs)
+
+
 def noop_context_fn() -> tuple[Any, Any]:
     """What context_fn is if it is not given: two context managers that do nothing."""
     return nullcontext(), nullcontext()

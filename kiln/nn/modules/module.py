@@ -7,6 +7,7 @@ from typing import Any
 
 from kiln.nn.hooks import Everywhere, RemovableHandle
 from kiln.nn.module import Module as Module
+from kiln.nn.state import EXTRA as _EXTRA_STATE_KEY_SUFFIX  # noqa: F401  # libraries look for such entries
 from kiln.nn.state import _IncompatibleKeys as _IncompatibleKeys
 
 __all__ = [

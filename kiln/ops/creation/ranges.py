@@ -22,6 +22,7 @@ from kiln.ops.creation.data import as_tensor, from_numpy, frombuffer, tensor
 from kiln.ops.elementwise.arithmetic import clone, convert
 from kiln.ops.elementwise.public_arithmetic import pow
 from kiln.ops.views.core_views import as_strided, permute
+from kiln.ops.views.storage import UntypedStorage
 from kiln.table.arguments import dtype_name, run
 from kiln.table.kinds import FLOATS
 from kiln.table.public import methods, public
@@ -187,7 +188,7 @@ forms(
 def asarray(
     obj: Any, *, dtype: Any = None, device: Any = None, copy: bool | None = None, requires_grad: bool = False
 ) -> Any:
-    """`obj` (a tensor, a NumPy array, bytes, numbers, sequences) as a tensor, sharing its memory where
+    """`obj` (a tensor, a NumPy array, a storage, bytes, numbers, sequences) as a tensor, sharing its memory where
     there is one and the dtype stays; `copy` says that it must not (True) or must (False).
 
     ValueError where it cannot share memory and must.
@@ -197,6 +198,8 @@ def asarray(
     """
     if isinstance(obj, (bytes, bytearray, memoryview)):
         obj = frombuffer(obj, dtype=chosen_dtype(dtype))
+    if isinstance(obj, UntypedStorage):  # its bytes, as elements of the dtype
+        obj = obj.elements(obj._dtype if dtype is None else getattr(_core, chosen_dtype(dtype)))
     result = as_tensor(obj, dtype, device)
     shares = isinstance(obj, _core.Tensor) or hasattr(obj, "__array_interface__")
     kept = shares and (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,15 @@ class UntypedStorage:
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner.detach()
+
+    @classmethod
+    def from_file(cls, filename: str | os.PathLike[str], shared: bool = False, nbytes: int = 0) -> Any:
+        """The first bytes of a file as memory, read from there when they are looked at.
+
+        What is written to it stays in this process; with `shared` it goes to the file, which is made, or grows,
+        to that many bytes. RuntimeError for a file that cannot be opened, or that is smaller.
+        """
+        return cls(_mapped(os.fspath(filename), shared, nbytes))
 
     def data_ptr(self) -> int:
         """The address of the memory's first byte; 0 if it has none."""
@@ -78,6 +88,10 @@ class UntypedStorage:
         """A copy in memory of its own."""
         return type(self)(self._elements().clone())
 
+    def untyped(self) -> UntypedStorage:
+        """The same memory, byte by byte."""
+        return self
+
     def cpu(self) -> Any:
         """The memory in main memory, where it is."""
         return self
@@ -85,14 +99,45 @@ class UntypedStorage:
     def __len__(self) -> int:
         return self.size()
 
-    def __getitem__(self, index: int) -> Any:
-        return self._elements()[index].item()
+    def __getitem__(self, index: int | slice) -> Any:
+        """An element as a Python number; of untyped memory a stretch too, which shares it."""
+        if not isinstance(index, slice):
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"index {index} out of range for storage of size {len(self)}")
+            return self._elements()[index].item()
+        start, stop, step = index.indices(len(self))
+        if step != 1:
+            raise RuntimeError(f"Trying to slice with a step of {step}, but only a step of 1 is supported")
+        return self._stretch(start, max(start, stop))
+
+    def _stretch(self, start: int, stop: int) -> Any:
+        return _Stretch(self._elements()[start:stop])
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.tolist())
 
     def __repr__(self) -> str:
-        return f"kiln.{type(self).__name__}(device={CPU}) of size {len(self)}"
+        return f"kiln.UntypedStorage(device={CPU}) of size {len(self)}"
+
+
+class _Stretch(UntypedStorage):
+    """Some bytes of memory that goes on before or after them."""
+
+    __slots__ = ()
+
+    def data_ptr(self) -> int:
+        """The address of the first byte."""
+        address: int = self._owner.data_ptr()
+        return address
+
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+        count: int = self._owner.numel()
+        return count
+
+    def elements(self, dtype: Any) -> Any:
+        """Its bytes as whole elements of `dtype`, from the first one on."""
+        return self._owner[: self.nbytes() // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
 class TypedStorage(UntypedStorage):
@@ -117,8 +162,60 @@ class TypedStorage(UntypedStorage):
         """The same memory, byte by byte."""
         return UntypedStorage(self._owner)
 
+    def _stretch(self, start: int, stop: int) -> Any:
+        raise RuntimeError("slices are only supported in UntypedStorage.__getitem__")
+
     def __repr__(self) -> str:
         return f"kiln.TypedStorage(dtype={self.dtype}, device={CPU}) of size {len(self)}"
+
+
+def _mapped(filename: str, shared: bool, nbytes: int) -> Any:
+    """The first bytes of a file as a tensor."""
+    import mmap
+
+    mode = (os.O_RDWR | os.O_CREAT) if shared else os.O_RDONLY
+    try:  # what is no file is not waited for
+        opened = os.open(filename, mode | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0), 0o600)
+    except OSError as error:
+        how = "read-write" if shared else "read-only"
+        said = f"unable to open file <{filename}> in {how} mode: {error.strerror} ({error.errno})"
+        raise RuntimeError(said) from None
+    try:
+        held = os.fstat(opened).st_size
+        if held < nbytes and not shared:
+            raise RuntimeError(
+                f"file <{filename}> size <{held}> is smaller than the required mapping size <{nbytes}>"
+            )
+        if held < nbytes:
+            os.truncate(opened, nbytes)
+        if not nbytes:
+            return empty(0, dtype=_core.uint8)
+        how_to = mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY
+        return _core.frombuffer(mmap.mmap(opened, nbytes, access=how_to), "uint8", nbytes, 0)
+    finally:
+        os.close(opened)
+
+
+@public("from_file", method=False, dtypes="", differentiable=False)
+def from_file(
+    filename: str, shared: bool | None = None, size: int | None = 0, *, dtype: Any = None,
+    layout: Any = None, device: Any = None, pin_memory: bool = False, requires_grad: bool = False,
+) -> Any:  # fmt: skip
+    """The first `size` elements of a file, in the order of this machine's bytes, where they are in the file.
+
+    What is written to the tensor stays in this process; with `shared` it goes to the file, which is made, or
+    grows. RuntimeError for a file that cannot be opened, or that is smaller.
+
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "numbers")
+    >>> kiln.from_file(path, shared=True, size=3).copy_(kiln.arange(3.0))
+    tensor([0., 1., 2.])
+    >>> kiln.from_file(path, size=2)
+    tensor([0., 1.])
+    """
+    kind = _core.get_default_dtype() if dtype is None else dtype
+    made = _mapped(os.fspath(filename), bool(shared), (size or 0) * kind.itemsize).view(kind)
+    return made.requires_grad_() if requires_grad else made
 
 
 def untyped_storage(self: Any) -> UntypedStorage:
@@ -290,7 +387,27 @@ def resize_as_(input: Any, the_template: Any, *, memory_format: Any = None) -> A
     return resize_(input, tuple(the_template.shape))
 
 
+def as_subclass(self: Any, cls: Any) -> Any:
+    """The tensor as one of a class of the program's own: the same memory and history, without a call of `cls`.
+
+    What is computed with it is plain tensors again.
+
+    >>> class Named(kiln.Tensor):
+    ...     name = "a"
+    >>> x = kiln.ones(2, requires_grad=True).as_subclass(Named)
+    >>> x.name, x.is_leaf, type(x + 1) is kiln.Tensor
+    ('a', False, True)
+    """
+    if not isinstance(cls, type) or not issubclass(cls, _core.Tensor):
+        raise TypeError(message("as_subclass", "a class of tensors", describe(cls)))
+    made = _core.Tensor._make_subclass(cls, self.detach())
+    if not (self.requires_grad and _core.grad_enabled()):
+        return made
+    return becoming(made, "as_subclass", lambda _: self.view(self.shape))
+
+
 methods({
+    "as_subclass": as_subclass,
     "untyped_storage": untyped_storage,
     "storage": storage,
     "is_set_to": is_set_to,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from kiln.errors import message
 from kiln.table.callables import hide_frames
 from kiln.utils.data._utils import worker
 
+np_str_obj_array_pattern = re.compile("[SaUO]")  # of dtypes that become no tensors; libraries ask it
 MOST_DEPTH = 200  # of a sample: beyond that it contains itself
 _REFUSED = "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found {}"
 
