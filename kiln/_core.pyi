@@ -54,7 +54,7 @@ bfloat16: dtype
 float32: dtype
 float64: dtype
 
-class Size(tuple[int, ...]):
+class Size(tuple[int, ...]):  # its slices and sums are sizes too
     def numel(self) -> int: ...
 
 class Node:

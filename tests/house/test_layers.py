@@ -91,7 +91,7 @@ ALLOWED = {
     },
 }  # fmt: skip
 # these see everything below them
-TOPS = {"__init__", "__main__", "as_torch", "cli", "testing"}
+TOPS = {"__init__", "__main__", "as_torch", "cli", "einops", "testing"}
 
 # what is imported by the function that needs it, with the reason: third-party modules wherever it is
 LATE = {
@@ -127,7 +127,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/nn/modules/__init__.py": {"*": "PyTorch's names of files, each another module's here"},
     "kiln/distributions/__init__.py": {"*": "as there"},
     "kiln/table/registry.py": {"*": "a family comes with the first of its names"},
-    "kiln/late.py": {"*": "`later` itself"},
+    "kiln/late.py": {"*": "`later` itself", "importlib.util": "when another package is found"},
     # what only an error needs
     "kiln/ops/__init__.py": {"kiln.table.mistakes": "when a call fails"},
     "kiln/nn/module.py": {"kiln.table.mistakes": "when a call fails"},
