@@ -1,5 +1,5 @@
-"""Functions that are imported when they are first called; what comes with another package; imports that a fork or
-Ctrl-C cuts off.
+"""Functions that are imported when they are first called; what comes with another package; imports that a
+fork or Ctrl-C cuts off.
 
 A leaf that imports nothing of kiln.
 """
@@ -42,7 +42,7 @@ class Beside:
             sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """The module's own spec, whose loader goes on to kiln's when it is done; None for any other module."""
+        """The module's own spec, whose loader goes on to kiln's when it is done; None for other modules."""
         if name != self._package:
             return None
         sys.meta_path.remove(self)

@@ -4,8 +4,9 @@
     Places().here()                 the lines and the modules of the code that runs now
     Calls                           a watcher that keeps what profilers show of each call
 
-The core asks at one place (`on_call` in native/call/dispatch.cpp): a branch when nobody watches. Views launch no
-kernel and are not told; nor is what NumPy and SciPy compute. In backward a call says whose derivative it is.
+The core asks at one place (`on_call` in native/call/dispatch.cpp): a branch when nobody watches. Views
+launch no kernel and are not told; nor is what NumPy and SciPy compute. In backward a call says whose
+derivative it is.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Any, NamedTuple
 from kiln import _core
 from kiln.errors import is_own
 
-# number, name of the function, its handle, operands (tensors and numbers), number of the call whose derivative
-# it is or 0, whether it is recorded for a program
+# number, name of the function, its handle, operands (tensors and numbers), number of the call whose
+# derivative it is or 0, whether it is recorded for a program
 Watcher = Callable[[int, str, Any, tuple[Any, ...], int, bool], None]
 
 _watchers: list[Watcher] = []
@@ -41,9 +42,7 @@ def end(watcher: Watcher) -> None:
         _core.set_watcher(None)
 
 
-def _tell(
-    name: str, handle: Any, operands: tuple[Any, ...], forward: int, recorded: bool
-) -> int:
+def _tell(name: str, handle: Any, operands: tuple[Any, ...], forward: int, recorded: bool) -> int:
     number = next(_numbers)
     for watcher in tuple(_watchers):
         watcher(number, name, handle, operands, forward, recorded)
@@ -79,7 +78,7 @@ class Place(NamedTuple):
 
 
 def running() -> tuple[list[Line], list[Any]]:
-    """The lines that run now, the innermost first, and the modules whose forward does, the outermost first."""
+    """The lines that run now, the innermost first, and the modules that are called, the outermost first."""
     lines: list[Line] = []
     modules: list[Any] = []
     call = _module_call()
@@ -125,7 +124,9 @@ def _module_call() -> CodeType | None:
 
 
 def _names(modules: Sequence[Any]) -> Iterable[Layer]:
-    """A module is named as in the one around it, or else as in the outermost; a stranger to both by its class."""
+    """A module is named as in the one around it, or else as in the outermost; a stranger to both by its
+    class.
+    """
     root: Any = None
     around: Any = None
     path = ""

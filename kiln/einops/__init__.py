@@ -4,8 +4,8 @@
     einops.rearrange(x, "b c h w -> b (c h w)")
     kiln.einops.Rearrange("b c h w -> b (c h w)")       a layer, like einops.layers.torch's
 
-einops looks for a library among the classes that derive from its `AbstractBackend`; this module has that of kiln. It
-is imported with einops, whichever of the two a program imports first.
+einops looks for a library among the classes that derive from its `AbstractBackend`; this module has that of
+kiln. It is imported with einops, whichever of the two a program imports first.
 """
 
 from __future__ import annotations

@@ -35,7 +35,9 @@ class Drawing:
 
     @property
     def html(self) -> str:
-        """The picture as a part of a page, with modules as boxes; a click opens one, and shows what is inside."""
+        """The picture as a part of a page, with modules as boxes; a click opens one, and shows what is
+        inside.
+        """
         return page(self._folded, self._summary, _drawn)
 
     @property
@@ -44,8 +46,8 @@ class Drawing:
         return dot.text(self._picture)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the picture to a file that ends in .svg, .html (where modules can be opened), .dot or .gv, in one
-        move; ValueError for another ending.
+        """Writes the picture to a file that ends in .svg, .html (where modules can be opened), .dot or .gv,
+        in one move; ValueError for another ending.
         """
         ending = os.path.splitext(os.fspath(path))[1].lower()
         if ending not in (".svg", ".html", ".dot", ".gv"):
@@ -79,14 +81,14 @@ def graph(
     name (`dict(model.named_parameters())`): leaves, results of ops, data. `data=False` leaves out tensors
     without gradients, `saved=True` draws what was kept for backward.
 
-    `depth` draws modules that lie so deep as one box each (1: those that the outermost calls); saved as .html,
-    or by `.html`, the picture has boxes that open. An op that reads a module's parameters is the module's;
-    another one is found by its line and by what stands around it. A graph of more than `max_nodes` ops is folded
-    as far as it must be; without names of modules chains are drawn as one box, and only the latest are shown: a
-    note below says so.
+    `depth` draws modules that lie so deep as one box each (1: those that the outermost calls); saved as
+    .html, or by `.html`, the picture has boxes that open. An op that reads a module's parameters is the
+    module's; another one is found by its line and by what stands around it. A graph of more than
+    `max_nodes` ops is folded as far as it must be; without names of modules chains are drawn as one box,
+    and only the latest are shown: a note below says so.
 
-    Nothing is computed, and the drawing keeps nothing of the graph alive. TypeError for another `y`, ValueError
-    for no depth.
+    Nothing is computed, and the drawing keeps nothing of the graph alive. TypeError for another `y`,
+    ValueError for no depth.
 
     >>> x = kiln.tensor(2.0, requires_grad=True)
     >>> picture = kiln.viz.graph(x * x + 3 * x + 1, {"x": x})

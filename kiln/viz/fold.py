@@ -1,9 +1,9 @@
 """Which module a recorded op belongs to, and the ops of a module as one group.
 
 The graph does not know modules. What is known of each op are the parameters it reads, whose names say modules
-("blocks.0.attn.weight"), and its line. An op that reads a module's parameters is the module's. Another one, on a line
-of a class's forward, is of the instance of that class whose ops stand around it; and what lies between two ops belongs
-to the innermost module that both are in. What none of this tells is no module's.
+("blocks.0.attn.weight"), and its line. An op that reads a module's parameters is the module's. Another one,
+on a line of a class's forward, is of the instance of that class whose ops stand around it; and what lies
+between two ops belongs to the innermost module that both are in. What none of this tells is no module's.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def owners(calls: Sequence[Call], modules: Modules) -> dict[Call, Path]:
 def _nearest(
     calls: Sequence[Call], beside: dict[Call, list[Call]], own: dict[Call, Path], modules: Modules
 ) -> dict[Call, list[_Near]]:
-    """Of each call the nearest calls with a module, in one direction; `calls` stand so that those come first."""
+    """Of each call the nearest with a module, in one direction; `calls` stand so that those come first."""
     found: dict[Call, list[_Near]] = {}
     when = {call: k for k, call in enumerate(calls)}  # the later, the nearer to those that come after it
     for call in calls:
@@ -134,7 +134,7 @@ def _instances(near: list[_Near], instances: list[Path]) -> list[Path]:
 
 
 class Fold:
-    """Calls of one module, down to a depth, that can be drawn as one box; a call above that depth is alone."""
+    """Calls of one module, down to a depth, that can be one box; a call above that depth is alone."""
 
     __slots__ = ("after", "calls", "path")
 

@@ -1,4 +1,6 @@
-"""A picture of modules as a page: each box of a module opens a part below, with the picture of what is inside."""
+"""A picture of modules as a page: each box of a module opens a part below, with the picture of what is
+inside.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,12 @@ _SCRIPT = """
 
 
 def page(picture: Picture, summary: str, draw: Callable[[Picture, dict[int, str]], str]) -> str:
-    """The part of a page that shows a picture; `draw` makes SVG of one, boxes being links where it is told."""
+    """The part of a page that shows a picture; `draw` makes SVG of one, with links of boxes to ids."""
     name = theme.new_name()
     parts = [
         f'<div id="{name}" style="font-family:{escape(theme.FONT)};font-size:13px">',
-        f"<style>#{name} details{{margin:6px 0 6px 14px;padding-left:8px;border-left:2px solid {theme.GREY}55}}"
+        f"<style>#{name} details{{margin:6px 0 6px 14px;padding-left:8px;"
+        f"border-left:2px solid {theme.GREY}55}}"
         f"#{name} summary{{cursor:pointer;padding:2px 0}}#{name} .kiln-fold{{overflow-x:auto}}"
         f"#{name} a:hover rect{{stroke-width:2.4}}</style>",
         f"<div>{escape(summary)}</div>",

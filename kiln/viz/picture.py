@@ -1,5 +1,5 @@
-"""From a trace to boxes and arrows: what is shown, where chains and modules are drawn as one, where the picture
-ends.
+"""From a trace to boxes and arrows: what is shown, where chains and modules are drawn as one, where the
+picture ends.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Picture(NamedTuple):
 
 
 class _Group:
-    """A call, a chain of calls that is drawn as one (the last of them gives the result), or those of a module."""
+    """A call, a chain of calls that is drawn as one (the last gives the result), or those of a module."""
 
     __slots__ = ("calls", "path")
 
@@ -82,8 +82,8 @@ def picture(
     depth: int | None = None,
     modules: Modules | None = None,
 ) -> Picture:
-    """The boxes and arrows of a trace, of at most about `max_nodes` calls; modules that lie `depth` deep, or as
-    deep as there is room for, as one box each.
+    """The boxes and arrows of a trace, of at most about `max_nodes` calls; modules that lie `depth` deep,
+    or as deep as there is room for, as one box each.
     """
     modules = modules or Modules()
     calls = consumers_first(found.calls)[::-1]
@@ -174,9 +174,7 @@ def _in_chains(calls: list[Call]) -> list[_Group]:
 class _Maker:
     """Gathers boxes and arrows."""
 
-    def __init__(
-        self, found: Trace, data: bool, saved: bool, kinds: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, found: Trace, data: bool, saved: bool, kinds: dict[str, str] | None = None) -> None:
         self.found = found
         self.kinds = kinds or {}
         self.data, self.saved = data, saved
@@ -217,8 +215,8 @@ class _Maker:
             self.of[call] = at
 
     def add_arrows(self, group: _Group, outside: bool = False) -> None:
-        """The arrows into a call, with leaves, data and saved tensors where they are first used; `outside`: what
-        comes from elsewhere is drawn as what is given.
+        """The arrows into a call, with leaves, data and saved tensors where they are first used; `outside`:
+        what comes from elsewhere is drawn as what is given.
         """
         target = self.of[group.calls[-1]]
         memory = {s.place: s.memory for s in group.calls[-1].saved if s.role == "input"}
@@ -231,10 +229,7 @@ class _Maker:
             elif source in self.of:
                 at = self.of[source]
             elif source is not None and outside:
-                key = ("given", source, given.output)
-                shown = words.array(given.dtype, given.shape)
-                box = Box("given", "input", (shown,), f"given: {shown}, of {source.title}")
-                at = self.of[key] if key in self.of else self.add(box, key)
+                at = self.given_box(source, given)
             elif source is not None:  # beyond the edge of the picture
                 key = ("more", target)
                 at = self.of[key] if key in self.of else self.add(Box("more", "…", (), "earlier ops"), key)
@@ -245,6 +240,13 @@ class _Maker:
             self.connect(at, target, port, given.output, words.array(given.dtype, given.shape))
         if self.saved:
             self.add_saved(group.calls[-1], target)
+
+    def given_box(self, source: Call, given: Input) -> int:
+        """The box of what comes from outside of the picture."""
+        key = ("given", source, given.output)
+        shown = words.array(given.dtype, given.shape)
+        box = Box("given", "input", (shown,), f"given: {shown}, of {source.title}")
+        return self.of[key] if key in self.of else self.add(box, key)
 
     def data_box(self, given: Input, memory: int) -> int:
         """The box of a tensor without gradient; one that is known to be the same has one."""
@@ -330,7 +332,9 @@ def _leaf_box(leaf: Leaf) -> Box:
 
 def _module_box(calls: Sequence[Call], name: str, kinds: dict[str, str]) -> Box:
     last = calls[-1]
-    own = {s for call in calls for s in call.sources() if isinstance(s, Leaf) and s.name.startswith(f"{name}.")}
+    own = {
+        s for call in calls for s in call.sources() if isinstance(s, Leaf) and s.name.startswith(f"{name}.")
+    }
     elements = 0
     for leaf in own:
         count = 1

@@ -123,7 +123,8 @@ def _box(box: Box, size: tuple[float, float], centre: Point) -> str:
             f'class="line" fill="{theme.FAINT}">{escape(line)}</text>'
         )
     return (
-        f'<g text-anchor="middle" class="{box.kind}"><title>{escape(box.tip)}</title><rect x="{left:.1f}" y="{top:.1f}" '
+        f'<g text-anchor="middle" class="{box.kind}"><title>{escape(box.tip)}</title>'
+        f'<rect x="{left:.1f}" y="{top:.1f}" '
         f'width="{width:.1f}" height="{height:.1f}" rx="{min(round_, 14):.0f}" fill="{fill}" '
         f'stroke="{border}" stroke-width="1.3"{dashed}/>{"".join(texts)}</g>'
     )
@@ -135,7 +136,8 @@ def _legend(kinds: list[str]) -> tuple[list[str], float]:
     for kind in kinds:
         fill, border, name = COLOURS[kind]
         parts.append(
-            f'<rect class="{kind}" x="{x:.1f}" y="1" width="12" height="10" rx="3" fill="{fill}" stroke="{border}"/>'
+            f'<rect class="{kind}" x="{x:.1f}" y="1" width="12" height="10" rx="3" fill="{fill}" '
+            f'stroke="{border}"/>'
             f'<text x="{x + 17:.1f}" y="10">{name}</text>'
         )
         x += 17 + words.width(name, _LINE) + 14

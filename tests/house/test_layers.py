@@ -72,8 +72,8 @@ ALLOWED = {
     "optim": {"_core", "ops", "tensor", "autograd", "table", "nn"},
     "multiprocessing": {"_core", "ops", "nn"},
     "utils": {
-        "_core", "ops", "tensor", "autograd", "table", "capture", "files", "serialization", "nn", "multiprocessing",
-        "hub",
+        "_core", "ops", "tensor", "autograd", "table", "capture", "files", "serialization", "nn",
+        "multiprocessing", "hub",
     },  # fmt: skip
     "datasets": {"_core", "ops", "tensor", "utils"},
     "serialization": {"_core", "ops", "tensor", "files", "device", "layout", "nn"},
@@ -123,7 +123,8 @@ LATE_IN: dict[str, dict[str, str]] = {
         "*": "a name of PyTorch's is imported when the program imports it",
         "kiln.as_torch.installed": "importlib.metadata, 20 ms, which few programs ask",
     },
-    "kiln/viz/__init__.py": {"kiln.viz.drawing": "the profiler needs none of it"},
+    "kiln/viz/__init__.py": {"*": "the profiler needs no picture, a curve no graph"},
+    "kiln/einops/__init__.py": {"kiln.einops.layers": "most programs use einops' functions"},
     "kiln/nn/modules/__init__.py": {"*": "PyTorch's names of files, each another module's here"},
     "kiln/distributions/__init__.py": {"*": "as there"},
     "kiln/table/registry.py": {"*": "a family comes with the first of its names"},
@@ -172,8 +173,8 @@ LATE_IN: dict[str, dict[str, str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 8470
-LONGEST_BINDING = 5160  # the C API spelled out, which the core proper does not see
+LONGEST_CORE = 8490
+LONGEST_BINDING = 5190  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))

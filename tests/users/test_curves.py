@@ -39,7 +39,7 @@ def test_every_form_of_a_series_draws_the_same() -> None:
         kiln.tensor(ys, requires_grad=True),
         [kiln.tensor(y) for y in ys],
         {"y": ys},
-        {"y": {k: y for k, y in enumerate(ys)}},
+        {"y": dict(enumerate(ys))},
         {"y": list(enumerate(ys))},
         [{"y": y, "name": "no number"} for y in ys],
         [{"step": k, "y": y} for k, y in enumerate(ys)],
@@ -62,7 +62,9 @@ def test_a_logarithmic_axis_and_gaps() -> None:
     assert max(steps) - min(steps) < 0.2 and steps[0] > 10
     assert {"1", "0.1", "0.01", "0.001"} <= set(texts(kiln.viz.curves(values, log="y")))
     gaps = kiln.viz.curves([1.0, math.nan, 2.0, 3.0, math.inf, 0.0, 4.0], log="y")
-    path = next(p for p in ElementTree.fromstring(gaps.svg).iter(f"{SVG}path") if p.get("stroke-width") == "2")
+    path = next(
+        p for p in ElementTree.fromstring(gaps.svg).iter(f"{SVG}path") if p.get("stroke-width") == "2"
+    )
     assert (path.get("d") or "").count("M") == 3 and len(points(gaps)[0]) == 4
     dots = [p for p in ElementTree.fromstring(gaps.svg).iter(f"{SVG}path") if p.get("stroke-width") == "6"]
     assert len(dots) == 1 and (dots[0].get("d") or "").count("h0") == 2

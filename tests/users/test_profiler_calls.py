@@ -1,4 +1,6 @@
-"""What profiles tell of each kernel: shapes, lines, modules; tables, folded stacks, traces and flame graphs of them."""
+"""What profiles tell of each kernel: shapes, lines, modules; tables, folded stacks, traces and flame graphs
+of them.
+"""
 
 from __future__ import annotations
 
@@ -216,7 +218,9 @@ def test_a_flame_graph(tmp_path: Path) -> None:
         model(X).sum().backward()
     graph = profile.flame_graph(tmp_path / "flame.html")
     page = (tmp_path / "flame.html").read_text()
-    assert page.startswith("<!doctype html>") and graph.svg in page and "http" not in page.replace(SVG[1:-1], "")
+    assert (
+        page.startswith("<!doctype html>") and graph.svg in page and "http" not in page.replace(SVG[1:-1], "")
+    )
     boxes = boxes_of(graph)
     found = {(g.get("data-t"), int(g.get("data-d") or 0)): g for g in boxes}
     assert {("all", 0), ("forward", 1), ("backward", 1), ("Net", 2), ("a (Linear)", 3)} <= set(found)

@@ -1,4 +1,6 @@
-"""`kiln.summary` and `kiln.utils.flop_counter`: products counted beside arithmetic and PyTorch; what is left alone."""
+"""`kiln.summary` and `kiln.utils.flop_counter`: products counted beside arithmetic and PyTorch; what is
+left alone.
+"""
 
 from __future__ import annotations
 
@@ -30,25 +32,27 @@ def grad(library: Any, *shape: int) -> Any:
 
 # name -> (what runs, operations of its forward and backward by arithmetic: a multiply-add is two)
 PRODUCTS: dict[str, tuple[Callable[[Any], Any], int]] = {
-    "matmul": (lambda l: grad(l, 3, 4) @ l.ones(4, 5), 2 * 3 * 4 * 5 * 2),
-    "batched": (lambda l: l.bmm(grad(l, 2, 3, 4), grad(l, 2, 4, 5)), 2 * 2 * 3 * 4 * 5 * 3),
+    "matmul": (lambda lib: grad(lib, 3, 4) @ lib.ones(4, 5), 2 * 3 * 4 * 5 * 2),
+    "batched": (lambda lib: lib.bmm(grad(lib, 2, 3, 4), grad(lib, 2, 4, 5)), 2 * 2 * 3 * 4 * 5 * 3),
     "linear": (
-        lambda l: l.nn.functional.linear(grad(l, 6, 4), grad(l, 5, 4), grad(l, 5)),
+        lambda lib: lib.nn.functional.linear(grad(lib, 6, 4), grad(lib, 5, 4), grad(lib, 5)),
         2 * 6 * 4 * 5 * 3,
     ),
     "convolution": (
-        lambda l: l.nn.functional.conv2d(grad(l, 2, 3, 8, 8), grad(l, 4, 3, 3, 3), stride=2, padding=1),
+        lambda lib: lib.nn.functional.conv2d(
+            grad(lib, 2, 3, 8, 8), grad(lib, 4, 3, 3, 3), stride=2, padding=1
+        ),
         2 * 2 * 4 * 4 * 4 * 3 * 9 * 3,
     ),
     "transposed": (
-        lambda l: l.nn.functional.conv_transpose2d(
-            grad(l, 2, 3, 4, 4), grad(l, 3, 4, 3, 3), stride=2, padding=1
+        lambda lib: lib.nn.functional.conv_transpose2d(
+            grad(lib, 2, 3, 4, 4), grad(lib, 3, 4, 3, 3), stride=2, padding=1
         ),
         2 * 2 * 3 * 16 * 4 * 9 * 3,
     ),
-    "einsum": (lambda l: l.einsum("bij,bjk->bik", grad(l, 2, 3, 4), l.ones(2, 4, 5)), 2 * 120 * 2),
-    "embedding": (lambda l: l.nn.functional.embedding(l.tensor([1, 2]), grad(l, 5, 3)), 0),
-    "elementwise": (lambda l: (grad(l, 3, 4) * 2).softmax(1), 0),
+    "einsum": (lambda lib: lib.einsum("bij,bjk->bik", grad(lib, 2, 3, 4), lib.ones(2, 4, 5)), 2 * 120 * 2),
+    "embedding": (lambda lib: lib.nn.functional.embedding(lib.tensor([1, 2]), grad(lib, 5, 3)), 0),
+    "elementwise": (lambda lib: (grad(lib, 3, 4) * 2).softmax(1), 0),
 }
 
 

@@ -443,7 +443,9 @@ def test_folded_arrows_make_no_circle() -> None:
     assert titles.count("a Linear") == 2 and titles.count("b Linear") == 1
     order = {k: place for place, k in enumerate(range(len(titles)))}
     calls = [k for k, box in enumerate(drawing._picture.boxes) if box.kind == "module"]
-    arrows = [(x.source, x.target) for x in drawing._picture.arrows if x.source in calls and x.target in calls]
+    arrows = [
+        (x.source, x.target) for x in drawing._picture.arrows if x.source in calls and x.target in calls
+    ]
     assert all(order[source] < order[target] for source, target in arrows) and len(arrows) == 2
 
 
