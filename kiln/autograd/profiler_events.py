@@ -81,7 +81,7 @@ class FunctionEvent(_Times):
         self.modules: tuple[Layer, ...] = common_modules(calls) if told.modules or told.stack else ()
         self.stack = [str(line) for line in calls[0].place.lines] if told.stack and calls else []
         if told.shapes and calls:
-            self.input_shapes = [list(x) if isinstance(x, tuple) else [] for c in calls for x in c.shapes]
+            self.input_shapes = [list(x) if dtype else [] for c in calls for dtype, x in c.given]
         self.name = name
         self.key = "ProfilerStep*" if name.startswith("ProfilerStep#") else name  # by which events are one
         self.start, self.end, self.thread = start, end, thread
@@ -314,7 +314,7 @@ def _arguments(event: FunctionEvent) -> dict[str, Any]:
     args: dict[str, Any] = {}
     if event.input_shapes is not None:
         args["Input Dims"] = event.input_shapes
-        args["Input type"] = [dtype or "Scalar" for call in event.calls for dtype in call.dtypes]
+        args["Input type"] = [dtype or "Scalar" for call in event.calls for dtype, _ in call.given]
     if event.stack:
         args["Call stack"] = ";".join(reversed(event.stack))
     if event.modules:

@@ -166,7 +166,7 @@ def _shape(event: FunctionEvent) -> str:
     if len(event.calls) != 1:
         return f"{event.name} of {len(event.calls)} calls" if event.calls else event.name
     (call,) = event.calls
-    given = [f"{kind}{list(x)}" if kind else "number" for x, kind in zip(call.shapes, call.dtypes)]
+    given = [f"{dtype}{list(x)}" if dtype else "number" for dtype, x in call.given]
     return f"{call.name}({', '.join(given)})"
 
 

@@ -117,6 +117,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/as_torch/missing.py": {"kiln.as_torch.reading": "when a name was missing"},
     "kiln/as_torch/reading.py": {"*": "a name of PyTorch's that a program asks for"},
     "kiln/__main__.py": {"kiln.as_torch.reading": "a program is read, not run"},
+    "kiln/profiler.py": {"kiln.capture.flops": "few profiles count operations"},
     "kiln/hub.py": {"hashlib": "when something is downloaded"},
     "kiln/autograd/profiler_events.py": {"json": "a trace is written", "gzip": "a trace is written"},
     "kiln/as_torch/finder.py": {
