@@ -58,7 +58,7 @@ from kiln.device import (  # noqa: E402
     set_default_device as set_default_device,
 )
 from kiln.absent import no_attribute as _no_attribute  # noqa: E402
-from kiln.late import later as _later  # noqa: E402
+from kiln.late import Beside as _Beside, later as _later  # noqa: E402
 from kiln.layout import (  # noqa: E402
     channels_last as channels_last,
     channels_last_3d as channels_last_3d,
@@ -275,3 +275,6 @@ Tensor.__array_namespace__ = _array_namespace  # type: ignore[method-assign]
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_LATER, *_registry.function_names()})
+
+
+_Beside("einops._backends", "kiln.einops")

@@ -1,7 +1,7 @@
 """Progress bars: tqdm's where it is installed and somebody watches, else nothing is shown.
 
-    for batch in kiln.progress(loader, "epoch 1"):
-        ...
+for batch in kiln.progress(loader, "epoch 1"):
+    ...
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ Item = TypeVar("Item")
 class Quiet(Generic[Item]):
     """What stands for a bar of tqdm's where it is missing: goes through the items, and shows nothing."""
 
-    def __init__(self, iterable: Iterable[Item] | None = None, desc: str | None = None, total: Any = None) -> None:
+    def __init__(
+        self, iterable: Iterable[Item] | None = None, desc: str | None = None, total: Any = None
+    ) -> None:
         self.iterable, self.desc = iterable, desc
         self.total = total if total is not None else _length(iterable)
         self.n: float = 0
@@ -78,12 +80,15 @@ class Quiet(Generic[Item]):
         """Ends the bar."""
 
 
-def progress(iterable: Iterable[Item] | None = None, desc: str | None = None, total: Any = None, **options: Any) -> Any:
-    """The same items with a bar that says how far they are: of a loader, a range, anything that is gone through.
+def progress(
+    iterable: Iterable[Item] | None = None, desc: str | None = None, total: Any = None, **options: Any
+) -> Any:
+    """The same items with a bar that says how far they are: of a loader, a range, anything that is gone
+    through.
 
     Where the package tqdm is installed it is a tqdm bar (in a notebook its widget), with tqdm's `options`;
-    where stderr (or `file`) is neither a terminal nor a notebook it shows nothing. Without tqdm the items come
-    as they are, and what a loop asks of its bar (`set_postfix`, `update`, ...) does nothing.
+    where stderr (or `file`) is neither a terminal nor a notebook it shows nothing. Without tqdm the items
+    come as they are, and what a loop asks of its bar (`set_postfix`, `update`, ...) does nothing.
 
     >>> bar = kiln.progress(range(3), "steps")
     >>> total = 0
@@ -97,7 +102,7 @@ def progress(iterable: Iterable[Item] | None = None, desc: str | None = None, to
         from tqdm.auto import tqdm
     except ImportError:
         return Quiet(iterable, desc, total)
-    if "disable" not in options:
+    if options.get("disable") is None:
         options["disable"] = not (_is_terminal(options.get("file") or sys.stderr) or _in_notebook())
     return tqdm(iterable, desc=desc, total=total, **options)
 

@@ -114,7 +114,7 @@ def download_url_to_file(url: str, dst: str, hash_prefix: str | None = None, pro
     with urlopen(Request(url, headers={"User-Agent": "kiln.hub"})) as answer:
         length = answer.headers.get("Content-Length") if answer.headers else None
         total = int(length) if length else None
-        bar = _bar(total=total, unit="B", unit_scale=True, **({} if progress else {"disable": True}))
+        bar = _bar(total=total, unit="B", unit_scale=True, disable=None if progress else True)
         pieces = []
         with bar:
             while piece := answer.read(1 << 20):

@@ -1,4 +1,5 @@
-"""Functions that are imported when they are first called; imports that a fork or Ctrl-C cuts off.
+"""Functions that are imported when they are first called; what comes with another package; imports that a
+fork or Ctrl-C cuts off.
 
 A leaf that imports nothing of kiln.
 """
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable
 from importlib import _bootstrap, import_module
 from typing import Any
+from warnings import warn
 
 _module_locks: dict[str, Any] = getattr(_bootstrap, "_module_locks", {})  # CPython's, by weak references
 
@@ -27,6 +29,38 @@ def later(module: str, name: str) -> Callable[..., Any]:
         return getattr(import_module(module), name)(*args, **kwargs)
 
     return call
+
+
+class Beside:
+    """Imports a module of kiln's when a module of another package has been imported, or is already there."""
+
+    def __init__(self, package: str, module: str) -> None:
+        self._package, self._module = package, module
+        if package in sys.modules:
+            import_module(module)
+        else:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """The module's own spec, whose loader goes on to kiln's when it is done; None for other modules."""
+        if name != self._package:
+            return None
+        sys.meta_path.remove(self)
+        from importlib.util import find_spec
+
+        spec: Any = find_spec(name)
+        execute = getattr(getattr(spec, "loader", None), "exec_module", None)
+        if execute is not None:
+
+            def run(module: Any) -> None:
+                execute(module)
+                try:
+                    import_module(self._module)
+                except Exception as error:  # another version of the package: it goes on without kiln
+                    warn(f"{self._module} does not know this version of the package: {error!r}", stacklevel=2)
+
+            spec.loader.exec_module = run
+        return spec
 
 
 def _forget_imports() -> None:

@@ -117,11 +117,11 @@ class profile:
     """Kernels and ranges between entry and exit, or in the steps that a `schedule` records.
 
     `on_trace_ready(profile)` is called at the end of each recording. `activities` other than the CPU see
-    nothing, and memory is not noted. `record_shapes`, `with_stack`, `with_modules` and `with_flops` note of each
-    kernel the shapes of its operands, the lines of the program and the modules that asked for it, and the
-    operations of its products; each call then takes some microseconds more, which is no kernel's time. Of a
-    program of `kiln.compile` they are those of all its operations. In backward lines and modules are those of
-    the forward call.
+    nothing, and memory is not noted. `record_shapes`, `with_stack`, `with_modules` and `with_flops` note of
+    each kernel the shapes of its operands, the lines of the program and the modules that asked for it, and
+    the operations of its products; each call then takes some microseconds more, which is no kernel's time.
+    Of a program of `kiln.compile` they are those of all its operations. In backward lines and modules are
+    those of the forward call.
 
     >>> with kiln.profiler.profile(schedule=kiln.profiler.schedule(wait=1, warmup=0, active=1)) as p:
     ...     for _ in range(2):
@@ -233,7 +233,8 @@ class profile:
         return self._recorded().key_averages(group_by_input_shape, group_by_stack_n)
 
     def export_stacks(self, path: str, metric: str = "self_cpu_time_total") -> None:
-        """Writes the lines that asked for kernels, with their time, as tools that draw flame graphs read them.
+        """Writes the lines that asked for kernels, with their time, as tools that draw flame graphs read
+        them.
 
         AssertionError without `with_stack`, ValueError for another metric.
         """
@@ -255,7 +256,7 @@ class profile:
 
 
 def _flops(handle: Any, operands: tuple[Any, ...]) -> int:
-    return 2 * _multiply_adds(handle, operands)
+    return 2 * int(_multiply_adds(handle, operands))
 
 
 _hint_missing(__name__)

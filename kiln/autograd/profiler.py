@@ -9,9 +9,9 @@ kernel, and functions that NumPy or SciPy compute are none of kiln's: they have 
 compiled function a kernel may do several operations, and is named by them: what is told of it is told of all
 operations of its program.
 
-Shapes, lines and modules are noted where they are asked for. Then the interpreter is asked at each call, which
-takes some microseconds; the kernels' own times stay what they are. In backward lines and modules are those of
-the forward call whose derivative runs.
+Shapes, lines and modules are noted where they are asked for. Then the interpreter is asked at each call,
+which takes some microseconds; the kernels' own times stay what they are. In backward lines and modules are
+those of the forward call whose derivative runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kiln import _core
 from kiln.autograd import watch
-from kiln.autograd.profiler_events import EventList, FunctionEvent, FunctionEventAvg, Told
+from kiln.autograd.profiler_events import NOTHING, EventList, FunctionEvent, FunctionEventAvg, Told
 
 __all__ = ["EventList", "FunctionEvent", "FunctionEventAvg", "profile", "record_function"]
 
@@ -47,7 +47,7 @@ class Ranges:
     on = False
     ended: list[_Range] = []
     calls: watch.Calls | None = None  # what is noted of calls
-    told = Told()
+    told = NOTHING
 
 
 class record_function:
@@ -85,7 +85,7 @@ class record_function:
         return inside  # type: ignore[return-value]
 
 
-def start(told: Told = Told(), flops: Callable[[Any, tuple[Any, ...]], int] | None = None) -> float:
+def start(told: Told = NOTHING, flops: Callable[[Any, tuple[Any, ...]], int] | None = None) -> float:
     """Begins to note kernels and ranges, and of calls what `told` says; the moment. RuntimeError if that goes
     on already.
     """
@@ -102,16 +102,17 @@ def start(told: Told = Told(), flops: Callable[[Any, tuple[Any, ...]], int] | No
 
 def stop(begun: float) -> EventList:
     """Ends it; what ran since `begun`."""
-    _core.flush()
-    ended = time.perf_counter()
-    launches = _core.profile_stop()
-    Ranges.on = False
+    try:
+        _core.flush()
+    finally:
+        ended = time.perf_counter()
+        launches = _core.profile_stop()
+        Ranges.on = False
+        noted, Ranges.calls = Ranges.calls, None
+        if noted is not None:
+            watch.end(noted)
     here = threading.get_ident()
-    calls_of: Callable[[str, int], tuple[watch.Call, ...]] = lambda name, number: ()
-    if Ranges.calls is not None:
-        watch.end(Ranges.calls)
-        calls_of = _finder(Ranges.calls, launches)
-        Ranges.calls = None
+    calls_of = _finder(noted or watch.Calls(), launches)
     found = []
     counted: set[int] = set()  # a call may launch several kernels: its operations are the first one's
     for name, _, took, begin, number in launches:

@@ -20,6 +20,9 @@ class Told(NamedTuple):
     flops: bool = False
 
 
+NOTHING = Told()
+
+
 class _Times:
     """Names of times, as PyTorch has them, of what has a total, an own part and a count."""
 
@@ -58,8 +61,8 @@ class _Times:
 class FunctionEvent(_Times):
     """One launch of a kernel or one range: from `start` to `end` after the profile's begin.
 
-    `calls` are the calls of ops it does, of a program those of its recording. Of several, `input_shapes` are of
-    all of them, one after the other; `stack` is that of the first, and `modules` what is around all.
+    `calls` are the calls of ops it does, of a program those of its recording. Of several, `input_shapes`
+    are of all of them, one after the other; `stack` is that of the first, and `modules` what is around all.
     """
 
     count = 1
@@ -72,13 +75,13 @@ class FunctionEvent(_Times):
         thread: int,
         is_user_annotation: bool,
         calls: Sequence[Call] = (),
-        told: Told = Told(),
+        told: Told = NOTHING,
     ) -> None:
         self.calls = tuple(calls)
         self.modules: tuple[Layer, ...] = common_modules(calls) if told.modules or told.stack else ()
         self.stack = [str(line) for line in calls[0].place.lines] if told.stack and calls else []
         if told.shapes and calls:
-            self.input_shapes = [list(x) if isinstance(x, tuple) else [] for c in calls for x in c.shapes]
+            self.input_shapes = [list(x) if dtype else [] for c in calls for dtype, x in c.given]
         self.name = name
         self.key = "ProfilerStep*" if name.startswith("ProfilerStep#") else name  # by which events are one
         self.start, self.end, self.thread = start, end, thread
@@ -311,7 +314,7 @@ def _arguments(event: FunctionEvent) -> dict[str, Any]:
     args: dict[str, Any] = {}
     if event.input_shapes is not None:
         args["Input Dims"] = event.input_shapes
-        args["Input type"] = [dtype or "Scalar" for call in event.calls for dtype in call.dtypes]
+        args["Input type"] = [dtype or "Scalar" for call in event.calls for dtype, _ in call.given]
     if event.stack:
         args["Call stack"] = ";".join(reversed(event.stack))
     if event.modules:
@@ -327,8 +330,8 @@ def _arguments(event: FunctionEvent) -> dict[str, Any]:
 
 
 def _module_spans(events: Sequence[FunctionEvent], process: int, begun: float) -> list[dict[str, Any]]:
-    """Spans of modules, from the first to the last of the kernels that follow each other in one, on a track of
-    their own beside each thread's.
+    """Spans of modules, from the first to the last of the kernels that follow each other in one, on a track
+    of their own beside each thread's.
     """
     found: list[dict[str, Any]] = []
     threads = dict.fromkeys(e.thread for e in events if e.modules)

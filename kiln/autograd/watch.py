@@ -4,8 +4,9 @@
     Places().here()                 the lines and the modules of the code that runs now
     Calls                           a watcher that keeps what profilers show of each call
 
-The core asks at one place (`on_call` in native/call/dispatch.cpp): a branch when nobody watches. Views launch no
-kernel and are not told; nor is what NumPy and SciPy compute. In backward a call says whose derivative it is.
+The core asks at one place (`on_call` in native/call/dispatch.cpp): a branch when nobody watches. Views
+launch no kernel and are not told; nor is what NumPy and SciPy compute. In backward a call says whose
+derivative it is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from itertools import count
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -20,8 +22,8 @@ from typing import Any, NamedTuple
 from kiln import _core
 from kiln.errors import is_own
 
-# number, name of the function, its handle, operands (tensors and numbers), number of the call whose derivative
-# it is or 0, whether it is recorded for a program
+# number, name of the function, its handle, operands (tensors and numbers), number of the call whose
+# derivative it is or 0, whether it is recorded for a program
 Watcher = Callable[[int, str, Any, tuple[Any, ...], int, bool], None]
 
 _watchers: list[Watcher] = []
@@ -41,9 +43,7 @@ def end(watcher: Watcher) -> None:
         _core.set_watcher(None)
 
 
-def _tell(
-    name: str, handle: Any, operands: tuple[Any, ...], forward: int, recorded: bool
-) -> int:
+def _tell(name: str, handle: Any, operands: tuple[Any, ...], forward: int, recorded: bool) -> int:
     number = next(_numbers)
     for watcher in tuple(_watchers):
         watcher(number, name, handle, operands, forward, recorded)
@@ -79,41 +79,75 @@ class Place(NamedTuple):
 
 
 def running() -> tuple[list[Line], list[Any]]:
-    """The lines that run now, the innermost first, and the modules whose forward does, the outermost first."""
+    """The lines that run now, the innermost first, and the modules that are called, the outermost first."""
     lines: list[Line] = []
     modules: list[Any] = []
-    call = _module_call()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        if code is call:
+        code, kind = frame.f_code, _kind(frame)
+        if kind is _Kind.MODULE:
             modules.append(frame.f_locals["self"])
-        elif not is_own(frame) and not code.co_filename.startswith("<frozen "):
+        elif kind is _Kind.LINE:
             lines.append(Line(code.co_filename, frame.f_lineno, code.co_qualname))
         frame = frame.f_back
     return lines, modules[::-1]
+
+
+class _Kind(Enum):
+    """What a frame tells: nothing, as it is kiln's own; a module that is called; a line of the program."""
+
+    OWN = 1
+    MODULE = 2
+    LINE = 3
+
+
+def _kind(frame: FrameType) -> _Kind:
+    code = frame.f_code
+    if code is _module_call():
+        return _Kind.MODULE
+    return _Kind.OWN if is_own(frame) or code.co_filename.startswith("<frozen ") else _Kind.LINE
 
 
 class Places:
     """Finds places; the same place is the same object. Holds the modules it has named."""
 
     def __init__(self) -> None:
-        self._found: dict[Any, Place] = {}
+        self._found: dict[tuple[int, ...], Place] = {}
+        self._same: dict[Place, Place] = {}
         self._layers: dict[tuple[int, ...], tuple[Layer, ...]] = {}
-        self._modules: list[Any] = []  # so that their ids stay theirs
+        self._codes: dict[int, _Kind] = {}
+        self._kept: list[Any] = []  # modules and codes, so that their ids stay theirs
 
     def here(self) -> Place:
         """The place of the code that called."""
-        lines, modules = running()
-        place = Place(tuple(lines), self.named(modules))
-        return self._found.setdefault(place, place)
+        key: list[int] = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            kind = self._codes.get(id(code)) or self._kind(frame)
+            if kind is _Kind.LINE:
+                key += (id(code), frame.f_lasti)
+            elif kind is _Kind.MODULE:
+                key.append(id(frame.f_locals["self"]))
+            frame = frame.f_back
+        found = self._found.get(tuple(key))
+        if found is None:
+            lines, modules = running()
+            found = Place(tuple(lines), self.named(modules))
+            found = self._found[tuple(key)] = self._same.setdefault(found, found)
+        return found
+
+    def _kind(self, frame: FrameType) -> _Kind:
+        self._kept.append(frame.f_code)
+        kind = self._codes[id(frame.f_code)] = _kind(frame)
+        return kind
 
     def named(self, modules: Sequence[Any]) -> tuple[Layer, ...]:
         """The names of modules that are called inside each other, the outermost first."""
         ids = tuple(map(id, modules))
         found = self._layers.get(ids)
         if found is None:
-            self._modules += modules
+            self._kept += modules
             found = self._layers[ids] = tuple(_names(modules))
         return found
 
@@ -125,7 +159,9 @@ def _module_call() -> CodeType | None:
 
 
 def _names(modules: Sequence[Any]) -> Iterable[Layer]:
-    """A module is named as in the one around it, or else as in the outermost; a stranger to both by its class."""
+    """A module is named as in the one around it, or else as in the outermost; a stranger to both by its
+    class.
+    """
     root: Any = None
     around: Any = None
     path = ""
@@ -144,12 +180,11 @@ def _names(modules: Sequence[Any]) -> Iterable[Layer]:
 
 
 class Call(NamedTuple):
-    """What is kept of a call: shapes and dtypes of its operands (of a number its value and ""), and where."""
+    """What is kept of a call: dtype and shape of each operand ("" and the value of a number), and where."""
 
     number: int
     name: str
-    shapes: tuple[Any, ...]
-    dtypes: tuple[str, ...]
+    given: tuple[tuple[str, Any], ...]
     place: Place
     backward: bool
     recorded: bool
@@ -163,6 +198,8 @@ class Calls:
     def __init__(self, flops: Callable[[Any, tuple[Any, ...]], int] | None = None) -> None:
         self.of: dict[int, Call] = {}
         self._places = Places()
+        self._dtypes: dict[Any, str] = {}
+        self._same: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._flops = flops
 
     def __call__(
@@ -172,18 +209,27 @@ class Calls:
         derived = self.of.get(forward)
         if derived is not None:  # it is told where the call was whose derivative it is
             place = derived.place
-        arrays = [isinstance(x, _core.Tensor) for x in operands]
+        given = tuple(map(self._given, operands))
+        given = self._same.setdefault(given, given)  # few objects: a profile may keep many calls
         self.of[number] = Call(
             number,
             name,
-            tuple(tuple(x.shape) if array else x for x, array in zip(operands, arrays)),
-            tuple(str(x.dtype).rpartition(".")[2] if array else "" for x, array in zip(operands, arrays)),
+            given,
             place,
             forward > 0 or name.endswith(" backward"),
             recorded,
             threading.get_ident(),
             self._flops(handle, operands) if self._flops else 0,
         )
+
+    def _given(self, x: Any) -> tuple[str, Any]:
+        """dtype and shape; of a number its value, which no dtype has."""
+        if not isinstance(x, _core.Tensor):
+            return "", x
+        dtype = self._dtypes.get(x.dtype)
+        if dtype is None:
+            dtype = self._dtypes[x.dtype] = str(x.dtype).rpartition(".")[2]
+        return dtype, tuple(x.shape)
 
     def of_programs(self, firsts: Iterable[int]) -> dict[int, tuple[Call, ...]]:
         """The calls of recordings that ran as programs, by the number of the first of each."""

@@ -2,7 +2,7 @@
 
     matmul          batch, rows and columns of the result, times what is summed
     convolution     images, places of the smaller side, times the elements of the weight: padding counts
-    attention       scores and sums; backward the scores again and four products: masks and causal ones count in full
+    attention       scores and sums; backward the scores again and four products; what masks hide counts
     recurrence      the state's product with its weight in every step
 
 Everything else (pointwise work, reductions, tables that are looked into) counts as none, as in
@@ -101,14 +101,13 @@ def _convolved(function: Function, operands: tuple[Any, ...]) -> int:
         "convolve_weight": ("y", "x", "", "weight"),
     }[name or ""]
     times = 1
+    forward = function.forward if isinstance(function, Derivative) else function
     if isinstance(function, Derivative):
-        forward = function.forward
         times = sum(of[target] not in ("", "bias") for target in function.targets)
         for (kind, k), operand in zip(function.sources, operands):
             if isinstance(operand, _core.Tensor) and kind in ("input", "shape", "grad", "output"):
                 shapes[of[3] if kind in ("grad", "output") else of[k]] = tuple(operand.shape)
     else:
-        forward = function
         for k, operand in enumerate(operands[:2]):
             shapes[of[k]] = tuple(operand.shape)
     assert isinstance(forward, Forward)
@@ -120,4 +119,4 @@ def _convolved(function: Function, operands: tuple[Any, ...]) -> int:
         ]
         shapes["y"] = (shapes["x"][0], shapes["weight"][0], *places)
     channels = shapes["weight"][1] if "weight" in shapes else shapes["x"][1] // groups[0]
-    return times * prod(shapes["y"]) * channels * prod(kernel)
+    return times * int(prod(shapes["y"])) * channels * int(prod(kernel))

@@ -45,6 +45,6 @@ def derivative_of(forward: Handle, operands: tuple[Any, ...], needed: int, defin
 
 def _plain(value: Any) -> bool:
     """Whether the text of a value says all of it."""
-    if type(value) is tuple:
+    if type(value) in (tuple, _core.Size):
         return all(map(_plain, value))
     return type(value) in _PLAIN

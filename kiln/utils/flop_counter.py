@@ -1,5 +1,5 @@
-"""Floating-point operations of what runs, by module and by function, as `torch.utils.flop_counter` counts them:
-those of products, a multiply-add as two (`kiln.capture.flops`).
+"""Floating-point operations of what runs, by module and by function, as `torch.utils.flop_counter` counts
+them: those of products, a multiply-add as two (`kiln.capture.flops`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class FlopCounterMode:
     ) -> None:
         if custom_mapping:
             raise NotImplementedError(
-                "FlopCounterMode: custom_mapping: kiln counts the products that functions are made of, and has "
-                "no formulas of functions to exchange"
+                "FlopCounterMode: custom_mapping: kiln counts the products that functions are made of, and "
+                "has no formulas of functions to exchange"
             )
         if mods is not None:
             warnings.warn("mods argument is not needed anymore, you can stop passing it", stacklevel=2)

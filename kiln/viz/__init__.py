@@ -1,5 +1,5 @@
-"""What a user looks at: `graph` draws the graph behind a tensor, `curves` how numbers went along training. They
-are read when they are first asked for, as `kiln.profile` and `kiln.summary` live here too.
+"""What a user looks at: `graph` draws the graph behind a tensor, `curves` how numbers went along training.
+They are read when they are first asked for, as `kiln.profile` and `kiln.summary` live here too.
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ class Axis:
         """Round values with their words, about so many."""
         if self.log and self.high - self.low >= 1:
             first, last = ceil(self.low - 1e-9), floor(self.high + 1e-9)
-            step = max(1, round((last - first) / about))
-            for exponent in range(first, last + 1, step):
+            for exponent in range(first, last + 1, max(1, round((last - first) / about))):
                 yield 10.0**exponent, _decade(exponent)
             return
         low, high = (10**self.low, 10**self.high) if self.log else (self.low, self.high)

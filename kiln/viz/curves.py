@@ -60,12 +60,13 @@ def curves(
 
     `series`: numbers; numbers by name (a dict); of each name also a dict of value by step, or pairs
     (step, value); or records in order, a list of dicts of numbers, as a training loop appends them: where a
-    record has "step" or "epoch" that is its place. Numbers are Python's, NumPy's, or tensors of one element; a
-    1-d tensor is a series. `x` are the steps of plain series, else 0, 1, 2, ...
+    record has "step" or "epoch" that is its place. Numbers are Python's, NumPy's, or tensors of one
+    element; a 1-d tensor is a series. `x` are the steps of plain series, else 0, 1, 2, ...
 
     `log`: True or "y" for a logarithmic axis, "x", "xy"; what is not positive has no place there. `smooth`
     between 0 and 1: the weight of what came before in a running mean, for each step of the series with most
-    values (each curve as it is is drawn thin behind it). NaNs and infinities are gaps. TypeError for other series; ValueError without any number to draw.
+    values (each curve as it is is drawn thin behind it). NaNs and infinities are gaps. TypeError for other
+    series; ValueError without any number to draw.
 
     >>> chart = kiln.viz.curves({"train": [2.3, 1.1, 0.7], "test": [2.4, 1.3, 1.0]}, title="loss")
     >>> chart
@@ -233,7 +234,8 @@ class _Chart:
             y = top + 2 + 18 * row
             colour = _COLOURS[k % len(_COLOURS)]
             parts.append(
-                f'<path d="M{x:.1f} {y:.1f} h16" stroke="{colour}" stroke-width="2.5" stroke-linecap="round"/>'
+                f'<path d="M{x:.1f} {y:.1f} h16" stroke="{colour}" stroke-width="2.5" '
+                f'stroke-linecap="round"/>'
                 f'<text x="{x + 22:.1f}" y="{y + 4:.1f}">{escape(name)}</text>'
             )
             x += wide

@@ -13,7 +13,7 @@ from kiln.viz import theme, words
 
 _WIDTH, _ROW, _TYPE, _TOP = 1200.0, 18.0, 11.0, 40.0
 _LEAST = 0.3  # pixels: thinner boxes are left out
-# the colour of what a box stands for, and shades of it, which tell neighbours apart: shares of the page's colour
+# the colour of what a box stands for, and shades of it, which tell neighbours apart: shares of the page's
 _HUES = {
     "all": "#7d8896",
     "phase": "#5f7390",
@@ -107,7 +107,9 @@ class FlameGraph:
         return f'<div style="max-width:100%;overflow-x:auto">{self.svg}</div>'
 
     def __repr__(self) -> str:
-        return f"flame graph of {self._root.seconds * 1e3:.2f} ms in {words.several(self._root.count, 'launch')}"
+        return (
+            f"flame graph of {self._root.seconds * 1e3:.2f} ms in {words.several(self._root.count, 'launch')}"
+        )
 
 
 def _page(svg: str, title: str) -> str:

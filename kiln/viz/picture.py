@@ -1,4 +1,6 @@
-"""From a trace to boxes and arrows: what is shown, where chains are drawn as one, where the picture ends."""
+"""From a trace to boxes and arrows: what is shown, where chains and modules are drawn as one, where the
+picture ends.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Union
 
 from kiln.viz import words
+from kiln.viz.fold import MOST_FOLDED, Modules, Path, folded, owners
 from kiln.viz.trace import Call, Input, Leaf, Trace, consumers_first
 
 _LONGEST_TIP = 400  # of one line
@@ -34,35 +37,63 @@ class Arrow(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """Boxes and arrows, and a sentence if something was left out."""
+    """Boxes and arrows, a sentence if something was left out, and what is inside boxes of modules."""
 
     boxes: list[Box]
     arrows: list[Arrow]
     note: str
+    inside: dict[int, Picture] = {}  # of a box that stands for a module: a picture of its ops
 
 
 class _Group:
-    """A call, or a chain of calls that is drawn as one: the last of them gives the result."""
+    """A call, a chain of calls that is drawn as one (the last gives the result), or those of a module."""
 
-    __slots__ = ("calls",)
+    __slots__ = ("calls", "path")
 
-    def __init__(self, call: Call) -> None:
-        self.calls = [call]
+    def __init__(self, calls: list[Call], path: Path | None = None) -> None:
+        self.calls = calls
+        self.path = path  # of a module
 
     @property
     def inputs(self) -> list[Input]:
         """What comes in from outside."""
+        inside = set(self.calls)
+        if self.path is not None:  # parameters are the module's own
+            own = ".".join(self.path) + "."
+            given = {
+                (i.source or i.shape, i.output): i
+                for c in self.calls
+                for i in c.inputs
+                if i.number is None and i.source not in inside
+                and not (isinstance(i.source, Leaf) and i.source.name.startswith(own))
+            }  # fmt: skip
+            return list(given.values())
         if len(self.calls) == 1:
             return self.calls[0].inputs
-        inside = set(self.calls)
         found = {(i.source, i.output): i for c in self.calls for i in c.inputs if i.source not in inside}
         return [given for given in found.values() if given.source is not None]
 
 
-def picture(found: Trace, max_nodes: int, data: bool, saved: bool) -> Picture:
-    """The boxes and arrows of a trace, of at most about `max_nodes` calls."""
+def picture(
+    found: Trace,
+    max_nodes: int,
+    data: bool,
+    saved: bool,
+    depth: int | None = None,
+    modules: Modules | None = None,
+) -> Picture:
+    """The boxes and arrows of a trace, of at most about `max_nodes` calls; modules that lie `depth` deep,
+    or as deep as there is room for, as one box each.
+    """
+    modules = modules or Modules()
     calls = consumers_first(found.calls)[::-1]
-    groups, notes = [_Group(call) for call in calls], []
+    groups, notes = [_Group([call]) for call in calls], []
+    owner = owners(calls, modules) if len(calls) <= MOST_FOLDED else {}
+    deepest = max(map(len, owner.values()), default=0)
+    if depth is None and deepest and len(calls) > max_nodes:
+        depth = next((d for d in range(deepest, 0, -1) if len(folded(calls, owner, d)) <= max_nodes), None)
+    if depth is not None and deepest:
+        return _modules(found, calls, owner, min(depth, deepest), (data, saved), modules.kinds, max_nodes)
     if len(groups) > max_nodes:
         groups = _in_chains(calls)
         data = saved = False
@@ -85,6 +116,42 @@ def picture(found: Trace, max_nodes: int, data: bool, saved: bool) -> Picture:
     return Picture(maker.boxes, maker.arrows, "; ".join(notes))
 
 
+def _modules(
+    found: Trace,
+    calls: list[Call],
+    owner: dict[Call, Path],
+    depth: int,
+    shown: tuple[bool, bool],
+    kinds: dict[str, str],
+    max_nodes: int,
+    whole: bool = True,
+) -> Picture:
+    """A picture with modules as boxes, and of each the picture of what is inside."""
+    groups = [_Group(fold.calls, fold.path) for fold in folded(calls, owner, depth)]
+    notes = []
+    if len(groups) > max_nodes:
+        hidden = sum(len(group.calls) for group in groups[:-max_nodes])
+        groups = groups[-max_nodes:]
+        notes.append(f"{words.several(hidden, 'earlier op')} left out; max_nodes={max_nodes}")
+    maker = _Maker(found, *shown, kinds)
+    for group in groups:
+        maker.add_group(group)
+    for group in groups:
+        maker.add_arrows(group, outside=not whole)
+    if whole:
+        maker.add_roots()
+    else:
+        maker.add_exits(calls, found.calls)
+    inside = {
+        maker.of[group.calls[0]]: _modules(
+            found, group.calls, owner, depth + 1, shown, kinds, max_nodes, whole=False
+        )
+        for group in groups
+        if group.path is not None and len(group.calls) > 1
+    }
+    return Picture(maker.boxes, maker.arrows, "; ".join(notes), inside)
+
+
 def _in_chains(calls: list[Call]) -> list[_Group]:
     """Calls joined with the one call they come from, where nobody else uses that. Producers come first."""
     uses: Counter[Call] = Counter()
@@ -99,7 +166,7 @@ def _in_chains(calls: list[Call]) -> list[_Group]:
             group_of[call] = group
             group.calls.append(call)
         else:
-            group_of[call] = _Group(call)
+            group_of[call] = _Group([call])
             groups.append(group_of[call])
     return groups
 
@@ -107,8 +174,9 @@ def _in_chains(calls: list[Call]) -> list[_Group]:
 class _Maker:
     """Gathers boxes and arrows."""
 
-    def __init__(self, found: Trace, data: bool, saved: bool) -> None:
+    def __init__(self, found: Trace, data: bool, saved: bool, kinds: dict[str, str] | None = None) -> None:
         self.found = found
+        self.kinds = kinds or {}
         self.data, self.saved = data, saved
         self.boxes: list[Box] = []
         self.arrows: list[Arrow] = []
@@ -128,7 +196,9 @@ class _Maker:
     def add_group(self, group: _Group) -> None:
         """The box of a call or of a chain."""
         last = group.calls[-1]
-        if len(group.calls) > 1:
+        if group.path is not None:
+            box = _module_box(group.calls, ".".join(group.path), self.kinds)
+        elif len(group.calls) > 1:
             box = _chain_box(group.calls)
         else:
             name = next(iter(last.named.values()), "")
@@ -144,8 +214,10 @@ class _Maker:
         for call in group.calls:
             self.of[call] = at
 
-    def add_arrows(self, group: _Group) -> None:
-        """The arrows into a call, with leaves, data and saved tensors where they are first used."""
+    def add_arrows(self, group: _Group, outside: bool = False) -> None:
+        """The arrows into a call, with leaves, data and saved tensors where they are first used; `outside`:
+        what comes from elsewhere is drawn as what is given.
+        """
         target = self.of[group.calls[-1]]
         memory = {s.place: s.memory for s in group.calls[-1].saved if s.role == "input"}
         for port, given in enumerate(group.inputs):
@@ -156,6 +228,8 @@ class _Maker:
                 at = self.of[source] if source in self.of else self.add(_leaf_box(source), source)
             elif source in self.of:
                 at = self.of[source]
+            elif source is not None and outside:
+                at = self.given_box(source, given)
             elif source is not None:  # beyond the edge of the picture
                 key = ("more", target)
                 at = self.of[key] if key in self.of else self.add(Box("more", "…", (), "earlier ops"), key)
@@ -166,6 +240,13 @@ class _Maker:
             self.connect(at, target, port, given.output, words.array(given.dtype, given.shape))
         if self.saved:
             self.add_saved(group.calls[-1], target)
+
+    def given_box(self, source: Call, given: Input) -> int:
+        """The box of what comes from outside of the picture."""
+        key = ("given", source, given.output)
+        shown = words.array(given.dtype, given.shape)
+        box = Box("given", "input", (shown,), f"given: {shown}, of {source.title}")
+        return self.of[key] if key in self.of else self.add(box, key)
 
     def data_box(self, given: Input, memory: int) -> int:
         """The box of a tensor without gradient; one that is known to be the same has one."""
@@ -189,6 +270,26 @@ class _Maker:
     def connect(self, source: int, target: int, port: int, output: int, tip: str = "") -> None:
         """An arrow."""
         self.arrows.append(Arrow(source, target, port, output, tip))
+
+    def add_exits(self, calls: Sequence[Call], everything: Sequence[Call]) -> None:
+        """What others read of some calls, as results."""
+        inside = set(calls)
+        exits = {
+            (i.source, i.output): i
+            for call in everything
+            if call not in inside
+            for i in call.inputs
+            if isinstance(i.source, Call) and i.source in inside
+        }
+        for root in self.found.roots:
+            if isinstance(root.source, Call) and root.source in inside:
+                given = Input(root.source, root.output, root.dtype, root.shape)
+                exits.setdefault((root.source, root.output), given)
+        for (source, output), given in exits.items():
+            if source in self.of:
+                shown = words.array(given.dtype, given.shape)
+                at = self.add(Box("result", "output", (shown,), f"goes on from here: {shown}"))
+                self.connect(self.of[source], at, 0, output, shown)
 
     def add_roots(self) -> None:
         """The results, below what gave them."""
@@ -227,6 +328,29 @@ def _leaf_box(leaf: Leaf) -> Box:
     shown = words.array(leaf.dtype, leaf.shape)
     tip = "\n".join(filter(None, [leaf.name, shown, "a leaf: gradients are added up in its .grad"]))
     return Box("leaf", leaf.name or "leaf", (shown,), tip)
+
+
+def _module_box(calls: Sequence[Call], name: str, kinds: dict[str, str]) -> Box:
+    last = calls[-1]
+    own = {
+        s for call in calls for s in call.sources() if isinstance(s, Leaf) and s.name.startswith(f"{name}.")
+    }
+    elements = 0
+    for leaf in own:
+        count = 1
+        for size in leaf.shape or ():
+            count *= size
+        elements += count
+    lines = (
+        words.array(last.dtype, last.shapes.get(0)),
+        ", ".join(filter(None, [words.several(len(calls), "op"), _saves(calls)])),
+        words.several(elements, "parameter") if elements else "",
+    )
+    kind = kinds.get(name, "")
+    counts = Counter(call.name for call in calls).most_common(20)
+    tip = [f"{name} {kind}".strip(), *(f"{n} ×{c}" for n, c in counts)]
+    title = f"{name} {kind}" if len(name) + len(kind) < words.LONGEST else name
+    return Box("module", title.strip(), tuple(filter(None, lines)), "\n".join(tip))
 
 
 def _chain_box(calls: Sequence[Call]) -> Box:

@@ -49,10 +49,10 @@ class profile:
     """Counts kernel launches and their time between entry and exit; printed, a table by time.
 
     With `detail` it notes of each launch what it was given and where in the program it was asked for:
-    `by("shape")`, `by("line")`, `by("module")`, `flame_graph()` and `chrome_trace(path)` tell. A call of an op
-    then takes some microseconds more, outside of kernels. In backward a line or module is that of the forward
-    call whose derivative runs. A program of `kiln.compile` is of all its lines: it is named by the first and
-    how many more there are, and by the module around all.
+    `by("shape")`, `by("line")`, `by("module")`, `flame_graph()` and `chrome_trace(path)` tell. A call of an
+    op then takes some microseconds more, outside of kernels. In backward a line or module is that of the
+    forward call whose derivative runs. A program of `kiln.compile` is of all its lines: it is named by the
+    first and how many more there are, and by the module around all.
 
     >>> x = kiln.ones(1000)
     >>> with kiln.profile() as p:
@@ -115,7 +115,8 @@ class profile:
                 yield event, event.cpu_time_total / 1e6
 
     def by(self, what: str) -> Lines:
-        """Launches and seconds by "function", "shape", "line" or "module": of a module without those inside it.
+        """Launches and seconds by "function", "shape", "line" or "module": of a module without those inside
+        it.
 
         RuntimeError without `detail`; ValueError for anything else.
         """
@@ -134,7 +135,8 @@ class profile:
         """Time in kernels as boxes on boxes: by "module" forward and backward, modules inside each other, the
         line, the function; by "line" the lines that called each other, and the function.
 
-        With `path` (.svg or .html) it is saved too. RuntimeError without `detail`; ValueError for another `by`.
+        With `path` (.svg or .html) it is saved too. RuntimeError without `detail`; ValueError for another
+        `by`.
         """
         if by not in ("module", "line"):
             raise ValueError(message("flame_graph", 'by "module" or "line"', repr(by)))
@@ -147,8 +149,8 @@ class profile:
         return made
 
     def chrome_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes a trace for chrome://tracing or Perfetto: kernels with shapes, lines and modules, and spans of
-        modules on a track of their own. RuntimeError without `detail`.
+        """Writes a trace for chrome://tracing or Perfetto: kernels with shapes, lines and modules, and
+        spans of modules on a track of their own. RuntimeError without `detail`.
         """
         self.events.export_chrome_trace(os.fspath(path))
 
@@ -164,7 +166,7 @@ def _shape(event: FunctionEvent) -> str:
     if len(event.calls) != 1:
         return f"{event.name} of {len(event.calls)} calls" if event.calls else event.name
     (call,) = event.calls
-    given = [f"{kind}{list(x)}" if kind else "number" for x, kind in zip(call.shapes, call.dtypes)]
+    given = [f"{dtype}{list(x)}" if dtype else "number" for dtype, x in call.given]
     return f"{call.name}({', '.join(given)})"
 
 

@@ -321,11 +321,11 @@ def _is_lazy(x: Any) -> bool:
 
 
 def _elements(x: Any) -> int:
-    return 0 if _is_lazy(x) else x.numel()
+    return 0 if _is_lazy(x) else int(x.numel())
 
 
 def _bytes(x: Any) -> int:
-    return _elements(x) * x.element_size()
+    return _elements(x) * int(x.element_size())
 
 
 def _arguments(

@@ -1,5 +1,5 @@
-"""Colours on a light and on a dark page. A picture's attributes are those of a light one, which every reader of SVG
-understands; a style in it exchanges them where the page is dark, for those that know CSS.
+"""Colours on a light and on a dark page. A picture's attributes are those of a light one, which every
+reader of SVG understands; a style in it exchanges them where the page is dark, for those that know CSS.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def new_name() -> str:
 def style(name: str, rules: Iterable[tuple[str, str, str]], more: str = "") -> str:
     """The style of the picture whose class is `name`: fills as (selector, on a light page, on a dark one).
 
-    A page is dark where CSS says so of it (`color-scheme`), or one of the marks above does; a picture that is a
-    file of its own, where the reader's system or the page that shows it is.
+    A page is dark where CSS says so of it (`color-scheme`), or one of the marks above does; a picture that
+    is a file of its own, where the reader's system or the page that shows it is.
     """
     fills = "".join(f".{name} {part}{{fill:light-dark({light},{dark})}}" for part, light, dark in rules)
     pages = f"{_DARK} .{name}{{color-scheme:dark}}{_LIGHT} .{name}{{color-scheme:light}}"

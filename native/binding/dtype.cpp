@@ -63,6 +63,22 @@ PyObject* size_repr(PyObject* self) {
     Object list = Object::steal(PySequence_List(self));
     return list ? PyUnicode_FromFormat("kiln.Size(%R)", list.get()) : nullptr;
 }
+// A tuple that a size was made into, as a size.
+PyObject* as_size(PyObject* made) {
+    const Object tuple = Object::steal(made);
+    return tuple ? PyObject_CallOneArg(reinterpret_cast<PyObject*>(size_type), tuple.get()) : nullptr;
+}
+PyObject* size_part(PyObject* self, PyObject* key) {
+    PyObject* found = PyTuple_Type.tp_as_mapping->mp_subscript(self, key);
+    return PySlice_Check(key) ? as_size(found) : found;
+}
+PyObject* size_add(PyObject* a, PyObject* b) {
+    if (!PyTuple_Check(a) || !PyTuple_Check(b)) Py_RETURN_NOTIMPLEMENTED;
+    return as_size(PyTuple_Type.tp_as_sequence->sq_concat(a, b));
+}
+PyObject* size_repeat(PyObject* self, Py_ssize_t times) {
+    return as_size(PyTuple_Type.tp_as_sequence->sq_repeat(self, times));
+}
 PyMethodDef size_methods[] = {
     {"numel", size_numel, METH_NOARGS, "The number of elements of a tensor of this size."},
     {nullptr, nullptr, 0, nullptr},
@@ -70,8 +86,11 @@ PyMethodDef size_methods[] = {
 PyType_Slot size_slots[] = {
     {Py_tp_base, nullptr},  // tuple; filled in before use
     {Py_tp_repr, reinterpret_cast<void*>(size_repr)},
+    {Py_mp_subscript, reinterpret_cast<void*>(size_part)},
+    {Py_nb_add, reinterpret_cast<void*>(size_add)},
+    {Py_sq_repeat, reinterpret_cast<void*>(size_repeat)},
     {Py_tp_methods, size_methods},
-    {Py_tp_doc, const_cast<char*>("The sizes of a tensor: a tuple.")},
+    {Py_tp_doc, const_cast<char*>("The sizes of a tensor: a tuple, whose slices and sums are sizes.")},
     {0, nullptr},
 };
 PyType_Spec size_spec = {"kiln.Size", 0, 0, Py_TPFLAGS_DEFAULT, size_slots};

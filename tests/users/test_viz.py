@@ -370,3 +370,96 @@ def put_program(folder: Path, text: str) -> None:
     path = folder / "dot"
     path.write_text(f"#!{sys.executable}\n{text}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+class Block(nn.Module):
+    """A residual block: its sums read no parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+        self.mlp = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+    def forward(self, x: Any) -> Any:
+        x = x * 2
+        return x + self.mlp(self.norm(x))
+
+
+class Stack(nn.Module):
+    def __init__(self, count: int = 3) -> None:
+        super().__init__()
+        self.inp = nn.Linear(3, 4)
+        self.blocks = nn.ModuleList(Block() for _ in range(count))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Any) -> Any:
+        x = self.inp(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_modules_fold() -> None:
+    """Every block is one box, with what its forward computes without parameters."""
+    model = Stack()
+    loss = model(kiln.ones(5, 3)).sum()
+    found = boxes(kiln.viz.graph(loss, model, depth=1))
+    assert set(found) == {
+        "data", "inp Linear", "blocks.0 Block", "blocks.1 Block", "blocks.2 Block", "head Linear", "sum",
+        "result",
+    }  # fmt: skip
+    assert found["blocks.1 Block"][1].startswith("6 ops") and found["blocks.1 Block"][2] == "48 parameters"
+    deeper = boxes(kiln.viz.graph(loss, model, depth=2))
+    assert {"blocks.1.norm LayerNorm", "blocks.1.mlp Sequential", "mul(2)", "add"} <= set(deeper)
+    assert "blocks.1.mlp.0.weight" not in deeper and "blocks.1 Block" not in deeper
+    unfolded = boxes(kiln.viz.graph(loss, model))
+    assert "tanh" in unfolded and "blocks.1.mlp.0.weight" in unfolded
+    with pytest.raises(ValueError, match="depth of at least 1"):
+        kiln.viz.graph(loss, model, depth=0)
+
+
+def test_large_models_fold_as_far_as_they_must() -> None:
+    model = Stack(12)
+    drawing = kiln.viz.graph(model(kiln.ones(5, 3)).sum(), model, max_nodes=20)
+    found = boxes(drawing)
+    assert len([title for title in found if title.endswith(" Block")]) == 12 and "chain" not in drawing.svg
+
+
+def test_folded_arrows_make_no_circle() -> None:
+    """A module that is used before and after another has a box for each time."""
+    a, b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = a, b
+
+        def forward(self, x: Any) -> Any:
+            return self.a(self.b(self.a(x)))
+
+    model = Twice()
+    drawing = kiln.viz.graph(model(kiln.ones(2, 3)).sum(), model, depth=1)
+    titles = [box.title for box in drawing._picture.boxes]
+    assert titles.count("a Linear") == 2 and titles.count("b Linear") == 1
+    order = {k: place for place, k in enumerate(range(len(titles)))}
+    calls = [k for k, box in enumerate(drawing._picture.boxes) if box.kind == "module"]
+    arrows = [
+        (x.source, x.target) for x in drawing._picture.arrows if x.source in calls and x.target in calls
+    ]
+    assert all(order[source] < order[target] for source, target in arrows) and len(arrows) == 2
+
+
+def test_a_page_opens_modules(tmp_path: Path) -> None:
+    model = Stack()
+    drawing = kiln.viz.graph(model(kiln.ones(5, 3)).sum(), model)
+    drawing.save(tmp_path / "graph.html")
+    page = (tmp_path / "graph.html").read_text(encoding="utf-8")
+    links = re.findall(r'<a href="#([\w-]+)">', page)
+    assert len(set(links)) == len(links) == 6  # blocks, and what is in each
+    assert all(page.count(f'<details id="{link}">') == 1 for link in links)
+    assert page.count("<details") == page.count("</details>") == len(links)
+    assert "blocks.1.mlp Sequential" in page and "light-dark(" in page
+    inner = drawing._folded.inside
+    titles = {box.title for picture in inner.values() for box in picture.boxes}
+    assert {"input", "output", "add"} <= titles
+    assert not kiln.viz.graph(kiln.ones(2, requires_grad=True) * 2)._folded.inside
