@@ -480,6 +480,12 @@ k.add(2.,3.), k.div(2,3), k.mul(True,2), k.floor_divide(7.,2), k.div(7,2,roundin
 k.clone(k.arange(2),memory_format=k.preserve_format)
 k.zeros(2,3).clone(memory_format=k.contiguous_format)
 (lambda x: (x.stride(), x.is_contiguous()))(k.zeros(2,3,4,5).to(memory_format=k.channels_last))
+[getattr(k.zeros(2,3,4,5), c)(memory_format=k.channels_last).stride() for c in ("double","long","float")]
+k.zeros(2,3,4,5).cpu(memory_format=k.channels_last).stride()
+k.zeros(2,3,4,5).type(k.float64, memory_format=k.channels_last).stride()
+k.zeros(2,3).double(memory_format=k.channels_last)
+k.zeros(2,3).double(k.preserve_format)
+k.zeros(2,3).double(copy=True)
 (lambda x: x.contiguous().stride())(k.zeros(2,3,4,5).to(memory_format=k.channels_last))
 k.zeros(2,3,4,5).to(memory_format=k.channels_last).is_contiguous(memory_format=k.channels_last)
 k.zeros(2,3,4,5).to(memory_format=k.channels_last).is_contiguous(memory_format=k.channels_last_3d)

@@ -78,12 +78,15 @@ def trunc_normal_(
 
     Drawn evenly between the shares of the normal distribution below a and below b, of which the inverse is
     taken. A warning where [a, b] is more than two `std` away from `mean`: few numbers stand for much then.
+    RuntimeError for a above b.
     """
     if not a - 2 * std <= mean <= b + 2 * std:
         warn(
             "mean is more than 2 std from [a, b] in nn.init.trunc_normal_. "
             "The distribution of values may be incorrect."
         )
+    if a > b:
+        raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={a} > to={b}")
     low, high = (math.erf((end - mean) / std / math.sqrt(2.0)) for end in (a, b))
     drawn = ops.erfinv(_drawn(ops.rand, tensor, generator) * (high - low) + low)
     return _fill(tensor, ops.clamp(drawn * (std * math.sqrt(2.0)) + mean, a, b))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
+from answers import comparable
 from backend import kiln
+
+from kiln.testing.compare import first_difference
 
 
 class Positions:
@@ -246,3 +250,60 @@ def test_second_derivatives_of_products_with_zeros() -> None:
     seconds = kiln.autograd.grad((own * a).sum() + (given * b).sum(), (x, src))
     assert seconds[0].tolist() == [5, 6, 0]
     assert seconds[1].tolist() == [5, 0, 4 - 8, 6, 6, 15]
+
+
+KEYS = """
+    [slice(None), [0, 1]] | [0, slice(None)] | [slice(0, 1), slice(1, 2)] | [..., 0] | [[0, 1], [1, 2]]
+    | [(0, 1), (1, 2)] | [[0, 1]] | [f.tensor(1), f.tensor(0)] | [f.tensor([0, 1]), f.tensor([0, 2])] | [[]]
+    | [] | ([], []) | (slice(None), []) | (..., []) | [0, 1] | [True, False] | [np.int64(0), np.int64(1)]
+    | np.array([0, 1]) | np.array([[0, 1], [1, 0]]) | [np.array([0, 1]), np.array([1, 0])] | [[0]] * 33
+    | f.tensor([1, 0], dtype=f.uint8) | f.tensor(1, dtype=f.uint8) | (f.tensor([1, 0], dtype=f.uint8), 1)
+    | [None, [1]]
+"""
+
+
+@pytest.mark.parametrize("key", [key.strip() for key in KEYS.split("|")])
+def test_keys_that_are_lists(key: str, answers: Any) -> None:
+    """A list of more than numbers is a tuple; an empty one selects nothing; uint8 is a mask."""
+
+    def item(f: Any) -> Any:
+        x = f.arange(24.0).reshape(2, 3, 4)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                found = x[eval(key, {"f": f, "np": np})]
+            except Exception as error:
+                return type(error).__name__
+        return found, [
+            str(w.message)[:40] for w in said if "torch" in str(w.message) or "tuple" in str(w.message)
+        ]
+
+    ours, theirs = answers.both(item)
+    assert first_difference(comparable(ours), comparable(theirs), True) is None
+    if not isinstance(theirs, str) and theirs[1]:
+        with pytest.warns(UserWarning) as seen:
+            kiln.zeros(2, 3, 4)[eval(key, {"f": kiln, "np": np})]
+        assert seen[0].filename == __file__
+
+
+def test_numbers_put_where_a_mask_holds(answers: Any) -> None:
+    """A number, or a tensor of one, becomes the dtype that it is written to."""
+
+    def put(f: Any) -> Any:
+        found = []
+        for dtype, value in (
+            (f.int64, 2.7),
+            (f.bool, 2.5),
+            (f.int64, f.tensor(2.7)),
+            (f.float32, f.tensor(2)),
+        ):
+            x = f.arange(3).to(dtype)
+            x[x == 1] = value
+            found.append(x)
+        return found
+
+    ours, theirs = answers.both(put)
+    assert first_difference(comparable(ours), comparable(theirs), True) is None
+    x = kiln.zeros(2, dtype=kiln.uint8)
+    with pytest.raises(RuntimeError, match="overflow"):
+        x[x == 0] = 300

@@ -186,3 +186,33 @@ def test_spatial_transformer_is_one_program() -> None:
     got, run = train(True)
     assert got == train(False)[0]
     assert (run.stats()["programs"], run.stats()["runs"]) == (1, 3)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_antialiasing(mode: str, answers: Any) -> None:
+    values = np.random.default_rng(0).standard_normal((2, 1, 5, 6))
+    for sizes, corners in itertools.product(((3, 3), (7, 9), (2, 6), (1, 1)), (False, True)):
+        options = {"size": sizes, "mode": mode, "antialias": True, "align_corners": corners}
+        agree(answers, resized(**options), values)
+    agree(answers, resized(scale_factor=0.6, mode=mode, antialias=True), values, double=True)
+
+
+def test_fractional_pools_are_one_program() -> None:
+    """Windows at drawn places end no recording, and whatever is drawn, they stay in the input."""
+    x = kiln.arange(50.0).reshape(1, 2, 5, 5)
+    pool = kiln.nn.functional.fractional_max_pool2d
+
+    @kiln.compile(wait=True)
+    def step(x: Any, u: Any) -> Any:
+        return pool(x * 2, 2, output_size=3, return_indices=True, _random_samples=u)
+
+    u = kiln.tensor([[[0.25, 0.5], [0.75, 0.0]]])
+    plain = pool(x * 2, 2, output_size=3, return_indices=True, _random_samples=u)
+    for _ in range(2):
+        assert [y.tolist() for y in step(x, u)] == [y.tolist() for y in plain]
+    assert step.stats()["programs"] == 1
+    for wrong in (float("nan"), 1e9, -1e9):
+        places = pool(x, 2, output_size=3, return_indices=True, _random_samples=kiln.full((1, 2, 2), wrong))[
+            1
+        ]
+        assert 0 <= int(places.min()) <= int(places.max()) < 25

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from backend import kiln, torch
 
+from kiln.testing.compare import to_array
+
 pytest.importorskip("scipy")
 
 
@@ -245,3 +247,60 @@ def test_out() -> None:
     values, vectors = kiln.empty(0, dtype=kiln.float64), kiln.empty(0, dtype=kiln.float64)
     kiln.linalg.eigh(a, out=(values, vectors))
     assert values.tolist() == kiln.linalg.eigh(a).eigenvalues.tolist()
+
+
+# a function of a framework and tensors, and their shapes
+WHOLE: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+    "cholesky_inverse": (lambda f, x: f.cholesky_inverse(x), [(3, 3)]),
+    "cholesky_inverse of U": (lambda f, x: f.cholesky_inverse(x, upper=True), [(2, 3, 3)]),
+    "cholesky_solve": (lambda f, x, b: f.cholesky_solve(b, x), [(2, 3, 3), (2, 3, 2)]),
+    "cholesky_solve of U": (lambda f, x, b: f.cholesky_solve(b, x, upper=True), [(3, 3), (3, 1)]),
+    "cholesky_solve of batches": (lambda f, x, b: f.cholesky_solve(b, x), [(3, 3), (2, 3, 2)]),
+    "matrix_power 0": (lambda f, x: f.linalg.matrix_power(x, 0) * x, [(2, 2, 2)]),
+    "matrix_power 1": (lambda f, x: f.linalg.matrix_power(x, 1), [(2, 2)]),
+    "householder_product": (lambda f, x, b: f.linalg.householder_product(x, b), [(3, 1), (1,)]),
+    "as_strided of a part": (lambda f, x: f.as_strided(x[1:], (2, 2), (1, 3)), [(3, 3)]),
+    "as_strided of columns": (lambda f, x: f.as_strided(x[:, :2], (2, 2), (1, 2), 1), [(3, 3)]),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_gradients_of_what_is_not_read(name: str, answers: Any) -> None:
+    """Of the triangle of a factor that nobody reads, a power of 0, memory between the elements."""
+    function, shapes = WHOLE[name]
+    given = [
+        matrices(shape, k, positive=k == 0 and shape[-1] == shape[-2:][0]) for k, shape in enumerate(shapes)
+    ]
+
+    def run(f: Any, *arrays: Any) -> Any:
+        leaves = [f.tensor(x.tolist(), dtype=f.float64).requires_grad_() for x in arrays]
+        y = function(f, *leaves)
+        return y.detach(), f.autograd.grad((y * f.arange(1.0, y.numel() + 1).reshape(y.shape)).sum(), leaves)
+
+    ours, theirs = answers.both(run, *given)
+    for mine, other in zip([ours[0], *ours[1]], [theirs[0], *theirs[1]], strict=True):
+        np.testing.assert_allclose(to_array(mine), to_array(other), rtol=1e-10, atol=1e-12)
+
+
+def test_constants_of_linalg_have_a_history() -> None:
+    x = kiln.ones(2, 2, requires_grad=True)
+    kiln.linalg.matrix_power(x, 0).sum().backward()
+    assert x.grad.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert kiln.linalg.householder_product(x, kiln.zeros(0)).requires_grad
+    with pytest.raises(RuntimeError, match="greater than or equal to tau.shape"):
+        kiln.linalg.householder_product(x, kiln.zeros(3))
+    with pytest.raises(NotImplementedError, match="lie apart in memory"):
+        x.expand(2, 2, 2).as_strided((2,), (1,))
+
+
+def test_ldl_solve_of_batches(answers: Any) -> None:
+    a, b = matrices((2, 3, 3), positive=True), matrices((3, 2), 1)
+
+    def run(f: Any, a: Any, b: Any) -> Any:
+        whole, right = f.tensor(a.tolist()), f.tensor(b.tolist())
+        first = f.linalg.ldl_factor(whole[0])
+        solve = f.linalg.ldl_solve
+        return solve(*f.linalg.ldl_factor(whole), right), solve(*first, right.expand(2, 3, 2))
+
+    for mine, other in zip(*answers.both(run, a, b), strict=True):
+        np.testing.assert_allclose(to_array(mine), to_array(other), rtol=1e-4, atol=1e-5)

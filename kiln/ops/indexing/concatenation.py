@@ -89,16 +89,14 @@ def _same_sizes(tensors: list[Any], dim: int) -> None:
 TOGETHER = 32  # arrays joined at once: a program's text grows as the square of how many there are
 
 
-def _listed(tensors: Any) -> list[Any]:
+def _listed(tensors: Any, name: str) -> list[Any]:
     """Several tensors as a list; PyTorch's errors for what is none."""
     if hasattr(tensors, "ndim"):
-        raise TypeError("cat(): argument 'tensors' (position 1) must be tuple of Tensors, not Tensor")
+        raise TypeError(f"{name}(): argument 'tensors' (position 1) must be tuple of Tensors, not Tensor")
     found: list[Any] = list(tensors)
     for k, x in enumerate(found):
         if not hasattr(x, "ndim"):
             raise TypeError(f"expected Tensor as element {k} in argument 0, but got {type(x).__name__}")
-    if not found:
-        raise ValueError("torch.cat(): expected a non-empty list of Tensors")
     return found
 
 
@@ -133,7 +131,9 @@ def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     >>> kiln.cat([kiln.tensor([1]), kiln.tensor([2.5])])
     tensor([1.0000, 2.5000])
     """
-    kept = tensors = _listed(tensors)
+    kept = tensors = _listed(tensors, "cat")
+    if not kept:
+        raise ValueError("torch.cat(): expected a non-empty list of Tensors")
     if not (kept[0].ndim and _alike(tensors)):
         kept = _fitting(tensors)
     dim = normalize_dim(dim, kept[0].ndim, "cat")
@@ -174,7 +174,7 @@ def stack(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     tensor([[1, 2],
             [3, 4]])
     """
-    tensors = list(tensors)
+    tensors = _listed(tensors, "stack")
     if not tensors:
         raise RuntimeError("stack expects a non-empty TensorList")
     alike = _alike(tensors)

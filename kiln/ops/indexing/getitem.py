@@ -68,8 +68,7 @@ def _parts(key: Any) -> list[Any]:
     """The entries of a key: those of a tuple; with a warning, of a list of more than numbers."""
     if isinstance(key, tuple):
         return list(key)
-    foreign_array = getattr(key, "ndim", 0) > 1 and not _is_array(key)
-    if foreign_array or isinstance(key, list) and len(key) < 32 and any(map(_is_part, key)):
+    if isinstance(key, list) and len(key) < 32 and any(map(_is_part, key)):
         warn(_NOT_A_TUPLE)
         return list(key)
     return [key]

@@ -307,6 +307,10 @@ def scatter(
     """
     src = value if src is None else src
     given = src if hasattr(src, "ndim") else None
+    if given is not None and given.ndim == 0 and index.ndim:
+        if index.ndim > 1:
+            raise RuntimeError("Index tensor must have the same number of dimensions as src tensor")
+        src = given = reshape(given, (1,))
     dim = _checked(input, dim, index, given)
     if reduce is not None and reduce not in _SCATTER:
         raise RuntimeError("reduce argument must be either add or multiply.")

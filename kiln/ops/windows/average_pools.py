@@ -18,7 +18,7 @@ from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.views.core_views import expand, reshape, write
 from kiln.ops.views.strided import contiguous_strides
 from kiln.ops.windows.geometry import Ints, Windows, bordered, listed, require, stages, tap, taps
-from kiln.ops.windows.max_pools import described, pool_failures
+from kiln.ops.windows.max_pools import described, max_pool1d, max_pool2d, max_pool3d, pool_failures
 from kiln.table import drawn as d
 from kiln.table.arguments import INTEGERS, dtype_name, number, type_name
 from kiln.table.public import public
@@ -273,10 +273,14 @@ _LP_DOC = """(sum of x**norm_type)**(1 / norm_type) over each window over the la
 def _lp_pool(dims: int) -> Any:
     """lp_pool1d to lp_pool3d."""
     name, average = f"lp_pool{dims}d", (avg_pool1d, avg_pool2d, avg_pool3d)[dims - 1]
+    most = (max_pool1d, max_pool2d, max_pool3d)[dims - 1]
 
     def pool(
         input: Tensor, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False
     ) -> Tensor:
+        if norm_type == float("inf"):
+            found: Tensor = most(absolute(input), kernel_size, stride, ceil_mode=ceil_mode)
+            return found
         mean = average(input**norm_type, kernel_size, stride, 0, ceil_mode)
         count = kernel_size**dims if isinstance(kernel_size, int) else product(tuple(kernel_size))
         there = sign(mean) * relu(absolute(mean))  # the mean, but no gradient where it is 0
