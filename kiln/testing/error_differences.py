@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 # (path, finding, why): regular expressions; the path from its beginning, the finding anywhere.
-UNNAMED: list[tuple[str, str, str]] = [
+Differences = list[tuple[str, str, str]]
+UNNAMED: Differences = [
     (
         "nn.(MultiheadAttention|Transformer|Hardtanh|Embedding)",
         "internal AssertionError",
@@ -27,7 +28,7 @@ UNNAMED: list[tuple[str, str, str]] = [
 _WRONG = "raises (RuntimeError|ValueError|IndexError|NotImplementedError)"
 _TAKES = "takes what PyTorch does not: "
 # One line stands for all calls that differ in one way; what is of one function stands at the end.
-KNOWN: list[tuple[str, str, str]] = [
+KNOWN: Differences = [
     # out=
     (
         "",
@@ -303,3 +304,6 @@ KNOWN: list[tuple[str, str, str]] = [
     ),
     ("nn.Embedding", "refuses: NotImplementedError", "no sparse gradients, none scaled by frequencies"),
 ]
+
+# Where the same is refused, or warned of, in other words than PyTorch's first.
+WORDS: Differences = []
