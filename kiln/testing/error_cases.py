@@ -56,7 +56,9 @@ LEFT_OUT = {"save", "load", "set_default_dtype", "set_default_device", "set_defa
             "set_printoptions", "set_num_threads", "set_anomaly_enabled", "set_grad_enabled", "profile",
 
             "compile", "Tensor.data_ptr", "empty_cache", "memory_stats",
-            "reset_peak_memory_stats"}  # fmt: skip
+            "reset_peak_memory_stats", "set_autocast_cpu_dtype", "set_autocast_dtype",
+            "set_autocast_gpu_dtype", "set_autocast_enabled", "set_autocast_cpu_enabled",
+            "set_autocast_cache_enabled"}  # fmt: skip
 
 
 class ErrorCall(NamedTuple):

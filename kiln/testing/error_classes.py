@@ -226,7 +226,6 @@ CALLED: dict[str, tuple[Any, ...]] = {
     "func.grad": (_doubled,),
     "func.vjp": (_doubled, kiln.ones(2)),
     "func.jvp": (_doubled, (kiln.ones(2),), (kiln.ones(2),)),
-    "utils.checkpoint.checkpoint": (_doubled, kiln.ones(2)),
     "amp.autocast": ("cpu",),
     "amp.GradScaler": ("cpu",),
 }  # fmt: skip

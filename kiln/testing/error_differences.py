@@ -22,7 +22,10 @@ UNNAMED: Differences = [
     ("nn.", "lines of kiln's in the traceback of TypeError: .*unexpected keyword", "the base's constructor"),
     ("nn.(Conv|LayerNorm|RMSNorm)", "unnamed MemoryError", "the allocator's"),
     ("Tensor.(size|stride)", "unnamed IndexError", "told by the core"),
-    ("Tensor.backward", "unnamed ValueError: The truth value", "NumPy's, of one argument"),
+    ("", "unnamed ValueError: The truth value", "NumPy's, of a flag that is no flag"),
+    ("autograd.functional", "internal AssertionError", "PyTorch's type here, raised on purpose"),
+    ("func", "inside TypeError: .*object is not callable", "of what is given for a function"),
+    ("Tensor.cuda", "internal AssertionError: Torch not compiled", "PyTorch's type here, raised on purpose"),
 ]
 
 _WRONG = "raises (RuntimeError|ValueError|IndexError|NotImplementedError)"
@@ -113,7 +116,7 @@ KNOWN: Differences = [
     ),
     (
         "",
-        "raises TypeError: .*(must be|first argument|do not fit|expected an array).*; PyTorch",
+        "raises TypeError: .*(must be|first argument|received an invalid|expected an array).*; PyTorch",
         "of several mistakes the type is told",
     ),
     (
@@ -303,7 +306,57 @@ KNOWN: Differences = [
         "refused when it is made",
     ),
     ("nn.Embedding", "refuses: NotImplementedError", "no sparse gradients, none scaled by frequencies"),
+    ("autograd.functional", _TAKES + "(TypeError|OverflowError)", "a flag is what is true"),
+    ("cross", "warns .*PyTorch: not", "with out=, too"),
+    ("", "warns .*Converting a tensor with requires_grad.*PyTorch: not", "of any setting that is a tensor"),
+    ("nn.(functional.)?[fF]ractional", "refuses: .*cannot reshape tensor of 0 elements", "of no elements"),
+    ("nn.LazyConv", "refuses: (TypeError|MemoryError)|warns", "sizes are looked at when it is made"),
+    ("nn.AdaptiveLogSoftmax", _TAKES + "RuntimeError", "bools are positions, too"),
+    ("distributions.Gumbel", _TAKES + "TypeError: .*finfo", "bools are numbers"),
+    ("nn.init.uniform_", "refuses: RuntimeError: .*bool tensor", "bounds are Python's numbers"),
+    ("amp.GradScaler", "refuses", "a device is looked at when it is given"),
+    (
+        "",
+        "raises TypeError: .*; PyTorch: RuntimeError: (Device index|Expected one of cpu)",
+        "told by its type",
+    ),
+    ("", _TAKES + "RuntimeError: Device index must not be negative", "there is one device"),
+    ("", _TAKES + "TypeError: .*takes no keyword arguments", "more ways to call it"),
 ]
 
+_ARGUMENTS = (
+    "received an invalid combination|descriptor|takes|got multiple values|got an unexpected|got some positional"
+    "|missing|argument|expected Tensor as element|unsupported operand|object of type|bad operand|unhashable"
+    "|not all arguments|must be real number|can't multiply|could not convert|expected|only integer tensors"
+    "|.*(object|value|index|indices|instances) |Input shapes|enabled must|cannot assign|negative_slope"
+)
 # Where the same is refused, or warned of, in other words than PyTorch's first.
-WORDS: Differences = []
+WORDS: Differences = [
+    (
+        "",
+        f"\\('({_ARGUMENTS})",
+        "an argument of a wrong type: kiln says which one, and what it must be, where PyTorch lists the forms "
+        "that it takes, or fails inside",
+    ),
+    (
+        "",
+        "\\('(result type|[Ee]xpected (the )?(out|result|hist|scalar|floating point type for result)|Found dtype"
+        "|result dtype|(linalg.)?\\w+ expected out|output tensor|out tensor|input tensor and|self and result"
+        "|dtype of out|\\w+ can|.*(result|out kwarg|boolean tensor as out|bool tensor for result))",
+        "out= of a dtype that cannot hold the result is told in one way",
+    ),
+    (
+        "",
+        "functions with out=|aten::",
+        "of several functions inside, the one that writes tells it",
+    ),
+    (
+        "",
+        "\\('(mat|self and mat|addm|Input dtypes|expected m|all tensors must|both|expected both|expected scalar)",
+        "a product of two dtypes is told by the product that is computed",
+    ),
+    ("", "\\('a view of a leaf", "PyTorch's arguments here are views of their memory"),
+    ("", "\\('(unsupported operation|Bad in-place)", "out= is not resized, which is looked at first"),
+    ("", "\\('(the base given|masked_fill_)", "an op is named without the underscore of its in-place form"),
+    ("", "Device index|Expected one of", "there is one device"),
+]

@@ -240,7 +240,7 @@ def first_words(text: str) -> str:
     line = (text.splitlines() or [""])[0].replace("`torch.", "`")
     line = re.sub(r"^(torch\.)?[\w.]+ ?(\(\):?|:) ", "", line)
     line = re.sub(r"^torch\.", "", line)
-    return re.split(r"['\"\[({`]|-?\d|[.,:;](?:\s|$)|\btorch\.", line)[0].strip()
+    return re.split(r"['\"\[({`]|-?\d|[.,:;](?=\s|[A-Z]|$)|\btorch\.", line)[0].strip()
 
 
 def _caught(error: Any) -> Any:
