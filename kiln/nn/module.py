@@ -135,7 +135,8 @@ class Module(Calls, State):
         if param is not None and not isinstance(param, Parameter):
             hint = "wrap it in kiln.nn.Parameter"
             raise TypeError(
-                message(f"register_parameter('{name}')", "a Parameter or None", describe(param), hint)
+                f"register_parameter: cannot assign '{type(param).__name__}' object to parameter '{name}' (a "
+                f"Parameter or None required); {hint}"
             )
         if param is not None and param.grad_fn is not None:
             hint = "store the leaf and compute from it in forward"
@@ -162,7 +163,9 @@ class Module(Calls, State):
     def register_module(self, name: str, module: Module | None) -> None:
         """Own `module` as a child under `name`."""
         if module is not None and not isinstance(module, Module):
-            raise TypeError(message(f"add_module('{name}')", "a Module or None", describe(module)))
+            raise TypeError(
+                f"add_module('{name}'): {type(module).__name__} is not a Module subclass, got {describe(module)}"
+            )
         self._own("_modules", name, module)
 
     add_module = register_module

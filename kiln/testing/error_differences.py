@@ -19,12 +19,18 @@ UNNAMED: Differences = [
     ("(adam|amsgrad|sgd)", "", "steps of optimizers, which these call"),
     ("nn.Transformer", "unnamed", "told of the layer inside"),
     ("vmap|pointwise", "lines of kiln's", "of the function that it makes"),
-    ("nn.", "lines of kiln's in the traceback of TypeError: .*unexpected keyword", "the base's constructor"),
-    ("nn.(Conv|LayerNorm|RMSNorm)", "unnamed MemoryError", "the allocator's"),
+    (
+        "nn.",
+        "lines of kiln's .*TypeError: .*(unexpected keyword|takes 1 positional)",
+        "the base's constructor",
+    ),
+    ("nn.(Lazy)?(Conv|LayerNorm|RMSNorm)", "unnamed MemoryError", "the allocator's"),
     ("Tensor.(size|stride)", "unnamed IndexError", "told by the core"),
     ("", "unnamed ValueError: The truth value", "NumPy's, of a flag that is no flag"),
     ("autograd.functional", "internal AssertionError", "PyTorch's type here, raised on purpose"),
     ("func", "inside TypeError: .*object is not callable", "of what is given for a function"),
+    ("optim.lr_scheduler.MultiStepLR", "inside TypeError", "Python's, of what are no milestones"),
+    ("utils.data", "inside TypeError", "Python's, of what is no batch"),
     ("Tensor.cuda", "internal AssertionError: Torch not compiled", "PyTorch's type here, raised on purpose"),
 ]
 
@@ -324,39 +330,133 @@ KNOWN: Differences = [
     ("", _TAKES + "TypeError: .*takes no keyword arguments", "more ways to call it"),
 ]
 
-_ARGUMENTS = (
-    "received an invalid combination|descriptor|takes|got multiple values|got an unexpected|got some positional"
-    "|missing|argument|expected Tensor as element|unsupported operand|object of type|bad operand|unhashable"
-    "|not all arguments|must be real number|can't multiply|could not convert|expected|only integer tensors"
-    "|.*(object|value|index|indices|instances) |Input shapes|enabled must|cannot assign|negative_slope"
-)
+
+def _words(*texts: str) -> str:
+    """The finding that PyTorch's first words begin with one of some expressions."""
+    return rf"""\(['"]({"|".join(texts)})[^()]*\)$"""
+
+
 # Where the same is refused, or warned of, in other words than PyTorch's first.
 WORDS: Differences = [
     (
         "",
-        f"\\('({_ARGUMENTS})",
-        "an argument of a wrong type: kiln says which one, and what it must be, where PyTorch lists the forms "
-        "that it takes, or fails inside",
+        _words(
+            "received an invalid",
+            "descriptor",
+            "unbound method",
+            "takes",
+            "got (multiple|an unexp|some posi)",
+            "missing",
+            "argument",
+            "expected( Tensor as element)?['\"]",
+            "unsupported operand",
+            "bad operand",
+            "object of type",
+            "unhashable",
+            "not all arguments",
+            "must be real",
+            "can['\"]",
+            "could not convert",
+            "only integer tensors",
+            "[Ii]nput( shapes| to)",
+            "enabled must",
+            "cannot assign",
+            "['\"]",
+            "setWarn",
+            "Boolean value",
+            "The truth value",
+            "only one element",
+            "invalid index",
+            "for['\"]",
+        ),
+        "an argument of a wrong type: kiln says which one, and what it must be, where PyTorch lists the "
+        "forms that it takes, or fails inside",
     ),
     (
         "",
-        "\\('(result type|[Ee]xpected (the )?(out|result|hist|scalar|floating point type for result)|Found dtype"
-        "|result dtype|(linalg.)?\\w+ expected out|output tensor|out tensor|input tensor and|self and result"
-        "|dtype of out|\\w+ can|.*(result|out kwarg|boolean tensor as out|bool tensor for result))",
+        _words(
+            "result (type|dtype)",
+            "[Ee]xpected (the |result|out|scalar|floating point type for result)",
+            "Found dtype",
+            r"(linalg\.)?\w+ expected out",
+            "output? tensor",
+            "input tensor and",
+            "self and result",
+            "dtype of out",
+            r"\w+ can['\"]",
+            ".*bool(ean)? tensor",
+            "all inputs",
+            "mixed dtype",
+            "the output given",
+        ),
         "out= of a dtype that cannot hold the result is told in one way",
     ),
+    ("", "functions with out=|aten::", "of several functions inside, the one that writes tells it"),
     (
         "",
-        "functions with out=|aten::",
-        "of several functions inside, the one that writes tells it",
-    ),
-    (
-        "",
-        "\\('(mat|self and mat|addm|Input dtypes|expected m|all tensors must|both|expected both|expected scalar)",
+        _words(
+            "mat['\"]", "self and", "addmv", "Input dtypes", "expected (m|both|scalar)", "all tensors", "both"
+        ),
         "a product of two dtypes is told by the product that is computed",
     ),
-    ("", "\\('a view of a leaf", "PyTorch's arguments here are views of their memory"),
-    ("", "\\('(unsupported operation|Bad in-place)", "out= is not resized, which is looked at first"),
-    ("", "\\('(the base given|masked_fill_)", "an op is named without the underscore of its in-place form"),
-    ("", "Device index|Expected one of", "there is one device"),
+    ("", _words("a view of a leaf"), "PyTorch's arguments here are views of their memory"),
+    ("", _words("unsupported operation", "Bad in-place"), "out= is not resized, which is looked at first"),
+    ("", _words("the base given", "masked_fill_"), "named without the underscore of the in-place form"),
+    ("", _words("Device index", "Expected one of"), "there is one device"),
+    (
+        "",
+        _words(
+            "size mismatch",
+            "The (expanded )?size",
+            "Expected",
+            "Expect ",
+            "weight should",
+            "stride should",
+            "pad should",
+            "Trying to",
+            "Length of",
+            "Padding",
+            "kernel_size",
+            "Dimension",
+            "if weight",
+            "Invalid",
+            "expand",
+            r"\w+ tensor must",
+            "expected",
+            "dropout",
+            "padding",
+            "shape",
+            "input",
+            "only",
+            "output",
+            "the number",
+            "index",
+            "dim",
+            "tensor",
+            "size",
+            "ParameterDict",
+            "ModuleDict",
+            "tuple index out",
+            "iteration over",
+            "heaviside is",
+            "number of",
+            "Source/dest",
+            "isposinf does",
+            "Integral inputs",
+            "The (input|solver)",
+            "This function",
+            "stride must",
+            "Order",
+            "pdist only",
+            "Tried to",
+            "boundaries",
+            "Subtraction",
+            "invalid data",
+            "target_lengths",
+            "params",
+            "Given",
+            "batch",
+        ),
+        "of several mistakes another is told, or it is told in the words of the check that is first",
+    ),
 ]

@@ -82,9 +82,8 @@ class CyclicLR(_WithMomentum):
         if scale_fn is None:
             if mode not in ("triangular", "triangular2", "exp_range"):
                 raise ValueError(
-                    message(
-                        type(self).__name__, "mode 'triangular', 'triangular2' or 'exp_range'", repr(mode)
-                    )
+                    f"{type(self).__name__}: mode is invalid and scale_fn is None: expected 'triangular', "
+                    f"'triangular2' or 'exp_range', got {mode!r}"
                 )
             scale_mode = "iterations" if mode == "exp_range" else "cycle"
         self.mode = mode
