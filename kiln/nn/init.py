@@ -19,7 +19,7 @@ from kiln import ops
 from kiln._core import Tensor
 from kiln.absent import hint_missing as _hint_missing
 from kiln.autograd import no_grad
-from kiln.errors import describe, message, warn
+from kiln.errors import describe, warn
 from kiln.table import registry
 from kiln.table.callables import name_all
 
@@ -110,7 +110,7 @@ def ones_(tensor: Tensor) -> Tensor:
 def eye_(tensor: Tensor) -> Tensor:
     """The identity in a matrix (rows, columns): 1 on the diagonal, 0 elsewhere."""
     if tensor.ndim != 2:
-        raise ValueError(message("eye_", "a tensor of 2 dims", describe(tensor)))
+        raise ValueError(f"eye_: Only tensors with 2 dimensions are supported, got {describe(tensor)}")
     rows: Tensor = ops.arange(tensor.shape[0])
     columns: Tensor = ops.arange(tensor.shape[1])
     return _fill(tensor, (rows.unsqueeze(1) == columns).to(tensor.dtype))

@@ -30,6 +30,8 @@ UNNAMED: Differences = [
     ("autograd.functional", "internal AssertionError", "PyTorch's type here, raised on purpose"),
     ("func", "inside TypeError: .*object is not callable", "of what is given for a function"),
     ("optim.lr_scheduler.MultiStepLR", "inside TypeError", "Python's, of what are no milestones"),
+    ("nn.utils.prune", "internal AssertionError", "PyTorch's type here, raised on purpose"),
+    ("optim.Optimizer.load_state_dict", "inside TypeError", "Python's, of what is no dict"),
     ("utils.data", "inside TypeError", "Python's, of what is no batch"),
     ("Tensor.cuda", "internal AssertionError: Torch not compiled", "PyTorch's type here, raised on purpose"),
 ]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Union
 
-from kiln.errors import message
 from kiln.optim.lr_scheduler.base import (
     LRScheduler,
     checked_optimizer,
