@@ -68,6 +68,7 @@ counts: $(VENV)/.kiln-installed
 errors: $(VENV)/.kiln-installed
 	mkdir -p build/errors
 	cd build/errors && $(SAFE) ../../$(BIN)/python -m kiln.testing.error_scan $(ARGS)
+	! $(BIN)/python -c 'import torch' 2> /dev/null || $(SAFE) $(BIN)/python -m kiln.testing.declared_errors
 
 # Mistakes put into the table, one at a time: its checks see each of them. Hours.
 mutants: $(VENV)/.kiln-installed

@@ -1,5 +1,10 @@
 """The one builder of error messages; a leaf that imports nothing of kiln.
 
+The rule: a message names the function, says what it expected and what came, and what to do. Where PyTorch
+refuses the same, it is an error that the same `except` catches, and the text holds PyTorch's first words,
+those before its first value, since programs and tests match them ("mat1 and mat2 shapes cannot be
+multiplied"). Which argument has a wrong type kiln says in words of its own. `make errors` compares all of it.
+
 message("linear", "weight of shape (out, in)", describe(w), "transpose it with w.t()")
 -> "linear: expected weight of shape (out, in), got float32 tensor of shape (3,); transpose it with w.t()"
 """

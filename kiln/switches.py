@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from kiln.backends.precision import get_float32_matmul_precision, set_float32_matmul_precision
+from kiln.table.callables import name_all
 
 __all__ = [
     "are_deterministic_algorithms_enabled", "get_deterministic_debug_mode", "get_float32_matmul_precision",
@@ -126,3 +127,6 @@ def get_num_interop_threads() -> int:
 def _assert(condition: Any, message: str) -> None:
     """`assert condition, message` as a function, which libraries call."""
     assert condition, message
+
+
+name_all(globals(), "kiln.switches")

@@ -10,6 +10,7 @@ from kiln import _core, ops
 from kiln.autograd import no_grad
 from kiln.device import device as device_of
 from kiln.errors import warn
+from kiln.table.callables import name_constructor
 
 Tensor = _core.Tensor
 
@@ -315,3 +316,6 @@ def _grads(optimizer: Any) -> list[Any]:
 def _expect(holds: bool, text: str) -> None:
     if not holds:
         raise AssertionError(text)
+
+
+name_constructor(GradScaler)

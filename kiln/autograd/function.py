@@ -167,7 +167,7 @@ class Function:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         warn(
-            f"{type(self).__name__} should not be instantiated. Methods on autograd functions are all "
+            f"{type(self)} should not be instantiated. Methods on autograd functions are all "
             f"static: call {type(self).__name__}.apply(...)",
             DeprecationWarning,
         )

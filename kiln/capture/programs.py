@@ -17,6 +17,7 @@ from kiln.passes.launch import Kernel, NestKernel
 from kiln.passes.plan import Launch
 from kiln.scalars.scalar import Scalar, const
 from kiln.table.apply import apply_pointwise, convert_dtype
+from kiln.table.arguments import type_name
 from kiln.table.kinds import COMPUTE
 
 CONSTANT, ADD, MULTIPLY, DIVIDE = range(4)
@@ -148,7 +149,8 @@ def pointwise(
         for have, want in zip(dtypes, targets):  # PyTorch's first error; elsewhere the core checks it
             if not _core.can_cast(have, want):
                 raise RuntimeError(
-                    f"{function.name}: result type {have} can't be cast to the desired output type {want}"
+                    f"{function.name}: result type {type_name(have)} can't be cast to the desired output "
+                    f"type {type_name(want)}"
                 ) from None
         raise
     return [planned(NestKernel(nest))], targets, dtypes

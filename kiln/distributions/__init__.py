@@ -66,6 +66,8 @@ from kiln.distributions.unit_interval import (
     LogitRelaxedBernoulli as LogitRelaxedBernoulli,
 )
 from kiln.distributions.vectors import LowRankMultivariateNormal, MultivariateNormal
+from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_methods as _name_methods
 
 __all__ = [
     "Bernoulli", "Beta", "Binomial", "Categorical", "Cauchy", "Chi2", "ContinuousBernoulli", "Dirichlet",
@@ -97,6 +99,12 @@ _FILES = {
     "unit_interval": "beta continuous_bernoulli dirichlet relaxed_bernoulli relaxed_categorical",
     "vectors": "lowrank_multivariate_normal multivariate_normal",
 }
+_METHODS = "log_prob sample rsample sample_n cdf icdf entropy expand enumerate_support".split()
+
+_name_all(globals(), "kiln.distributions")
+for _made in tuple(globals().values()):
+    if isinstance(_made, type) and issubclass(_made, Distribution):
+        _name_methods(_made, _METHODS)
 for _file, _names in _FILES.items():
     for _name in _names.split():
         globals()[_name] = _sys.modules[f"{__name__}.{_name}"] = _import_module(f"{__name__}.{_file}")

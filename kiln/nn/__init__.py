@@ -221,6 +221,14 @@ from kiln.nn.transformers import (
     TransformerEncoderLayer as TransformerEncoderLayer,
 )
 from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_methods as _name_methods
 
 _name_all(globals(), "kiln.nn")
+for _made in Module.__mro__:
+    _name_methods(
+        _made,
+        ("add_module", "get_buffer", "get_parameter", "get_submodule", "load_state_dict", "register_buffer",
+         "register_module", "register_parameter", "set_submodule", "to", "train", "type"),
+        "Module",
+    )  # fmt: skip
 _hint_missing(__name__)

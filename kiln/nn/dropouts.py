@@ -6,13 +6,13 @@ from typing import Any
 
 from kiln import ops
 from kiln._core import Tensor
-from kiln.errors import describe, message, warn
+from kiln.errors import message, warn
 from kiln.nn.module import Module
 
 
 def _apply(name: str, input: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
     if not 0.0 <= p <= 1.0:
-        raise ValueError(message("dropout", "a probability between 0 and 1", describe(p)))
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     y: Tensor = getattr(ops, f"{name}_" if inplace else name)(input, p, training)
     return y
 
@@ -89,7 +89,7 @@ class _DropoutNd(Module):
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
         if not 0 <= p <= 1:
-            raise ValueError(message("dropout", "a probability between 0 and 1", describe(p)))
+            raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
         self.p = p
         self.inplace = inplace
 

@@ -19,7 +19,7 @@ from kiln import ops
 from kiln._core import Tensor
 from kiln.absent import hint_missing as _hint_missing
 from kiln.autograd import no_grad
-from kiln.errors import describe, message, warn
+from kiln.errors import describe, warn
 from kiln.table import registry
 from kiln.table.callables import name_all
 
@@ -40,12 +40,13 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     if nonlinearity == "leaky_relu":
         slope = 0.01 if param is None else param
         if isinstance(slope, bool) or not isinstance(slope, (int, float)):
-            raise ValueError(message("calculate_gain", "a negative slope", describe(param)))
+            raise ValueError(f"calculate_gain: negative_slope {param} not a valid number")
         return math.sqrt(2.0 / (1 + slope**2))
     gains = {**dict.fromkeys(_LINEAR, 1.0), "tanh": 5.0 / 3, "relu": math.sqrt(2.0), "selu": 3.0 / 4}
     if nonlinearity not in gains:
         raise ValueError(
-            message("calculate_gain", f"one of {sorted([*gains, 'leaky_relu'])}", repr(nonlinearity))
+            f"calculate_gain: Unsupported nonlinearity {nonlinearity}: expected one of "
+            f"{sorted([*gains, 'leaky_relu'])}"
         )
     return gains[nonlinearity]
 
@@ -53,7 +54,7 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Values drawn uniformly from [a, b). RuntimeError for a > b."""
     if a > b:
-        raise RuntimeError(message("uniform_", "a range [a, b)", f"a={a} > b={b}"))
+        raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={a:g} > to={b:g}")
     return _fill(tensor, _drawn(ops.rand, tensor, generator) * (b - a) + a)
 
 
@@ -62,7 +63,7 @@ def normal_(
 ) -> Tensor:
     """Values drawn from the normal distribution N(mean, std**2). RuntimeError for a negative std."""
     if std < 0:
-        raise RuntimeError(message("normal_", "std >= 0.0", repr(std)))
+        raise RuntimeError(f"normal_: normal expects std >= 0.0, but found std {std:g}")
     return _fill(tensor, _drawn(ops.randn, tensor, generator) * std + mean)
 
 
@@ -112,7 +113,7 @@ def ones_(tensor: Tensor) -> Tensor:
 def eye_(tensor: Tensor) -> Tensor:
     """The identity in a matrix (rows, columns): 1 on the diagonal, 0 elsewhere."""
     if tensor.ndim != 2:
-        raise ValueError(message("eye_", "a tensor of 2 dims", describe(tensor)))
+        raise ValueError(f"eye_: Only tensors with 2 dimensions are supported, got {describe(tensor)}")
     rows: Tensor = ops.arange(tensor.shape[0])
     columns: Tensor = ops.arange(tensor.shape[1])
     return _fill(tensor, (rows.unsqueeze(1) == columns).to(tensor.dtype))

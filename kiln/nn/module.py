@@ -135,7 +135,8 @@ class Module(Calls, State):
         if param is not None and not isinstance(param, Parameter):
             hint = "wrap it in kiln.nn.Parameter"
             raise TypeError(
-                message(f"register_parameter('{name}')", "a Parameter or None", describe(param), hint)
+                f"register_parameter: cannot assign '{type(param).__name__}' object to parameter '{name}' (a "
+                f"Parameter or None required); {hint}"
             )
         if param is not None and param.grad_fn is not None:
             hint = "store the leaf and compute from it in forward"
@@ -162,7 +163,10 @@ class Module(Calls, State):
     def register_module(self, name: str, module: Module | None) -> None:
         """Own `module` as a child under `name`."""
         if module is not None and not isinstance(module, Module):
-            raise TypeError(message(f"add_module('{name}')", "a Module or None", describe(module)))
+            raise TypeError(
+                f"add_module('{name}'): {type(module).__name__} is not a Module subclass, which was given as "
+                f"{describe(module)}"
+            )
         self._own("_modules", name, module)
 
     add_module = register_module
@@ -170,11 +174,12 @@ class Module(Calls, State):
     def _own(self, kind: str, name: str, value: Any) -> None:
         """Enter `value` in one of the three dicts and in `__dict__`."""
         if not isinstance(name, str):
-            raise TypeError(message("Module", "a name that is a str", describe(name)))
+            raise TypeError(f"{kind.strip('_s')} name should be a string. Got {type(name).__name__}")
         if "_parameters" not in self.__dict__:
             raise AttributeError(f"cannot assign '{name}' before Module.__init__() call")
         if not name or "." in name:
-            raise KeyError(message("Module", "a name that is not empty and holds no '.'", repr(name)))
+            wrong = f'contain ".", got: {name}' if name else 'be empty string ""'
+            raise KeyError(f"{kind.strip('_s')} name can't {wrong}")
         owned: dict[str, Any] = self.__dict__[kind]
         if name not in owned and hasattr(self, name):
             raise KeyError(f"attribute '{name}' already exists")
@@ -376,7 +381,7 @@ class Module(Calls, State):
     def train(self: Self, mode: bool = True) -> Self:
         """Set training mode here and below: what dropout and its like ask."""
         if not isinstance(mode, bool):
-            raise ValueError(message("train", "a bool", describe(mode)))
+            raise ValueError(f"train: training mode is expected to be boolean, got {describe(mode)}")
         self.training = mode
         for module in self.children():
             module.train(mode)

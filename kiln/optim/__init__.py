@@ -17,7 +17,7 @@ from kiln.optim.radam import RAdam
 from kiln.optim.rmsprop import RMSprop
 from kiln.optim.rprop import Rprop
 from kiln.optim.sgd import SGD
-from kiln.table.callables import name_all
+from kiln.table.callables import name_all, name_methods
 
 __all__ = [
     "ASGD", "LBFGS", "SGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon",
@@ -26,4 +26,5 @@ __all__ = [
 
 _hint_missing(__name__)
 name_all(globals(), "kiln.optim")
+name_methods(Optimizer, ("add_param_group", "load_state_dict"))
 name_all(vars(lr_scheduler), "kiln.optim")

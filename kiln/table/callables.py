@@ -62,3 +62,13 @@ def name_constructor(made: type) -> None:
             own.__init__ = named("__init__", begin)  # type: ignore[misc]
         if isinstance(make, staticmethod):
             own.__new__ = staticmethod(named("__new__", make.__func__))  # type: ignore[method-assign]
+
+
+def name_methods(made: type, names: Iterable[str], title: str = "") -> None:
+    """Makes methods that a class defines callables of the core, whose errors name class (or `title`) and
+    method.
+    """
+    for name in names:
+        method = vars(made).get(name)
+        if isinstance(method, FunctionType):
+            setattr(made, name, named(f"{title or made.__name__}.{name}", method))

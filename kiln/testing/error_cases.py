@@ -21,6 +21,7 @@ import kiln
 from kiln.table import registry
 from kiln.table.mistakes import _parameters
 from kiln.testing import mode_cases
+from kiln.testing.error_classes import CLASSES, LAYERS
 from kiln.testing.mode_cases import FORMS, Arguments
 from kiln.testing.op_cases import tensors
 
@@ -55,14 +56,9 @@ LEFT_OUT = {"save", "load", "set_default_dtype", "set_default_device", "set_defa
             "set_printoptions", "set_num_threads", "set_anomaly_enabled", "set_grad_enabled", "profile",
 
             "compile", "Tensor.data_ptr", "empty_cache", "memory_stats",
-            "reset_peak_memory_stats"}  # fmt: skip
-
-
-class Made(NamedTuple):
-    """An argument that each library constructs itself: what stands at a path, called."""
-
-    path: str
-    make: Callable[[], tuple[Any, ...]]
+            "reset_peak_memory_stats", "set_autocast_cpu_dtype", "set_autocast_dtype",
+            "set_autocast_gpu_dtype", "set_autocast_enabled", "set_autocast_cpu_enabled",
+            "set_autocast_cache_enabled"}  # fmt: skip
 
 
 class ErrorCall(NamedTuple):
@@ -112,10 +108,8 @@ def other_names() -> list[str]:
         if name[0] != "_" and name not in registry.FUNCTIONS and name not in registry.METHODS
         if name not in registry.LAYERS and _is_ours(getattr(space, name), prefix)
     ]
-    more = ("nn.utils.clip_grad_norm_", "nn.utils.clip_grad_value_", "nn.utils.parameters_to_vector",
-            "nn.utils.vector_to_parameters", "autograd.grad", "autograd.backward",
-            "Generator", "finfo", "iinfo")  # fmt: skip
-    return sorted({*found, *more} - LEFT_OUT)
+    more = ("autograd.grad", "autograd.backward", "Generator", "finfo", "iinfo")
+    return sorted({*found, *more} - LEFT_OUT - {*CLASSES})
 
 
 def _is_ours(value: Any, prefix: str) -> bool:
@@ -187,100 +181,18 @@ def kiln_object(path: str) -> Any:
     return found
 
 
-# ---- layers and optimizers ----
-
-_x, _i = (2, 3), ("long", 2)
-_PLAIN = """ReLU ReLU6 SELU SiLU GELU ELU CELU Sigmoid Tanh Softsign Mish Hardswish Hardsigmoid Hardtanh
-    Hardshrink Softshrink Tanhshrink LogSigmoid Softplus LeakyReLU PReLU RReLU Identity Dropout AlphaDropout
-    Flatten FeatureAlphaDropout"""
-_PAIRS = """L1Loss MSELoss SmoothL1Loss HuberLoss BCELoss BCEWithLogitsLoss KLDivLoss SoftMarginLoss
-    PoissonNLLLoss HingeEmbeddingLoss MultiLabelSoftMarginLoss"""
-# the layer -> arguments of its constructor; what it is called with: tensors by their shapes
-LAYERS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
-    "Linear": ((3, 4), ((2, 3),)),
-    "Bilinear": ((3, 4, 2), ((2, 3), (2, 4))),
-    **{f"Conv{n}d": ((2, 4, 3), ((1, 2, *(5,) * n),)) for n in (1, 2, 3)},
-    **{f"ConvTranspose{n}d": ((2, 4, 3), ((1, 2, *(5,) * n),)) for n in (1, 2, 3)},
-    **{f"BatchNorm{n}d": ((2,), ((3, 2, *(4,) * n),)) for n in (1, 2, 3)},
-    **{f"InstanceNorm{n}d": ((2,), ((3, 2, *(4,) * n),)) for n in (1, 2, 3)},
-    **{f"{kind}Pool{n}d": ((2,), ((1, 2, *(4,) * n),))
-       for kind in ("Max", "Avg", "AdaptiveAvg", "AdaptiveMax") for n in (1, 2, 3)},
-    **{f"LPPool{n}d": ((2, 2), ((1, 2, *(4,) * n),)) for n in (1, 2, 3)},
-    **{f"MaxUnpool{n}d": ((2,), ((1, 1, *(2,) * n), ("long", 1, 1, *(2,) * n))) for n in (1, 2, 3)},
-    **{f"{kind}Pad{n}d": ((1,), ((1, 2, *(4,) * n),))
-       for kind in ("Zero", "Reflection", "Replication", "Circular") for n in (1, 2, 3)},
-    **{f"ConstantPad{n}d": ((1, 2.5), ((1, 2, *(4,) * n),)) for n in (1, 2, 3)},
-    "LayerNorm": ((3,), (_x,)),
-    "RMSNorm": ((3,), (_x,)),
-    "GroupNorm": ((2, 4), ((2, 4, 3),)),
-    "LocalResponseNorm": ((2,), ((1, 4, 3),)),
-    "Embedding": ((5, 3), (_i,)),
-    "EmbeddingBag": ((5, 3), (("long", 2, 2),)),
-    **dict.fromkeys(("RNN", "LSTM", "GRU"), ((3, 4), ((2, 5, 3),))),
-    **dict.fromkeys(("RNNCell", "LSTMCell", "GRUCell"), ((3, 4), ((2, 3),))),
-    "MultiheadAttention": ((4, 2), ((3, 2, 4),) * 3),
-    "TransformerEncoderLayer": ((4, 2, 8), ((3, 2, 4),)),
-    "TransformerDecoderLayer": ((4, 2, 8), ((3, 2, 4),) * 2),
-    "Transformer": ((4, 2, 1, 1, 8), ((3, 2, 4),) * 2),
-    **dict.fromkeys(_PLAIN.split(), ((), (_x,))),
-    **{f"Dropout{n}d": ((0.5,), ((1, 2, *(3,) * n),)) for n in (1, 2, 3)},
-    **dict.fromkeys(("Softmax", "LogSoftmax", "Softmin"), ((1,), (_x,))),
-    "Softmax2d": ((), ((1, 2, 3, 3),)),
-    "GLU": ((), ((2, 4),)),
-    "Threshold": ((0.1, 20.0), (_x,)),
-    "Unflatten": ((1, (3, 1)), (_x,)),
-    "Fold": (((4, 4), (2, 2)), ((1, 4, 9),)),
-    "Unfold": (((2, 2),), ((1, 2, 4, 4),)),
-    "PixelShuffle": ((2,), ((1, 4, 3, 3),)),
-    "PixelUnshuffle": ((2,), ((1, 1, 4, 4),)),
-    "ChannelShuffle": ((2,), ((1, 4, 3, 3),)),
-    "Upsample": ((None, 2), ((1, 2, 4),)),
-    "UpsamplingNearest2d": ((None, 2), ((1, 2, 4, 4),)),
-    "UpsamplingBilinear2d": ((None, 2), ((1, 2, 4, 4),)),
-    "CosineSimilarity": ((), (_x, _x)),
-    "PairwiseDistance": ((), (_x, _x)),
-    **dict.fromkeys(_PAIRS.split(), ((), (_x, _x))),
-    **dict.fromkeys(("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss"), ((), (_x, _i))),
-    "MultiLabelMarginLoss": ((), (_x, ("long", 2, 3))),
-    "GaussianNLLLoss": ((), (_x, _x, _x)),
-    "MarginRankingLoss": ((), (_x, _x, _x)),
-    "TripletMarginLoss": ((), (_x, _x, _x)),
-    "TripletMarginWithDistanceLoss": ((), (_x, _x, _x)),
-    "CosineEmbeddingLoss": ((), (_x, _x, (2,))),
-    "CTCLoss": ((), ((5, 2, 3), ("long", 2, 2), (("long", 2)), ("long", 2))),
-    "Parameter": ((kiln.ones(2),), ()),
-    "Buffer": ((kiln.ones(2),), ()),
-}  # fmt: skip
-
-_parameter = Made("nn.Parameter", lambda: (kiln.ones(2, 3),))
-_sgd = Made("optim.SGD", lambda: ([_parameter], 0.1))
-OPTIMIZERS: dict[str, tuple[Any, ...]] = {
-    "optim.SGD": ([_parameter], 0.1),
-    "optim.Adam": ([_parameter], 0.1),
-    "optim.AdamW": ([_parameter], 0.1),
-    "optim.lr_scheduler.StepLR": (_sgd, 2),
-    "optim.lr_scheduler.MultiStepLR": (_sgd, [2, 3]),
-    "optim.lr_scheduler.ConstantLR": (_sgd, 0.5, 3),
-    "optim.lr_scheduler.LinearLR": (_sgd, 0.5, 1.0, 3),
-    "optim.lr_scheduler.ExponentialLR": (_sgd, 0.5),
-    "optim.lr_scheduler.PolynomialLR": (_sgd, 3, 2.0),
-    "optim.lr_scheduler.CosineAnnealingLR": (_sgd, 2),
-    "optim.lr_scheduler.CosineAnnealingWarmRestarts": (_sgd, 2),
-    "optim.lr_scheduler.ReduceLROnPlateau": (_sgd, "min", 0.5),
-    "optim.lr_scheduler.LambdaLR": (_sgd, lambda epoch: 0.5),
-    "optim.lr_scheduler.MultiplicativeLR": (_sgd, lambda epoch: 0.5),
-}
+# ---- layers, optimizers and what else is no function of the table ----
 
 
 def class_names() -> list[str]:
-    """Layers and optimizers by path."""
-    return [f"nn.{name}" for name in LAYERS] + [*OPTIMIZERS]
+    """Layers, optimizers, distributions and the rest by path."""
+    return [f"nn.{name}" for name in LAYERS] + [*CLASSES]
 
 
 def class_calls(path: str) -> Iterator[ErrorCall]:
     """A class constructed, and its object called, with one argument exchanged in each."""
     name = path.removeprefix("nn.")
-    args, inputs = LAYERS[name] if name in LAYERS else (OPTIMIZERS[path], ())
+    args, inputs = LAYERS[name] if name in LAYERS else (CLASSES[path], ())
     parameters = [*inspect.signature(kiln_object(path)).parameters]
     for value in POOL:
         for place in [*range(len(args)), *parameters[len(args) :]]:

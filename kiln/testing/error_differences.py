@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 # (path, finding, why): regular expressions; the path from its beginning, the finding anywhere.
-UNNAMED: list[tuple[str, str, str]] = [
+Differences = list[tuple[str, str, str]]
+UNNAMED: Differences = [
     (
         "nn.(MultiheadAttention|Transformer|Hardtanh|Embedding)",
         "internal AssertionError",
@@ -18,16 +19,27 @@ UNNAMED: list[tuple[str, str, str]] = [
     ("(adam|amsgrad|sgd)", "", "steps of optimizers, which these call"),
     ("nn.Transformer", "unnamed", "told of the layer inside"),
     ("vmap|pointwise", "lines of kiln's", "of the function that it makes"),
-    ("nn.", "lines of kiln's in the traceback of TypeError: .*unexpected keyword", "the base's constructor"),
-    ("nn.(Conv|LayerNorm|RMSNorm)", "unnamed MemoryError", "the allocator's"),
+    (
+        "nn.",
+        "lines of kiln's .*TypeError: .*(unexpected keyword|takes 1 positional)",
+        "the base's constructor",
+    ),
+    ("nn.(Lazy)?(Conv|LayerNorm|RMSNorm)", "unnamed MemoryError", "the allocator's"),
     ("Tensor.(size|stride)", "unnamed IndexError", "told by the core"),
-    ("Tensor.backward", "unnamed ValueError: The truth value", "NumPy's, of one argument"),
+    ("", "unnamed ValueError: The truth value", "NumPy's, of a flag that is no flag"),
+    ("autograd.functional", "internal AssertionError", "PyTorch's type here, raised on purpose"),
+    ("func", "inside TypeError: .*object is not callable", "of what is given for a function"),
+    ("optim.lr_scheduler.MultiStepLR", "inside TypeError", "Python's, of what are no milestones"),
+    ("nn.utils.prune", "internal AssertionError", "PyTorch's type here, raised on purpose"),
+    ("optim.Optimizer.load_state_dict", "inside TypeError", "Python's, of what is no dict"),
+    ("utils.data", "inside TypeError", "Python's, of what is no batch"),
+    ("Tensor.cuda", "internal AssertionError: Torch not compiled", "PyTorch's type here, raised on purpose"),
 ]
 
 _WRONG = "raises (RuntimeError|ValueError|IndexError|NotImplementedError)"
 _TAKES = "takes what PyTorch does not: "
 # One line stands for all calls that differ in one way; what is of one function stands at the end.
-KNOWN: list[tuple[str, str, str]] = [
+KNOWN: Differences = [
     # out=
     (
         "",
@@ -112,7 +124,7 @@ KNOWN: list[tuple[str, str, str]] = [
     ),
     (
         "",
-        "raises TypeError: .*(must be|first argument|do not fit|expected an array).*; PyTorch",
+        "raises TypeError: .*(must be|first argument|received an invalid|expected an array).*; PyTorch",
         "of several mistakes the type is told",
     ),
     (
@@ -302,4 +314,151 @@ KNOWN: list[tuple[str, str, str]] = [
         "refused when it is made",
     ),
     ("nn.Embedding", "refuses: NotImplementedError", "no sparse gradients, none scaled by frequencies"),
+    ("autograd.functional", _TAKES + "(TypeError|OverflowError)", "a flag is what is true"),
+    ("cross", "warns .*PyTorch: not", "with out=, too"),
+    ("", "warns .*Converting a tensor with requires_grad.*PyTorch: not", "of any setting that is a tensor"),
+    ("nn.(functional.)?[fF]ractional", "refuses: .*cannot reshape tensor of 0 elements", "of no elements"),
+    ("nn.LazyConv", "refuses: (TypeError|MemoryError)|warns", "sizes are looked at when it is made"),
+    ("nn.AdaptiveLogSoftmax", _TAKES + "RuntimeError", "bools are positions, too"),
+    ("distributions.Gumbel", _TAKES + "TypeError: .*finfo", "bools are numbers"),
+    ("nn.init.uniform_", "refuses: RuntimeError: .*bool tensor", "bounds are Python's numbers"),
+    ("amp.GradScaler", "refuses", "a device is looked at when it is given"),
+    (
+        "",
+        "raises TypeError: .*; PyTorch: RuntimeError: (Device index|Expected one of cpu)",
+        "told by its type",
+    ),
+    ("", _TAKES + "RuntimeError: Device index must not be negative", "there is one device"),
+    ("", _TAKES + "TypeError: .*takes no keyword arguments", "more ways to call it"),
+]
+
+
+def _words(*texts: str) -> str:
+    """The finding that PyTorch's first words begin with one of some expressions."""
+    return rf"""\(['"]({"|".join(texts)})[^()]*\)$"""
+
+
+# Where the same is refused, or warned of, in other words than PyTorch's first.
+WORDS: Differences = [
+    (
+        "",
+        _words(
+            "received an invalid",
+            "descriptor",
+            "unbound method",
+            "takes",
+            "got (multiple|an unexp|some posi)",
+            "missing",
+            "argument",
+            "expected( Tensor as element)?['\"]",
+            "unsupported operand",
+            "bad operand",
+            "object of type",
+            "unhashable",
+            "not all arguments",
+            "must be real",
+            "can['\"]",
+            "could not convert",
+            "only integer tensors",
+            "[Ii]nput( shapes| to)",
+            "enabled must",
+            "cannot assign",
+            "['\"]",
+            "setWarn",
+            "Boolean value",
+            "The truth value",
+            "only one element",
+            "invalid index",
+            "for['\"]",
+        ),
+        "an argument of a wrong type: kiln says which one, and what it must be, where PyTorch lists the "
+        "forms that it takes, or fails inside",
+    ),
+    (
+        "",
+        _words(
+            "result (type|dtype)",
+            "[Ee]xpected (the |result|out|scalar|floating point type for result)",
+            "Found dtype",
+            r"(linalg\.)?\w+ expected out",
+            "output? tensor",
+            "input tensor and",
+            "self and result",
+            "dtype of out",
+            r"\w+ can['\"]",
+            ".*bool(ean)? tensor",
+            "all inputs",
+            "mixed dtype",
+            "the output given",
+        ),
+        "out= of a dtype that cannot hold the result is told in one way",
+    ),
+    ("", "functions with out=|aten::", "of several functions inside, the one that writes tells it"),
+    (
+        "",
+        _words(
+            "mat['\"]", "self and", "addmv", "Input dtypes", "expected (m|both|scalar)", "all tensors", "both"
+        ),
+        "a product of two dtypes is told by the product that is computed",
+    ),
+    ("", _words("a view of a leaf"), "PyTorch's arguments here are views of their memory"),
+    ("", _words("unsupported operation", "Bad in-place"), "out= is not resized, which is looked at first"),
+    ("", _words("the base given", "masked_fill_"), "named without the underscore of the in-place form"),
+    ("", _words("Device index", "Expected one of"), "there is one device"),
+    (
+        "",
+        _words(
+            "size mismatch",
+            "The (expanded )?size",
+            "Expected",
+            "Expect ",
+            "weight should",
+            "stride should",
+            "pad should",
+            "Trying to",
+            "Length of",
+            "Padding",
+            "kernel_size",
+            "Dimension",
+            "if weight",
+            "Invalid",
+            "expand",
+            r"\w+ tensor must",
+            "expected",
+            "dropout",
+            "padding",
+            "shape",
+            "input",
+            "only",
+            "output",
+            "the number",
+            "index",
+            "dim",
+            "tensor",
+            "size",
+            "ParameterDict",
+            "ModuleDict",
+            "tuple index out",
+            "iteration over",
+            "heaviside is",
+            "number of",
+            "Source/dest",
+            "isposinf does",
+            "Integral inputs",
+            "The (input|solver)",
+            "This function",
+            "stride must",
+            "Order",
+            "pdist only",
+            "Tried to",
+            "boundaries",
+            "Subtraction",
+            "invalid data",
+            "target_lengths",
+            "params",
+            "Given",
+            "batch",
+        ),
+        "of several mistakes another is told, or it is told in the words of the check that is first",
+    ),
 ]

@@ -5,9 +5,10 @@
 Two rules for each call (error_cases.py). What it raises is never of kiln's inside: its type is one that a
 program expects, its text names what was called, and its traceback holds no line of kiln's. And where PyTorch
 is installed the same call of PyTorch does the same: both go on or both raise, an exception that the same
-`except` catches, and warnings of the same categories. What differs on purpose stands in error_differences.py
-with its reason; one of those that is met no more is reported too. Calls of equal differences are one line;
-exit status 1 if there is any.
+`except` catches, and warnings of the same categories; and the text of an error or warning holds the first
+words of PyTorch's, those before its first value, since programs match them. What differs on purpose stands in
+error_differences.py with its reason; one of those that is met no more is reported too. Calls of equal
+differences are one line; exit status 1 if there is any.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ import kiln
 from kiln.errors import entries, is_own
 from kiln.table import registry
 from kiln.testing.compare import dtype_name
-from kiln.testing.error_cases import ErrorCall, Made, calls, kiln_object, names
-from kiln.testing.error_differences import KNOWN, UNNAMED
+from kiln.testing.error_cases import ErrorCall, calls, kiln_object, names
+from kiln.testing.error_classes import Made
+from kiln.testing.error_differences import KNOWN, UNNAMED, WORDS, Differences
 
 # PyTorch writes or reads what is not its own there
 CRASHES = re.compile(
@@ -86,7 +88,7 @@ def run(library: Any, call: ErrorCall) -> Outcome | None:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         error = _step(function, args, kwargs)
-    warned = {w.category.__name__: str(w.message)[:80] for w in found if w.category is not ResourceWarning}
+    warned = {w.category.__name__: str(w.message)[:160] for w in found if w.category is not ResourceWarning}
     return Outcome(error, warned)
 
 
@@ -213,6 +215,34 @@ def peer_difference(mine: Outcome, theirs: Outcome) -> str | None:
     return None
 
 
+def words_difference(mine: Outcome, theirs: Outcome) -> str | None:
+    """PyTorch's first words, where kiln's text of an error or of warnings does not hold them."""
+    if mine.error is not None and theirs.error is not None:
+        pairs = [(str(mine.error), str(theirs.error))]
+    elif mine.error is None and theirs.error is None:
+        pairs = [(mine.warned[kind], text) for kind, text in theirs.warned.items() if kind in mine.warned]
+    else:
+        return None
+    for own, text in pairs:
+        if (words := first_words(text)) not in own:
+            return f"says {own.splitlines()[0][:160]!r}; PyTorch: {text[:160]!r} ({words!r})"
+    return None
+
+
+def first_words(text: str) -> str:
+    """The words of a message before its first value: what a program that matches messages looks for.
+
+    >>> first_words("softmax(): argument 'dim' must be int, not str")
+    'argument'
+    >>> first_words("mat1 and mat2 shapes cannot be multiplied (2x5 and 3x4)")
+    'mat1 and mat2 shapes cannot be multiplied'
+    """
+    line = (text.splitlines() or [""])[0].replace("`torch.", "`")
+    line = re.sub(r"^(torch\.)?[\w.]+ ?(\(\):?|:) ", "", line)
+    line = re.sub(r"^torch\.", "", line)
+    return re.split(r"['\"\[({`]|-?\d|[.,:;](?=\s|[A-Z]|$)|\btorch\.", line)[0].strip()
+
+
 def _caught(error: Any) -> Any:
     """The class that a program catches: a subclass that only one library has stands for the known one."""
     kinds = [c for c in type(error).__mro__ if c.__module__ == "builtins"]
@@ -232,8 +262,8 @@ class Scan:
     def __init__(self, seed: int, peer: bool) -> None:
         self.seed = seed
         self.torch = _torch() if peer else None
-        self.count = 0
-        self.met: Counter[int] = Counter()
+        self.count = self.compared = 0  # calls, and those that PyTorch was asked too
+        self.met: Counter[tuple[str, str, str]] = Counter()
 
     def of(
         self, wanted: list[str], dtypes: list[str], every: int = 1, tell: Callable[[str], object] = str
@@ -253,31 +283,38 @@ class Scan:
         if mine is None:
             return
         what = own_difference(call, mine)
-        if what is not None and not self._known(call, what, UNNAMED, -1):
+        if what is not None and not self._known(call, what, UNNAMED):
             yield Found(call, what)
         theirs = None if self.torch is None or CRASHES.match(call.label) else run(self.torch, call)
-        what = None if theirs is None else peer_difference(mine, theirs)
-        if what is not None and not self._known(call, what, KNOWN, 0):
+        if theirs is None:
+            return
+        self.compared += 1
+        what = peer_difference(mine, theirs)
+        if what is not None and not self._known(call, what, KNOWN):
+            yield Found(call, what)
+        what = words_difference(mine, theirs) if what is None else None
+        if what is not None and not self._known(call, what, WORDS):
             yield Found(call, what)
 
-    def _known(self, call: ErrorCall, what: str, listed: Any, start: int) -> bool:
-        for n, (path, text, _) in enumerate(listed):
-            if re.match(path, call.path) and re.search(text, what, re.DOTALL):
-                self.met[n if start == 0 else -1 - n] += 1
+    def _known(self, call: ErrorCall, what: str, listed: Differences) -> bool:
+        for entry in listed:
+            if re.match(entry[0], call.path) and re.search(entry[1], what, re.DOTALL):
+                self.met[entry] += 1
                 return True
         return False
 
     def unmet(self) -> list[str]:
         """The listed differences that no call showed."""
-        mine = [f"{path}: {text}" for n, (path, text, _) in enumerate(UNNAMED) if not self.met[-1 - n]]
-        theirs = [f"{path}: {text}" for n, (path, text, _) in enumerate(KNOWN) if not self.met[n]]
-        return mine + (theirs if self.torch is not None else [])
+        listed = UNNAMED if self.torch is None else UNNAMED + KNOWN + WORDS
+        return [f"{entry[0]}: {entry[1]}" for entry in listed if not self.met[entry]]
 
 
 def _torch() -> Any:
     import importlib
 
     torch = importlib.import_module("torch")
+    for part in ("nn.utils.prune", "utils.checkpoint", "optim.swa_utils"):  # which it does not import itself
+        importlib.import_module(f"torch.{part}")
     torch.set_warn_always(True)
     torch.set_num_threads(1)
     return torch
@@ -316,7 +353,7 @@ def main() -> None:
         wrong += len(unmet)
         for line in unmet:
             print(f"no longer different: {line}")
-    print(f"{scan.count} calls, {wrong} findings")
+    print(f"{scan.count} calls, {scan.compared} beside PyTorch, {wrong} findings")
     sys.exit(wrong > 0)
 
 

@@ -87,17 +87,17 @@ def test_what_is_no_flag_is_refused(name: str, wrong: Any) -> None:
 
 # the call -> what its message says
 SAID: dict[str, tuple[ErrorCall, str]] = {
-    "several tensors": (_of("atleast_1d", 3), r"atleast_1d\(\): .* got \(int\), expected \(\*tensors\)"),
+    "several tensors": (_of("atleast_1d", 3), r"atleast_1d\(\) received .* got \(int\), .* \(\*tensors\)"),
     "in place": (_of("nn.functional.hardtanh_", x23, "a"), r"hardtanh_\(\)"),
     "a method": (_of("Tensor.new_zeros", x23, {}), "new_zeros"),
     "out": (_of("amax", x23, out=3), r"amax\(\): argument 'out' must be Tensor"),
     "a constructor": (_of("nn.Linear", "text", 3), r"Linear\(\): argument 'in_features' .* must be int"),
     "of a base": (_of("nn.GRU", 3, None), "GRU: hidden_size should be of type int, got: NoneType"),
-    "an optimizer": (_of("optim.Adam", 1.5), r"Adam\(\): .* got \(float\)"),
+    "an optimizer": (_of("optim.Adam", 1.5), r"Adam\(\) received .* got \(float\)"),
     "a starting value": (_of("nn.init.normal_", 3), r"normal_\(\): argument 'tensor' .* must be Tensor"),
     "a parameter": (_of("nn.Parameter", 1.5), "Parameter: expected a tensor"),
     "NumPy's": (_of("hann_window", 1.5), r"hann_window.*: argument 'window_length' .*must be int, not float"),
-    "few dims": (_of("Tensor.unbind", kiln.tensor(1.0)), "Dimension out of range"),
+    "few dims": (_of("Tensor.unbind", kiln.tensor(1.0)), "Dimension specified as 0 but tensor has no dim"),
 }  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def test_what_is_said(name: str) -> None:
 
 def test_a_layers_error_keeps_the_traceback_of_its_call() -> None:
     """An error in place of another: the line of the call and no line of kiln's."""
-    with pytest.raises(TypeError, match=r"BatchNorm1d\(\): the arguments do not fit: got \(str\)") as caught:
+    with pytest.raises(TypeError, match=r"BatchNorm1d\(\) received an invalid .* got \(str\)") as caught:
         kiln.nn.Sequential(kiln.nn.BatchNorm1d(3))("x")
     assert [entry.name for entry in caught.traceback] == [
         "test_a_layers_error_keeps_the_traceback_of_its_call"

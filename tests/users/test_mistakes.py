@@ -50,6 +50,76 @@ MISTAKES: list[tuple[str, str]] = [
     ("t.ones(2).requires_grad_('no')", "must be bool"),
     ("t.binomial(t.ones(2), t.ones(2, dtype=t.int64))", "floating-point dtypes for prob"),
     ("F.conv_transpose1d(t.ones(1, 1, 3), t.ones(1, 1, 2), output_padding=-1)", "negative output_padding"),
+    ("F.cross_entropy(t.ones(2, 3), t.ones(2, 3, dtype=t.int64))", "Expected floating point type for target"),
+    ("F.cross_entropy(t.ones(2, 3), t.tensor([0, 1]), t.ones(2))", "defined either for all 3 classes or no"),
+    (
+        "F.cross_entropy(t.ones(2, 3), t.ones(2, 3), ignore_index=1)",
+        "ignore_index is not supported",
+    ),
+    ("F.cross_entropy(t.ones(2, 3, 5), t.ones(2, 4, dtype=t.int64))", r"Expected target size \[2, 5\]"),
+    (
+        "F.batch_norm(t.ones(2, 3), None, None, training=True, eps=0.0)",
+        "eps must be positive during",
+    ),
+    ("F.multi_margin_loss(t.ones(2, 3), t.tensor([0]))", r"Expected target size \[2\], but got \[1\]"),
+    ("F.mse_loss(t.ones(2), t.ones(2), reduction='abc')", "abc is not a valid value for reduction"),
+    ("F.dropout(t.ones(2), 1.5)", "dropout probability has to be between 0 and 1, but got 1.5"),
+    (
+        "F.softshrink(t.ones(2), -0.5)",
+        r"lambda must be in range \[0,.* dtype Float, but found -0.5",
+    ),
+    ("F.max_pool1d(t.ones(1, 1, 4), 2, dilation=0)", "dilation must be greater than zero, but got 0"),
+    ("F.avg_pool2d(t.ones(1, 0, 4, 4), 2, padding=-1)", "pad must be non-negative, but got pad: -1"),
+    ("F.adaptive_avg_pool2d(t.ones(2, 2), (2, 2))", "Input dimension should be at least 3"),
+    ("F.conv1d(t.ones(1, 1, 4), t.ones(1, 2))", "weight should have at least three dimensions"),
+    (
+        "t.ones(2).abs_().acos_().add_(t.ones(3))",
+        r"tensor a \(2\) must match the size of tensor b \(3\)",
+    ),
+    ("t.arange(3).add_(1.5)", "result type Float can't be cast to the desired output type Long"),
+    ("t.arange(3).acos_()", "result type Float can't be cast to the desired output type Long"),
+    ("t.abs(t.ones(2), 3)", "takes 1 positional argument but 2 were given"),
+    ("t.ones(1).view(0, -1)", r"shape '\[0, -1\]' is invalid for input of size 1"),
+    ("t.movedim(t.ones(2, 3, 4), (0, 1, -3), (0, 1, 2))", r"repeated dim in `source` \(\[0, 1, -3\]\)"),
+    ("t.ones(()).unbind()", "Dimension specified as 0 but tensor has no dimensions"),
+    ("t.eye(-1)", "n must be greater or equal to 0, got -1"),
+    ("t.linspace(t.ones(2), 1, 3)", "only supports 0-dimensional start and end tensors"),
+    ("t.linalg.cross(t.ones(2, 2), t.ones(2, 2))", "inputs dimension -1 must have length 3"),
+    (
+        "t.dot(t.ones(2), t.ones(2).double())",
+        "vectors to have same dtype, but found Float and",
+    ),
+    (
+        "t.addmm(t.ones(2, 2), t.eye(2).double(), t.eye(2))",
+        "the same dtype, but got Double and Float",
+    ),
+    (
+        "t.multinomial(t.tensor([-1.0, 1.0]), 1)",
+        r"multinomial distribution \(encountering prob.* < 0",
+    ),
+    (
+        "t.ones(3, 2).index_add(0, t.tensor([0]), t.ones(2))",
+        "source tensor shape must match self",
+    ),
+    ("t.ones(2, 2).scatter(0, t.zeros(1, 1).long(), t.ones(1))", "same number of dimensions as src tensor"),
+    (
+        "t.aminmax(t.ones(0))",
+        "cannot compute aminmax over an empty dimension",
+    ),
+    ("t.hsplit(t.ones(2, 2), 'text')", "received an invalid combination of arguments"),
+    ("nn.init.calculate_gain('text')", "Unsupported nonlinearity text"),
+    ("nn.ConvTranspose1d(1, 1, 2, padding_mode='reflect')", 'Only "zeros" padding mode is supported'),
+    (
+        "nn.Embedding(3, 2, _weight=t.ones(2, 2))",
+        "Shape of weight does not match num_embeddings",
+    ),
+    ("nn.Linear(2, 2).register_buffer('a', 3)", "cannot assign 'int' object to buffer 'a'"),
+    ("t.optim.lr_scheduler.StepLR(3, 2)", "int is not an Optimizer"),
+    (
+        "t.optim.lr_scheduler.LambdaLR(t.optim.SGD([nn.Parameter(t.ones(2))], 0.1), 3)",
+        "lr_lambda should be",
+    ),
+    ("t.distributions.Normal(0.0, 1.0).log_prob(3)", "value argument to log_prob must be a Tensor"),
 ]
 
 # (a call with True where a number belongs, the same with the number)

@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 from backend import kiln, needs_kiln
 
+from kiln.testing import error_cases, error_classes, error_scan
+from kiln.testing.mode_cases import Arguments
+
 pytestmark = needs_kiln
 
 nn, F = kiln.nn, kiln.nn.functional
@@ -195,6 +198,56 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str, list[str]]] = {
     ),
     "packing": (lambda: nn.utils.rnn.pack_sequence(3), TypeError, r"pack_sequence\(\)", ["<lambda>"]),
     "drawing": (lambda: kiln.viz.graph(3), TypeError, "viz.graph: expected", ["<lambda>"]),
+    "distribution": (
+        lambda: kiln.distributions.Normal("a", 1.0),
+        ValueError,
+        "^Normal: Input arguments",
+        ["<lambda>"],
+    ),
+    "of a distribution": (
+        lambda: kiln.distributions.Normal(0.0, 1.0).log_prob("a"),
+        ValueError,
+        "argument to log_prob must be a Tensor",
+        ["<lambda>"],
+    ),
+    "constraint": (lambda: kiln.distributions.Normal(0.0, -1.0), ValueError, "parameter scale", ["<lambda>"]),
+    "buffer": (
+        lambda: nn.Linear(2, 2).register_buffer("a", 3),
+        TypeError,
+        "^register_buffer: cannot assign 'int'",
+        ["<lambda>"],
+    ),
+    "module's dtype": (
+        lambda: nn.Linear(2, 2).to(kiln.int64),
+        TypeError,
+        r"^Module\.to: expected a floating dtype",
+        ["<lambda>"],
+    ),
+    "state": (
+        lambda: nn.Linear(2, 2).load_state_dict({}),
+        RuntimeError,
+        r"^Module.load_state_dict: Error\(s\) in loading state_dict for Linear",
+        ["<lambda>"],
+    ),
+    "pruning": (
+        lambda: nn.utils.prune.l1_unstructured(nn.Linear(2, 2), "weight", 1.5),
+        ValueError,
+        "^l1_unstructured: amount=1.5",
+        ["<lambda>"],
+    ),
+    "parametrization": (
+        lambda: nn.utils.parametrizations.orthogonal(nn.Linear(2, 2), "name"),
+        ValueError,
+        "^orthogonal: ",
+        ["<lambda>"],
+    ),
+    "switch": (lambda: kiln.set_warn_always(3), RuntimeError, "expects a bool, but got int", ["<lambda>"]),
+    "group": (
+        lambda: kiln.optim.SGD([nn.Parameter(kiln.ones(2))], 0.1).add_param_group(3),
+        TypeError,
+        "^Optimizer.add_param_group: ",
+        ["<lambda>"],
+    ),
     "of a list": (lambda: kiln.cat(3), TypeError, "cat", ["<lambda>"]),
 }
 
@@ -208,6 +261,20 @@ def test_a_traceback_holds_the_users_lines_alone(name: str) -> None:
     assert [frame.name for frame in frames] == functions
     assert all(frame.filename == HERE for frame in frames)
     assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+def test_no_class_or_method_shows_lines_of_kilns() -> None:
+    """One wrong argument for each class of layers, optimizers, distributions and data, and for each function
+    and method that is called beside the table's.
+    """
+    scan, found = error_scan.Scan(0, peer=False), []
+    for path in sorted({f"nn.{name}" for name in error_classes.LAYERS} | {*error_classes.CLASSES}):
+        layer = error_classes.LAYERS.get(path.removeprefix("nn."))
+        arguments = layer[0] if layer is not None else error_classes.CLASSES[path]
+        place = int(path.startswith(("nn.Module.", "optim.Optimizer.")))  # a method is of an object
+        wrong = Arguments([*arguments[:place], object(), *arguments[place + 1 :]], {})
+        found += [*scan.one(error_cases.ErrorCall(path, path, lambda wrong=wrong: wrong))]
+    assert [f"{one.call.path}: {one.what}" for one in found] == []
 
 
 def test_what_was_raised_on_purpose_keeps_its_type() -> None:

@@ -14,6 +14,7 @@ from kiln.nn.utils.parametrize import register_parametrization
 from kiln.nn.utils.weights import as_matrix, divided, iterate, length, of_length, singular_dim, start, unit
 from kiln.ops.creation.dtypes import finfo
 from kiln.table import registry
+from kiln.table.callables import name_all
 
 
 class _WeightNorm(Module):
@@ -217,3 +218,6 @@ def orthogonal(
     if how not in _MAPS:
         raise ValueError(f'orthogonal_map has to be one of "matrix_exp", "cayley", "householder". Got: {how}')
     return register_parametrization(module, name, _Orthogonal(weight, how, use_trivialization), unsafe=True)
+
+
+name_all(globals(), "kiln.nn")

@@ -16,6 +16,7 @@ from kiln.autograd import no_grad
 from kiln.nn.containers import ModuleDict, ModuleList
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
+from kiln.table.callables import name_all
 
 
 class _Cache:
@@ -238,3 +239,6 @@ def remove_parametrizations(module: Module, tensor_name: str, leave_parametrized
     _give_class(module)
     _own(module, tensor_name, tensor)
     return module
+
+
+name_all(globals(), "kiln.nn")

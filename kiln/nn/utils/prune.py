@@ -20,6 +20,7 @@ from kiln._core import Tensor
 from kiln.layout import contiguous_format
 from kiln.nn.module import Module
 from kiln.nn.utils.convert_parameters import parameters_to_vector
+from kiln.table.callables import name_all
 
 M = TypeVar("M", bound=Module)
 Amount = int | float
@@ -492,3 +493,6 @@ def _count(amount: Any, size: int) -> int:
     count = _compute_nparams_toprune(amount, size)
     _validate_pruning_amount(amount, size)
     return count
+
+
+name_all(globals(), "kiln.nn")

@@ -64,8 +64,8 @@ def range_(start: Any = 0, end: Any = None, step: Any = 1, *, dtype: Any = None,
     tensor([0., 1., 2.])
     """
     warn(
-        "torch.range is deprecated and will be removed in a future release because its end is not Python's: "
-        "use arange, which gives the values of [start, end)"
+        "torch.range is deprecated and will be removed in a future release because its behavior is "
+        "inconsistent with Python's range builtin: use arange, which gives the values of [start, end)"
     )
     start, end, step = number_of(start), number_of(end), number_of(step)
     if end is None:

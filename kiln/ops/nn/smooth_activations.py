@@ -354,7 +354,7 @@ def gated(input: Tensor, gate: Tensor) -> Any:
     dtypes="float",
     failures=d.failures(
         ((d.Zeros(3),), {}, RuntimeError, "Halving dimension must be even"),
-        ((d.Zeros(),), {}, RuntimeError, "glu does not support 0-dimensional tensors"),
+        ((d.Zeros(),), {}, RuntimeError, "glu does not support scalars because halving size must be even"),
         ((d.Zeros(2), 1), {}, IndexError, "Dimension out of range"),
     ),
 )
@@ -366,7 +366,7 @@ def glu(input: Any, dim: int = -1) -> Any:
     tensor([1., 2.])
     """
     if input.ndim == 0:
-        raise RuntimeError("glu does not support 0-dimensional tensors")
+        raise RuntimeError("glu does not support scalars because halving size must be even")
     dim = normalize_dim(dim, input.ndim, "glu")
     half, odd = divmod(input.shape[dim], 2)
     if odd:

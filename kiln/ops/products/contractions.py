@@ -451,7 +451,10 @@ def chain_matmul(*matrices: Any, out: Any = None) -> Any:
     >>> kiln.chain_matmul(kiln.ones(1, 2), kiln.ones(2, 3), kiln.ones(3, 1))
     tensor([[6.]])
     """
-    warn("torch.chain_matmul is deprecated: torch.linalg.multi_dot takes a list of matrices")
+    warn(
+        "torch.chain_matmul is deprecated and will be removed in a future PyTorch release. Use "
+        "torch.linalg.multi_dot, which takes a list of matrices."
+    )
     for k, x in enumerate(matrices):
         _require(
             x.ndim == 2, f"chain_matmul(): Tensor dimension is {x.ndim}, expected 2 instead (tensor {k})"

@@ -150,7 +150,7 @@ def _sizes(name: str, input: Tensor, given: Any) -> tuple[tuple[Any, ...], tuple
         else f"{name}() argument 'output_size' should contain one int (got {len(wanted)})",
     )
     require(
-        len(shape) > dims or dims == 1,
+        len(shape) > dims or dims == 1 or not isinstance(given, Sequence),
         f"{name}: Input dimension should be at least {dims + 1}, got {len(shape)}",
         ValueError,
     )

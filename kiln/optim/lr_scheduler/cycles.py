@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Union
 
-from kiln.errors import message
 from kiln.optim.lr_scheduler.base import (
     LRScheduler,
     checked_optimizer,
@@ -82,9 +81,8 @@ class CyclicLR(_WithMomentum):
         if scale_fn is None:
             if mode not in ("triangular", "triangular2", "exp_range"):
                 raise ValueError(
-                    message(
-                        type(self).__name__, "mode 'triangular', 'triangular2' or 'exp_range'", repr(mode)
-                    )
+                    f"{type(self).__name__}: mode is invalid and scale_fn is None: expected 'triangular', "
+                    f"'triangular2' or 'exp_range', got {mode!r}"
                 )
             scale_mode = "iterations" if mode == "exp_range" else "cycle"
         self.mode = mode

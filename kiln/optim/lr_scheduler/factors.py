@@ -34,7 +34,7 @@ class _OfFunctions(LRScheduler):
             raise ValueError(message(name, f"{groups} functions, one per group", str(len(self.lr_lambdas))))
         for function in self.lr_lambdas:
             if not callable(function):
-                raise TypeError(message(name, "a function of the epoch for lr_lambda", describe(function)))
+                raise TypeError(f"{name}: lr_lambda should be a function, but got {describe(function)}")
         super().__init__(optimizer, last_epoch)
 
     def state_dict(self) -> dict[str, Any]:
