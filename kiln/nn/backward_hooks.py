@@ -58,6 +58,13 @@ class Call:
         if isinstance(result, tuple):
             results, _ = _through(result, False, self._at_outputs)
             return type(result)(*results) if hasattr(result, "_fields") else results
+        if not isinstance(result, Tensor):
+            warn(
+                "For backward hooks to be called, module output should be a Tensor or a tuple of Tensors but "
+                f"received {type(result)}",
+                stacklevel=4,
+            )
+            return result
         return _through((result,), False, self._at_outputs)[0][0]
 
     def _at_outputs(self, grads: Any) -> Any:
@@ -66,6 +73,12 @@ class Call:
         if self.ends:
             self.grad_outputs = grads
             return grads
+        if self.after:
+            warn(
+                "Full backward hook is firing when gradients are computed with respect to module outputs "
+                "since no inputs require gradients: grad_input is None for each",
+                stacklevel=4,
+            )
         for hook in self.after:
             came = hook(self.module, (None,) * self.inputs, grads)
             if came is not None and any(g is not None for g in came):
