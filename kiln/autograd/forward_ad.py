@@ -16,8 +16,8 @@ __all__ = [
 
 def _refuse(name: str) -> NoReturn:
     raise NotImplementedError(
-        f"autograd.forward_ad.{name}: kiln has no forward mode; func.jvp and autograd.functional.jvp give the "
-        "same numbers by backward passes"
+        f"autograd.forward_ad.{name}: kiln has no forward mode; func.jvp and autograd.functional.jvp give "
+        "the same numbers by backward passes"
     )
 
 

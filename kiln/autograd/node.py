@@ -104,9 +104,9 @@ _TITLES = {
             ("i1", "SpecialI1"), ("i1e", "SpecialI1E"), ("largest", "Max"), ("layer_norm", "NativeLayerNorm"),
             ("log_ndtr", "SpecialLogNdtr"),
             ("logsigmoid", "LogSigmoid"), ("ndtri", "SpecialNdtri"), ("norm", "LinalgVectorNorm"),
-            ("relu6", "Hardtanh"), ("reshape", "View"), ("selu", "Elu"), ("smallest", "Min"), ("square", "Pow"),
-            ("surround", "ConstantPadNd"), ("take_at", "Index"), ("xlog1py", "SpecialXlog1Py"),
-            ("zeta", "SpecialZeta"),
+            ("relu6", "Hardtanh"), ("reshape", "View"), ("selu", "Elu"), ("smallest", "Min"),
+            ("square", "Pow"), ("surround", "ConstantPadNd"), ("take_at", "Index"),
+            ("xlog1py", "SpecialXlog1Py"), ("zeta", "SpecialZeta"),
         )
     },
 }  # fmt: skip

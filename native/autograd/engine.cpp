@@ -69,7 +69,7 @@ void release_saved(Node& node) {
 bool is_passed_elsewhere(const Node& node);
 bool is_passed_here(const Node& node);
 
-// What an outer pass of this thread has noted at a node, while one that a hook or a function of the user's began
+// What an outer pass of this thread has noted at a node, while one that a hook or a user's function began
 // passes it.
 struct Suspended {
     Node* node;

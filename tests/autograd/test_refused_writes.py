@@ -1,4 +1,4 @@
-"""What PyTorch refuses of views, saved tensors and checkpoints, and what it lets through, in both ways of running."""
+"""What PyTorch refuses of views, saved tensors and checkpoints, and what it lets through; compiled too."""
 
 from __future__ import annotations
 

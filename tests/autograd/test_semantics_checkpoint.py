@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import warnings
 import weakref
 from typing import Any
 
