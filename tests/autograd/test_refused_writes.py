@@ -198,6 +198,22 @@ class TestFunctions:
         y.backward()
 
 
+class TestSavedTensors:
+    """Hooks on one that was saved."""
+
+    def test_hooks(self) -> None:
+        x = tensor(1, 2, grad=True)
+        y = x * x
+        y.grad_fn._raw_saved_self.register_hooks(lambda t: 2 * t, lambda t: t / 2)
+        assert values(y.grad_fn._saved_self) == [1.0, 2.0] and y.grad_fn._saved_other is x
+        with pytest.raises(RuntimeError, match="hooks have already been set"):
+            y.grad_fn._raw_saved_self.register_hooks(lambda t: t, lambda t: t)
+        y.sum().backward()
+        assert values(x.grad) == [2.0, 4.0]
+        with pytest.raises(RuntimeError, match="already been freed"):
+            y.grad_fn._raw_saved_self.register_hooks(lambda t: t, lambda t: t)
+
+
 class TestVersions:
     """What counts as a write."""
 
