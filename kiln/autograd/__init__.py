@@ -28,8 +28,8 @@ from kiln.autograd.grad_mode import (
     set_grad_enabled,
     set_multithreading_enabled,
 )
-from kiln.autograd.graph import _unsafe_preserve_version_counter as _unsafe_preserve_version_counter
 from kiln.autograd.gradcheck import gradcheck, gradgradcheck
+from kiln.autograd.graph import _unsafe_preserve_version_counter as _unsafe_preserve_version_counter
 from kiln.autograd.variable import Variable
 
 if _typing.TYPE_CHECKING:

@@ -247,7 +247,8 @@ def _listed(given: Gradients) -> tuple[Tensor | None, ...]:
 def _need_one_each(op: str, roots: tuple[Place, ...], seeds: tuple[Tensor | None, ...]) -> None:
     """RuntimeError unless there is a gradient per root."""
     if len(seeds) != len(roots):
-        raise RuntimeError(f"{op}: got {len(roots)} tensors and {len(seeds)} gradients, not one for each")
+        raise RuntimeError(f"{op}: got {len(roots)} tensors and {len(seeds)} gradients, "
+                           f"where {len(roots)} gradients are expected, one for each")  # fmt: skip
 
 
 def _seeds(op: str, roots: tuple[Place, ...], given: Gradients) -> tuple[Tensor | None, ...]:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-__all__ = ["UnpackedDualTensor", "dual_level", "enter_dual_level", "exit_dual_level", "make_dual", "unpack_dual"]
+__all__ = [
+    "UnpackedDualTensor",
+    "dual_level",
+    "enter_dual_level",
+    "exit_dual_level",
+    "make_dual",
+    "unpack_dual",
+]
 
 
 def _refuse(name: str) -> NoReturn:
     raise NotImplementedError(
-        f"autograd.forward_ad.{name}: kiln has no forward mode; func.jvp and autograd.functional.jvp give the "
-        "same numbers by backward passes"
+        f"autograd.forward_ad.{name}: kiln has no forward mode; func.jvp and autograd.functional.jvp give "
+        "the same numbers by backward passes"
     )
 
 

@@ -78,12 +78,12 @@ class FunctionCtx:
 
     def mark_dirty(self, *tensors: Tensor) -> None:
         """Says that forward changes these inputs in place; each must also be returned."""
-        _expect_tensors("mark_dirty can only accept variables", tensors)
+        _expect_tensors("mark_dirty can only accept variables, but argument is of type", tensors)
         self._dirty = tensors
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
         """Says that these results have no derivative; backward still gets a gradient, of zeros, for each."""
-        _expect_tensors("mark_non_differentiable only accepts variable arguments", tensors)
+        _expect_tensors("mark_non_differentiable only accepts variable arguments, but got", tensors)
         self._constant = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
@@ -136,10 +136,10 @@ class FunctionCtx:
 
 
 def _expect_tensors(what: str, given: tuple[Any, ...]) -> None:
-    """TypeError, which begins with `what`, for one that is no tensor."""
-    for k, x in enumerate(given):
+    """RuntimeError, which begins with `what`, for one that is no tensor."""
+    for x in given:
         if not isinstance(x, Tensor):
-            raise TypeError(f"{what}, but argument {k} is of type {type(x).__name__}")
+            raise RuntimeError(f"{what} {type(x).__name__}")
 
 
 class Function:
@@ -281,11 +281,13 @@ def _recorded(ctx: FunctionCtx, inputs: list[Any], outputs: tuple[Any, ...], rec
             "no need to pass it to mark_dirty()."
         )
         ctx._dirty = tuple([x for x in ctx._dirty if _among(x, inputs)])
+    for x in ctx._dirty:
+        _core.increment_version(x)  # whatever forward wrote it by
     recording = recording and True in ctx.needs_input_grad
     if not recording and True not in ctx.needs_input_grad:
         return [y.view_as(y) if _among(y, inputs) and not _among(y, ctx._dirty) else y for y in outputs]
     for x in ctx._dirty if recording else ():
-        if x.requires_grad and x.is_leaf:
+        if x.requires_grad and x.is_leaf and not _among(x, ctx._constant):
             raise RuntimeError(
                 "a leaf Variable that requires grad has been used in an in-place operation: mark_dirty in "
                 f"{ctx._function.__name__}; call it under no_grad(), or on a clone()"

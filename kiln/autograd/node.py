@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from re import sub
 from typing import Any
 
@@ -53,11 +54,35 @@ class Node(_core.Node):
         context = self._context
         if context is not None:
             return context.saved_in(self) if name == "saved_tensors" else getattr(context, name)
+        if name.startswith("_raw_saved_") and (place := saved_of(self).get(name.removeprefix("_raw_saved_"))):
+            return SavedTensor(self, place)
         place = saved_of(self).get(name.removeprefix("_saved_")) if name.startswith("_saved_") else None
         value = self.saved(*place) if place else None
         if value is None:
             raise AttributeError(f"'{self.name()}' object has no attribute '{name}'")
         return value
+
+
+class SavedTensor:
+    """A tensor that a node saved, before anybody reads it: `_raw_saved_` and the parameter's name."""
+
+    __slots__ = ("_node", "_place")
+
+    def __init__(self, node: Node, place: tuple[str, int]) -> None:
+        self._node, self._place = node, place
+
+    def register_hooks(self, pack_hook: Callable[[Any], Any], unpack_hook: Callable[[Any], Any]) -> None:
+        """Keeps `pack_hook(tensor)` in its place; backward reads `unpack_hook` of that. Once for each.
+
+        >>> import kiln
+        >>> x = kiln.tensor([1.0, 2.0], requires_grad=True)
+        >>> y = x**2
+        >>> y.grad_fn._raw_saved_self.register_hooks(lambda t: t.tolist(), kiln.tensor)
+        >>> y.sum().backward()
+        >>> x.grad
+        tensor([2., 4.])
+        """
+        self._node.pack(*self._place, pack_hook, unpack_hook)
 
 
 class HookHandle:
@@ -104,9 +129,9 @@ _TITLES = {
             ("i1", "SpecialI1"), ("i1e", "SpecialI1E"), ("largest", "Max"), ("layer_norm", "NativeLayerNorm"),
             ("log_ndtr", "SpecialLogNdtr"),
             ("logsigmoid", "LogSigmoid"), ("ndtri", "SpecialNdtri"), ("norm", "LinalgVectorNorm"),
-            ("relu6", "Hardtanh"), ("reshape", "View"), ("selu", "Elu"), ("smallest", "Min"), ("square", "Pow"),
-            ("surround", "ConstantPadNd"), ("take_at", "Index"), ("xlog1py", "SpecialXlog1Py"),
-            ("zeta", "SpecialZeta"),
+            ("relu6", "Hardtanh"), ("reshape", "View"), ("selu", "Elu"), ("smallest", "Min"),
+            ("square", "Pow"), ("surround", "ConstantPadNd"), ("take_at", "Index"),
+            ("xlog1py", "SpecialXlog1Py"), ("zeta", "SpecialZeta"),
         )
     },
 }  # fmt: skip

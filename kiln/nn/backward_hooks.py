@@ -63,6 +63,7 @@ class Call:
                 "For backward hooks to be called, module output should be a Tensor or a tuple of Tensors but "
                 f"received {type(result)}"
             )
+            return result
         return _through((result,), False, self._at_outputs)[0][0]
 
     def _at_outputs(self, grads: Any) -> Any:

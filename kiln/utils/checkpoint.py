@@ -3,8 +3,8 @@
     forward    function(*args)   saves nothing but places, in order: p0 p1 p2 ...
     backward   asks for some p   function(*args) runs again, up to the last thing it saved; the k-th is pk's
 
-That is `use_reentrant=False`. With True (`CheckpointFunction`) nothing is recorded at first; backward runs the
-function again with recording, and a backward of its own through that.
+That is `use_reentrant=False`. With True (`CheckpointFunction`) nothing is recorded at first; backward runs
+the function again with recording, and a backward of its own through that.
 
 The arguments are kept, by the hooks around where there are some: of checkpoints inside a checkpoint only the
 outermost keeps anything. The random state is put back to where it was. Recorded by kiln.compile, what came
@@ -150,8 +150,9 @@ class _Run:
             if self.check and describe(tensor) != was:
                 came = f"{describe(tensor)}{self.line()}"
                 raise CheckpointError(
-                    f"{self.told()}checkpoint: Recomputed values for the following tensors have different metadata than "
-                    f"during the forward pass: saved tensor {count} was {was}{line} and is {came}; {_HINT}"
+                    f"{self.told()}checkpoint: Recomputed values for the following tensors have different "
+                    f"metadata than during the forward pass: saved tensor {count} was {was}{line} and is "
+                    f"{came}; {_HINT}"
                 )
             tensor = tensor.detach() if tensor.requires_grad else tensor
             if (alive := place()) is not None:
@@ -187,8 +188,8 @@ class _Run:
     def refuse_count(self, came: str) -> None:
         """Raises CheckpointError."""
         raise CheckpointError(
-            f"{self.told()}checkpoint: A different number of tensors was saved during the original forward and "
-            f"recomputation: {len(self.places)} at first, then {came}; {_HINT}"
+            f"{self.told()}checkpoint: A different number of tensors was saved during the original forward "
+            f"and recomputation: {len(self.places)} at first, then {came}; {_HINT}"
         )
 
 
@@ -276,11 +277,12 @@ def checkpoint(
     `preserve_rng_state` puts the random state back for that, `determinism_check="none"` drops the comparison
     of the shapes and dtypes it saves. `context_fn` gives two context managers, for the call and for calling
     again, which ends where nothing more is needed unless `early_stop` is false. With `debug` what did not do
-    the same is named by its lines. Raises CheckpointError, in backward, where the function did something else.
+    the same is named by its lines. Raises CheckpointError, in backward, where the function did something
+    else.
 
     With `use_reentrant=True` backward runs the function from its arguments alone, with a backward pass of its
-    own: gradients come out only if one of `args` itself requires them (else there is a warning), and only in a
-    full `.backward()`: `grad` and `inputs=` are a RuntimeError. Not said it is False, with a warning.
+    own: gradients come out only if one of `args` itself requires them (else there is a warning), and only in
+    a full `.backward()`: `grad` and `inputs=` are a RuntimeError. Not said it is False, with a warning.
 
     >>> import kiln
     >>> x = kiln.ones(3, requires_grad=True)

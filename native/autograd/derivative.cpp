@@ -191,6 +191,19 @@ Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_g
     return operands;
 }
 
+void pack_at(Node& node, SavedPlace place, const Opaque& pack, const Opaque& unpack) {
+    check_not_released(node);
+    auto* saved = const_cast<SavedTensor*>(saved_at(node, place.first, place.second));
+    KILN_CHECK(saved && saved->tensor, runtime,
+               "Calling register_hooks on a saved tensor with value None is forbidden");
+    KILN_CHECK(saved->tensor->storage, runtime,
+               "Calling register_hooks on a saved tensor whose hooks have already been set is not allowed.");
+    Opaque value = callbacks.pack(pack, saved->tensor);
+    if (!node.packed) node.packed = std::make_unique<std::vector<Packed>>();
+    saved->tensor = shape_of(*saved->tensor);
+    node.packed->push_back({saved->tensor, std::move(value), unpack});
+}
+
 TensorRef saved_value(Node& node, SavedPlace place) {
     check_not_released(node);
     const auto [kind, i] = place;

@@ -67,6 +67,17 @@ void release_saved(Node& node) {
 }
 
 bool is_passed_elsewhere(const Node& node);
+bool is_passed_here(const Node& node);
+
+// What an outer pass of this thread has noted at a node, while one that a hook or a user's function began
+// passes it.
+struct Suspended {
+    Node* node;
+    uint64_t run;
+    uint32_t waiting;
+    bool needed;
+    SmallVector<TensorRef, 1> grads;
+};
 
 // Which nodes a pass comes to, and along which of their edges gradients are wanted.
 struct Reach {
@@ -75,13 +86,29 @@ struct Reach {
     BackwardOptions options;
     uint64_t number = next_number();
     SmallVector<Node*, 16> nodes = {};
+    std::vector<Suspended> suspended = {};
     bool leaves_have_hooks = false;
+
+    void suspend(Node& node) {
+        suspended.push_back({&node, node.run, node.waiting, node.needed, {}});
+        std::swap(suspended.back().grads, node.grads);
+    }
+    void resume() {
+        for (Suspended& s : suspended) {
+            s.node->run = s.run;
+            s.node->waiting = s.waiting;
+            s.node->needed = s.needed;
+            std::swap(s.node->grads, s.grads);
+        }
+        suspended.clear();
+    }
 
     void find() {
         auto discovered = [&](const Root& root) { return !root.edge.node || discover(root.edge.node.get()); };
         while (!std::ranges::all_of(roots, discovered)) {  // shares nodes with another thread's pass
             for (Node* node : nodes) node->run = 0;
             nodes.clear();
+            resume();
             number = next_number();  // so that what this pass has marked, leaves too, is not taken for the
                                      // new one's
             Away here;
@@ -97,8 +124,10 @@ struct Reach {
         const bool alone = passes().size() == 1;
         auto enter = [&](Node* node) {
             if (node->run == number) return true;
-            if (!alone && is_passed_elsewhere(*node)) [[unlikely]]
-                return false;
+            if (!alone) [[unlikely]] {
+                if (is_passed_elsewhere(*node)) return false;
+                if (is_passed_here(*node)) suspend(*node);
+            }
             node->run = number;
             node->waiting = 0;
             node->needed = false;
@@ -162,6 +191,7 @@ public:
     ~Pass() {
         for (Node* node : reach.nodes)  // none, unless an error ended it
             if (node->run == reach.number) node->grads.clear();
+        reach.resume();
         std::erase(passes(), this);
         call_numbers.forward = 0;
         tell_others();
@@ -175,9 +205,11 @@ public:
         for (uint32_t visits = 0; !ready_.empty(); ++visits) {
             if (visits % 8 == 0) stop_if_interrupted();
             Node& node = *take_latest();
+            visited = &node;
             anomaly_mode ? watched_visit(node) : visit(node);
-            node.run = 0;  // behind this pass
+            if (reach.suspended.empty()) node.run = 0;  // behind this pass
         }
+        visited = nullptr;
         reach.nodes.clear();
         std::vector<TensorRef> gradients = finish();
         for (size_t i = 0; i < at_end.size(); ++i) {  // one may add others
@@ -195,7 +227,8 @@ public:
     }
 
     const uint64_t thread;
-    Node* current = nullptr;     // in anomaly mode: the one that is visited
+    Node* visited = nullptr;     // the one that is visited,
+    Node* current = nullptr;     // and in anomaly mode the last one
     std::vector<Opaque> at_end;  // functions of the interpreter's, for when it is over
     Reach reach;
 
@@ -393,15 +426,25 @@ private:
     std::vector<TensorRef> captured_;  // gradients of the inputs asked for
 };
 
+const Pass* pass_at(const Node& node) {
+    for (const Pass* pass : passes())
+        if (pass->reach.number == node.run) return pass;
+    return nullptr;
+}
+
 // Whether another thread's pass has the node before it.
 bool is_passed_elsewhere(const Node& node) {
-    for (const Pass* pass : passes()) {
-        if (pass->reach.number != node.run) continue;
-        KILN_CHECK(pass->thread != this_thread(), runtime,
-                   "backward: called again on a graph a backward is passing through");
-        return true;
-    }
-    return false;
+    const Pass* pass = pass_at(node);
+    return pass && pass->thread != this_thread();
+}
+
+// Whether a pass of this thread has it before it; raises if one is just there, as what runs there could call
+// itself without end.
+bool is_passed_here(const Node& node) {
+    for (const Pass* pass : passes())
+        KILN_CHECK(pass->visited != &node || pass->thread != this_thread(), runtime,
+                   "backward: called again at a node that a backward is just passing");
+    return pass_at(node);
 }
 
 Pass* own_pass() {

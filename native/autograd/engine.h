@@ -30,8 +30,8 @@ std::vector<TensorRef> run_backward(std::span<const Root> roots, std::span<const
                                     const BackwardOptions& options);
 
 // Of this thread's innermost pass: its number, 0 if there is none; in anomaly mode the node it visits;
-// whether it goes to all leaves; whether its gradients are batches; whether it comes, or came, to what an edge leads to; a function to call
-// at its end.
+// whether it goes to all leaves; whether its gradients are batches; whether it comes, or came, to what an
+// edge leads to; a function to call at its end.
 uint64_t current_run();
 Node* current_node();
 bool passes_to_all_leaves();

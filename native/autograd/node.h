@@ -94,5 +94,7 @@ SavedTensor save(Tensor& tensor);
 using SavedPlace = std::pair<Source::Kind, size_t>;
 // A saved tensor with the history it had; raises if it was overwritten or freed.
 TensorRef saved_value(Node& node, SavedPlace place);
+// Gives what it saved there to hooks, which keep it in their way; raises if that was done before.
+void pack_at(Node& node, SavedPlace place, const Opaque& pack, const Opaque& unpack);
 
 }  // namespace kiln

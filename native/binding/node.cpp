@@ -73,17 +73,30 @@ PyObject* node_context(PyObject* self, void*) {
     const Node* node = node_of(self).node;
     return Py_NewRef(node && node->context.object ? static_cast<PyObject*>(node->context.object) : Py_None);
 }
+SavedPlace saved_place(const char* name, int index) {
+    Source::Kind kind = Source::input;
+    while (kind < Source::hidden && std::strcmp(name, kind_name(kind)) != 0) kind = Source::Kind(kind + 1);
+    return {kind, size_t(index)};
+}
 PyObject* node_saved(PyObject* self, PyObject* args) {
     const char* name;
     int index;
     if (!PyArg_ParseTuple(args, "si:saved", &name, &index)) return nullptr;
     return guarded([&]() -> PyObject* {
         Node* node = node_of(self).node;
-        Source::Kind kind = Source::input;
-        while (kind < Source::hidden && std::strcmp(name, kind_name(kind)) != 0)
-            kind = Source::Kind(kind + 1);
-        TensorRef value = node ? saved_value(*node, {kind, size_t(index)}) : nullptr;
+        TensorRef value = node ? saved_value(*node, saved_place(name, index)) : nullptr;
         return wrap(value && value->storage ? value : nullptr);
+    });
+}
+PyObject* node_pack(PyObject* self, PyObject* args) {
+    const char* name;
+    int index;
+    PyObject *pack, *unpack;
+    if (!PyArg_ParseTuple(args, "siOO:pack", &name, &index, &pack, &unpack)) return nullptr;
+    return guarded([&]() -> PyObject* {
+        if (node_of(self).node)
+            pack_at(*node_of(self).node, saved_place(name, index), Opaque(pack), Opaque(unpack));
+        Py_RETURN_NONE;
     });
 }
 PyObject* node_variable(PyObject* self, void*) {
@@ -165,6 +178,7 @@ PyMethodDef node_methods[] = {
      "Calls fn(grad_inputs, grad_outputs) when backward has passed the node; returns a handle."},
     {"register_prehook", register_hook<HookKind::before>, METH_O,
      "Calls fn(grad_outputs) before backward passes the node; returns a handle."},
+    {"pack", node_pack, METH_VARARGS, "Gives what it saved at a place to hooks: (kind, index, pack, unpack)."},
     {"saved", node_saved, METH_VARARGS, "What a node saved at a place (kind, index), or None."},
     {"facts", node_facts, METH_NOARGS,
      "(order, name, record, structure, freed, inputs, saved) of an op's node, None of a leaf's."},
