@@ -165,6 +165,8 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         set_warn_always as set_warn_always,
         use_deterministic_algorithms as use_deterministic_algorithms,
     )
+    from kiln.futures import Future as Future
+    from kiln.types import SymBool as SymBool, SymFloat as SymFloat, SymInt as SymInt
     from kiln.jit import ScriptFunction as ScriptFunction, ScriptModule as ScriptModule
     from kiln.nn.recurrent_steps import (
         gru as gru,
@@ -223,6 +225,8 @@ _LATER = {
     **dict.fromkeys(_AUTOCAST.split(), "kiln.amp.autocast_mode"),
     **dict.fromkeys(_SWITCHES.split(), "kiln.switches"),
     "_assert": "kiln.switches",
+    "Future": "kiln.futures",
+    **dict.fromkeys("SymBool SymFloat SymInt".split(), "kiln.types"),
     "ScriptFunction": "kiln.jit",
     "ScriptModule": "kiln.jit",
     "get_device_module": "kiln.accelerator",

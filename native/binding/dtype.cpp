@@ -63,6 +63,22 @@ PyObject* size_repr(PyObject* self) {
     Object list = Object::steal(PySequence_List(self));
     return list ? PyUnicode_FromFormat("kiln.Size(%R)", list.get()) : nullptr;
 }
+// Part of a Size, or one with more behind it, is a Size.
+PyObject* size_of(PyObject* tuple) {
+    const Object part = Object::steal(tuple);
+    return part ? PyObject_CallOneArg(reinterpret_cast<PyObject*>(size_type), part.get()) : nullptr;
+}
+PyObject* size_part(PyObject* self, PyObject* key) {
+    PyObject* found = PyTuple_Type.tp_as_mapping->mp_subscript(self, key);
+    return PySlice_Check(key) ? size_of(found) : found;
+}
+PyObject* size_add(PyObject* a, PyObject* b) {
+    if (!PyTuple_Check(a) || !PyTuple_Check(b)) Py_RETURN_NOTIMPLEMENTED;
+    return size_of(PySequence_Concat(a, b));
+}
+PyObject* size_repeat(PyObject* self, Py_ssize_t count) {
+    return size_of(PyTuple_Type.tp_as_sequence->sq_repeat(self, count));
+}
 PyMethodDef size_methods[] = {
     {"numel", size_numel, METH_NOARGS, "The number of elements of a tensor of this size."},
     {nullptr, nullptr, 0, nullptr},
@@ -71,6 +87,9 @@ PyType_Slot size_slots[] = {
     {Py_tp_base, nullptr},  // tuple; filled in before use
     {Py_tp_repr, reinterpret_cast<void*>(size_repr)},
     {Py_tp_methods, size_methods},
+    {Py_mp_subscript, reinterpret_cast<void*>(size_part)},
+    {Py_nb_add, reinterpret_cast<void*>(size_add)},
+    {Py_sq_repeat, reinterpret_cast<void*>(size_repeat)},
     {Py_tp_doc, const_cast<char*>("The sizes of a tensor: a tuple.")},
     {0, nullptr},
 };

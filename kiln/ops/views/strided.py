@@ -304,8 +304,24 @@ def as_strided_(input: Any, size: Any, stride: Any, storage_offset: int | None =
             f"as_strided: mismatch in length of strides and shape: {list(size)}, {list(stride)}"
         )
     if not is_value(input) and input.requires_grad and _core.grad_enabled():
+        part = _stretch(input, size, stride, offset)
+        if part is not None:
+            return part
         input = _in_memory_order(input)
     return as_strided.handle(input, tuple(size), tuple(stride), (offset,))
+
+
+def _stretch(input: Tensor, size: Any, stride: Any, offset: int) -> Any:
+    """Elements in a row of a tensor that is contiguous and begins later in its memory, as its slice; else None."""
+    first = offset - input.storage_offset()
+    if len(size) > 1 or not input.storage_offset() or not input.is_contiguous() or first < 0:
+        return None
+    if not size:
+        return input.view(-1)[first] if first < input.numel() else None
+    end = first + (size[0] - 1) * stride[0] + 1
+    if size[0] < 1 or stride[0] < 1 or end > input.numel():
+        return None
+    return input.view(-1)[first : end : stride[0]]
 
 
 def _in_memory_order(input: Tensor) -> Any:
