@@ -150,7 +150,12 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
     from kiln.capture.compile import compile as compile
     from kiln.func.vmap import vmap as vmap
     from kiln.accelerator import get_device_module as get_device_module
-    from kiln.cuda.classes import AcceleratorError as AcceleratorError, OutOfMemoryError as OutOfMemoryError
+    from kiln.cuda.classes import (
+        AcceleratorError as AcceleratorError,
+        Event as Event,
+        OutOfMemoryError as OutOfMemoryError,
+        Stream as Stream,
+    )
     from kiln.switches import (
         are_deterministic_algorithms_enabled as are_deterministic_algorithms_enabled,
         get_deterministic_debug_mode as get_deterministic_debug_mode,
@@ -231,6 +236,8 @@ _LATER = {
     "ScriptModule": "kiln.jit",
     "get_device_module": "kiln.accelerator",
     "AcceleratorError": "kiln.cuda.classes",
+    "Event": "kiln.cuda.classes",
+    "Stream": "kiln.cuda.classes",
     "OutOfMemoryError": "kiln.cuda.classes",
 }
 

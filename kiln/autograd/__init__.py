@@ -32,7 +32,7 @@ from kiln.autograd.gradcheck import gradcheck, gradgradcheck
 from kiln.autograd.variable import Variable
 
 if _typing.TYPE_CHECKING:
-    from kiln.autograd import anomaly_mode, functional, profiler, variable
+    from kiln.autograd import anomaly_mode, forward_ad, functional, profiler, variable
     from kiln.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
     from kiln.autograd.variable import Variable
 
@@ -47,6 +47,7 @@ __all__ = [
 _LATER = {
     "anomaly_mode": "anomaly_mode",
     "detect_anomaly": "anomaly_mode",
+    "forward_ad": "forward_ad",
     "functional": "functional",
     "profiler": "profiler",
     "set_detect_anomaly": "anomaly_mode",

@@ -80,7 +80,8 @@ def _positions(*sizes: int) -> list[Tensor]:
 def create_mask(
     mod_fn: Any, B: int | None, H: int | None, Q_LEN: int, KV_LEN: int, device: Any = None
 ) -> Tensor:
-    """What a mask_mod says of all positions, as bools [B, H, Q, K]; of a score_mod, what it makes of zeros.
+    """What a mask_mod says of all positions, as bools [B, H, Q, K]; of a score_mod, where it leaves scores above
+    -infinity.
 
     >>> create_mask(lambda b, h, q, k: q >= k, None, None, 2, 3)
     tensor([[[[ True, False, False],
@@ -90,8 +91,8 @@ def create_mask(
     places = _positions(*sizes)
     takes = getattr(getattr(mod_fn, "__code__", None), "co_argcount", 4)
     if takes == 5 and not getattr(mod_fn, "__defaults__", None):
-        found: Tensor = mod_fn(ops.zeros(sizes), *places) + ops.zeros(sizes)
-        return found
+        kept: Tensor = mod_fn(ops.zeros(sizes), *places) != -math.inf
+        return kept
     taken: Tensor = mod_fn(*places).expand(sizes).contiguous()
     return taken
 

@@ -20,7 +20,7 @@ def tried(make):
         def closure():
             optimizer.zero_grad()
             loss = (model(x) - y).square().mean()
-            loss.backward(create_graph="hessian" in str(make).lower())
+            loss.backward()
             return loss
 
         loss = closure()
@@ -31,7 +31,7 @@ def tried(make):
 
 for name in "AdaBelief AdaBound DiffGrad Lamb RAdam Yogi NovoGrad QHAdam SWATS".split():
     tried(lambda parameters, name=name: getattr(torch_optimizer, name)(parameters, lr=1e-2))
-for name in "adan adabelief lion sophiah lamb prodigy came ademamix schedulefreeadamw shampoo adopt tiger".split():
+for name in "adan adabelief lion lamb prodigy came ademamix schedulefreeadamw shampoo adopt tiger".split():
     try:
         made = pytorch_optimizer.load_optimizer(name)
     except NotImplementedError:
