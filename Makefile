@@ -19,7 +19,7 @@ ASAN_TESTS ?= tests/core/test_native_leaf.py $(filter-out tests/core/test_native
     $(wildcard tests/*/test_*.py)) tests/codegen/test_attention_amx.py \
     $(addprefix tests/ops/test_ops.py::,test_operands_are_not_written test_errors)
 
-.PHONY: test answers demo bench ulp fuzz opinfo gradcheck moments scan counts errors mutants docs lint build asan bench-native clean
+.PHONY: test answers demo bench ulp fuzz opinfo gradcheck moments scan counts errors mutants libraries docs lint build asan bench-native clean
 
 test: $(VENV)/.kiln-installed
 	$(TESTS) $(ARGS)
@@ -73,6 +73,10 @@ errors: $(VENV)/.kiln-installed
 # Mistakes put into the table, one at a time: its checks see each of them. Hours.
 mutants: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/python -m kiln.testing.mutation_scan $(ARGS)
+
+# Programs that use libraries built on PyTorch, as far as .venv has them: none of them needs PyTorch itself.
+libraries: $(VENV)/.kiln-installed
+	KILN_TEST_FULL=1 $(TESTS) tests/users/test_libraries.py $(ARGS)
 
 docs: $(VENV)/.tools
 	$(PIP) install scipy

@@ -150,7 +150,12 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
     from kiln.capture.compile import compile as compile
     from kiln.func.vmap import vmap as vmap
     from kiln.accelerator import get_device_module as get_device_module
-    from kiln.cuda.classes import AcceleratorError as AcceleratorError, OutOfMemoryError as OutOfMemoryError
+    from kiln.cuda.classes import (
+        AcceleratorError as AcceleratorError,
+        Event as Event,
+        OutOfMemoryError as OutOfMemoryError,
+        Stream as Stream,
+    )
     from kiln.switches import (
         are_deterministic_algorithms_enabled as are_deterministic_algorithms_enabled,
         get_deterministic_debug_mode as get_deterministic_debug_mode,
@@ -165,6 +170,8 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         set_warn_always as set_warn_always,
         use_deterministic_algorithms as use_deterministic_algorithms,
     )
+    from kiln.futures import Future as Future
+    from kiln.types import SymBool as SymBool, SymFloat as SymFloat, SymInt as SymInt
     from kiln.jit import ScriptFunction as ScriptFunction, ScriptModule as ScriptModule
     from kiln.nn.recurrent_steps import (
         gru as gru,
@@ -227,10 +234,14 @@ _LATER = {
     **dict.fromkeys(_AUTOCAST.split(), "kiln.amp.autocast_mode"),
     **dict.fromkeys(_SWITCHES.split(), "kiln.switches"),
     "_assert": "kiln.switches",
+    "Future": "kiln.futures",
+    **dict.fromkeys("SymBool SymFloat SymInt".split(), "kiln.types"),
     "ScriptFunction": "kiln.jit",
     "ScriptModule": "kiln.jit",
     "get_device_module": "kiln.accelerator",
     "AcceleratorError": "kiln.cuda.classes",
+    "Event": "kiln.cuda.classes",
+    "Stream": "kiln.cuda.classes",
     "OutOfMemoryError": "kiln.cuda.classes",
 }
 

@@ -23,8 +23,7 @@ _HINTS = (
     (
         "kiln runs on the CPU; ask kiln.cuda.is_available() before",
         r"(cuda|xpu|mtia|mps|accelerator|backends|nn\.parallel)\..+ (cudnn|miopen|mkldnn)_.+ to_mkldnn ipu "
-        "is_(maia|mkldnn|mtia|vulkan|xla|ipu)(_available)? "
-        "Stream Event record_stream",
+        "is_(maia|mkldnn|mtia|vulkan|xla|ipu)(_available)? Event record_stream",
     ),
     (
         "kiln has no complex numbers",
@@ -33,7 +32,7 @@ _HINTS = (
     ),
     (
         "kiln has no sparse tensors",
-        "sparse(_.+)? (to|is)_sparse(_.+)? to_dense coalesce is_coalesced dense_dim resize_as_sparse_ "
+        "sparse(_.+)? (to|is)_sparse(_.+)? coalesce is_coalesced dense_dim resize_as_sparse_ "
         "(cc?ol|crow|row)_indices(_copy)? (indices|values)(_copy)? (s|ds|sp|hs|hsp)mm s(sp)?addmm SparseAdam",
     ),
     (
@@ -65,7 +64,6 @@ _HINTS = (
         "(grouped|scaled|scaled_grouped)_mm convolution airy_ai grid_sampler.* "
         "affine_grid_generator native_.+ batch_norm_.+ norm_except_dim lobpcg "
         "(frobenius|nuclear)_norm hash_tensor slice_inverse init_num_threads "
-        "flop_counter (.+\\.)?FlopCounterMode "
         "has_(lapack|mkl|openmp|spectral) .+Storage thread_safe_generator "
         "transfer_parametrizations_and_params .*DataPipe functionalize "
         "replace_all_batch_norm_modules_ set_module swap_tensors deterministic CheckpointPolicy "
@@ -85,7 +83,7 @@ _HINTS = (
     ),
 )
 # names that classes say a hint for; modules do for every name
-TENSOR = "imag cfloat cdouble stft istft to_sparse to_dense coalesce dequantize"
+TENSOR = "imag cfloat cdouble stft istft to_sparse coalesce dequantize"
 MODULE = "ipu"
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import IO, TypeAlias, Union
+from typing import IO, Any, TypeAlias, Union
 
 from kiln._core import Size, Tensor
 from kiln._core import dtype as _DType
 from kiln.device import device as _Device
 from kiln.ops.views.storage import TypedStorage, UntypedStorage
 
-__all__ = ["Device", "FileLike", "Number", "Size", "Storage", "Tensor"]
+__all__ = ["Device", "FileLike", "Number", "Size", "Storage", "SymBool", "SymFloat", "SymInt", "Tensor"]
 
 Number: TypeAlias = int | float | bool
 Device: TypeAlias = Union[_Device, str, int, None]
@@ -21,3 +21,22 @@ _size: TypeAlias = Union[Size, list[int], tuple[int, ...]]
 _device, _dtype = _Device, _DType
 _int, _float, _bool = int, float, bool
 _TensorOrTensors: TypeAlias = Union[Tensor, Sequence[Tensor]]
+
+
+class _Symbolic:
+    """Of sizes that PyTorch leaves open while it reads a program. In kiln every size is a number."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(f"{type(self).__name__}: sizes are numbers")
+
+
+class SymInt(_Symbolic):
+    """A whole number that is not known yet: no value is one."""
+
+
+class SymFloat(_Symbolic):
+    """A number that is not known yet: no value is one."""
+
+
+class SymBool(_Symbolic):
+    """A truth that is not known yet: no value is one."""

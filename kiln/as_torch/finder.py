@@ -42,7 +42,6 @@ PATHS = {
     "fx.experimental": "kiln.as_torch.fake",
     "fx.experimental.proxy_tensor": "kiln.as_torch.fake",
     "jit.annotations": "kiln.as_torch.annotations",
-    "nn.attention.flex_attention": "kiln.as_torch.flex",
     "onnx.operators": "kiln.as_torch.symbols",
     "onnx.symbolic_helper": "kiln.as_torch.symbols",
     "onnx.symbolic_opset11": "kiln.as_torch.symbols",

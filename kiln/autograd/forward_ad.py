@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
+
+from kiln._core import Tensor
+from kiln.absent import hint_missing as _hint_missing
 
 __all__ = [
     "UnpackedDualTensor",
@@ -21,11 +24,11 @@ def _refuse(name: str) -> NoReturn:
     )
 
 
-class UnpackedDualTensor:
-    """What unpack_dual would give: nothing here is one."""
+class UnpackedDualTensor(NamedTuple):
+    """A tensor and its tangent, which is None: nothing here has one."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _refuse("UnpackedDualTensor")
+    primal: Tensor
+    tangent: Tensor | None
 
 
 class dual_level:
@@ -57,6 +60,13 @@ def make_dual(tensor: Any, tangent: Any, *, level: int | None = None) -> NoRetur
     _refuse("make_dual")
 
 
-def unpack_dual(tensor: Any, *, level: int | None = None) -> NoReturn:
-    """NotImplementedError."""
-    _refuse("unpack_dual")
+def unpack_dual(tensor: Tensor, *, level: int | None = None) -> UnpackedDualTensor:
+    """The tensor, without a tangent: libraries ask whether there is one.
+
+    >>> kiln.autograd.forward_ad.unpack_dual(kiln.ones(1)).tangent is None
+    True
+    """
+    return UnpackedDualTensor(tensor, None)
+
+
+_hint_missing(__name__)

@@ -21,7 +21,7 @@ _IN_A_GROUP = (
     "get_world_size irecv isend monitored_barrier new_group recv reduce reduce_scatter reduce_scatter_tensor "
     "scatter scatter_object_list send"
 )
-_MADE = "DeviceMesh FileStore HashStore PrefixStore TCPStore init_device_mesh init_process_group"
+_MADE = "FileStore HashStore PrefixStore TCPStore init_device_mesh init_process_group"
 
 
 class ReduceOp(_Enum):
@@ -115,10 +115,12 @@ def _refused(name: str) -> _typing.NoReturn:
 globals().update({name: _refusal("distributed", name, _no_group) for name in _IN_A_GROUP.split()})
 globals().update({name: _refusal("distributed", name, _refused) for name in _MADE.split()})
 
-_FILES = ("fsdp", "optim", "rpc", "tensor")
+_FILES = ("device_mesh", "fsdp", "optim", "rpc", "tensor")
 
 
 def _found(name: str) -> _typing.Any:
+    if name == "DeviceMesh":  # a class, which libraries ask values for
+        return _import_module("kiln.distributed.device_mesh").DeviceMesh
     if name not in _FILES:
         _no_attribute(__name__, name)
     return _import_module(f"kiln.distributed.{name}")

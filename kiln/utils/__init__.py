@@ -9,6 +9,7 @@ from kiln.absent import no_attribute as _no_attribute
 from kiln.utils import checkpoint, data
 
 if _typing.TYPE_CHECKING:
+    from kiln.utils import benchmark as benchmark
     from kiln.utils import dlpack as dlpack
     from kiln.utils import flop_counter as flop_counter
     from kiln.utils import hooks as hooks
@@ -17,7 +18,7 @@ if _typing.TYPE_CHECKING:
 
 __all__ = ["checkpoint", "data"]
 
-_LATER = ("dlpack", "flop_counter", "hooks", "model_zoo", "tensorboard")
+_LATER = ("benchmark", "dlpack", "flop_counter", "hooks", "model_zoo", "tensorboard")
 
 
 def _found(name: str) -> _typing.Any:

@@ -267,7 +267,13 @@ def test_as_strided_refuses_gradients_it_cannot_place() -> None:
     """Through a view that does not fill its memory the derivative by places would be wrong."""
     x = kiln.arange(6.0, requires_grad=True)
     with pytest.raises(NotImplementedError, match="contiguous"):
-        (x * 1)[2:].as_strided((2,), (1,))
+        (x * 1)[2:].as_strided((2, 2), (1, 1))
+    (x * 1)[2:].as_strided((2,), (2,)).sum().backward()  # a slice of it is one of its memory
+    assert x.grad.tolist() == [0.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    x.grad = None
+    (x * 1)[2:].as_strided((), (), 4).backward()
+    assert x.grad.tolist() == [0.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+    x.grad = None
     y = (x * 1).reshape(2, 3).t()
     y.as_strided((2, 2), (1, 2), 1).sum().backward()
     assert x.grad.tolist() == [0.0, 1.0, 1.0, 1.0, 1.0, 0.0]

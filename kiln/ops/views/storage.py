@@ -406,8 +406,19 @@ def as_subclass(self: Any, cls: Any) -> Any:
     return becoming(made, "as_subclass", lambda _: self.view(self.shape))
 
 
+def to_dense(self: Any, dtype: Any = None, *, masked_grad: bool | None = None) -> Any:
+    """The tensor, which has all its elements in memory already; of another dtype where one is given.
+
+    >>> x = kiln.ones(2)
+    >>> x.to_dense() is x
+    True
+    """
+    return self if dtype is None else self.to(dtype)
+
+
 methods({
     "as_subclass": as_subclass,
+    "to_dense": to_dense,
     "untyped_storage": untyped_storage,
     "storage": storage,
     "is_set_to": is_set_to,
