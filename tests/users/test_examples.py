@@ -125,7 +125,7 @@ def test_an_example_says_what_it_does_and_reaches(path: Path) -> None:
     text = path.read_text()
     tree = ast.parse(text)
     assert f"    python examples/{path.name}" in (ast.get_docstring(tree) or "")
-    assert text.count("\n") <= 210
+    assert text.count("\n") <= 250
     assert "result: " in text and bound(path)
 
 
@@ -203,6 +203,7 @@ def test_pytorch_runs_an_example_to_the_same_result(path: Path, tmp_path: Path) 
 @by_notebook
 def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
     """Its cells, as one program: without Jupyter."""
+    pytest.importorskip("matplotlib")
     program = tmp_path / "cells.py"
     program.write_text("\n\n".join("".join(cell["source"]) for cell in cells(path)))
     run(program, folder=tmp_path)
