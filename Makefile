@@ -19,7 +19,7 @@ ASAN_TESTS ?= tests/core/test_native_leaf.py $(filter-out tests/core/test_native
     $(wildcard tests/*/test_*.py)) tests/codegen/test_attention_amx.py \
     $(addprefix tests/ops/test_ops.py::,test_operands_are_not_written test_errors)
 
-.PHONY: test answers demo bench ulp fuzz opinfo gradcheck moments scan counts errors mutants libraries docs lint build asan bench-native clean
+.PHONY: test answers demo examples bench ulp fuzz opinfo gradcheck moments scan counts errors mutants libraries docs lint build asan bench-native clean
 
 test: $(VENV)/.kiln-installed
 	$(TESTS) $(ARGS)
@@ -31,6 +31,10 @@ answers: $(VENV)/.kiln-installed
 
 demo: $(VENV)/.kiln-installed
 	$(BIN)/python examples/digits.py
+
+# Every example to its stated result, and as PyTorch's program where .venv has it: minutes.
+examples: $(VENV)/.kiln-installed
+	KILN_TEST_FULL=1 $(SAFE) $(BIN)/pytest -q tests/users/test_examples.py $(ARGS)
 
 bench: $(VENV)/.kiln-installed
 	cd bench && ../$(BIN)/python run.py $(ARGS)

@@ -21,6 +21,7 @@ from kiln import nn
 from kiln.utils.data import DataLoader, Subset, TensorDataset, random_split
 
 SEED, HELD_OUT, BATCH, NOISE = 0, 360, 64, 0.2
+AT_LEAST = 0.95  # the result: the share of digits it never saw that are read correctly
 
 
 class Run(NamedTuple):
@@ -65,6 +66,7 @@ def main() -> None:
     with kiln.profile() as profile:
         train("profiled", training, 1, lambda step: step)
     print(profile)
+    print(f"result: accuracy {right:.4f}")
 
 
 def split() -> tuple[Subset[Any], Subset[Any]]:
@@ -157,7 +159,7 @@ def plot(eager: Run, compiled: Run, path: Path) -> None:
     axes.plot(compiled.curve, color="black", linewidth=1, linestyle="--", label="compiled")
     axes.set(title="Learning to read digits", xlabel="step", ylabel="cross entropy", yscale="log")
     axes.legend()
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=75)
     pyplot.close(figure)
     print(f"loss curves: {path}")
 

@@ -164,7 +164,7 @@ def _spread(g: Tensor, which: Any, shape: Any, kernel: Ints, stride: Ints, dilat
     for k in range(dims):
         own = g.graph.add(find("iota"), (), (sizes, len(lead) + k))
         number = number + own * arguments.number(g, product(kernel[k + 1 :]))
-    here = eq(p.convert(reshape(which, one), "int64"), number)
+    here = eq(p.convert(reshape(which, one), "int32"), p.convert(number, "int32"))
     tiles = p.where(here, reshape(g, one), 0)
     return write(filled(g.graph, 0, shape, g.dtype), tiles, (*steps[:-dims], *by_tap, *by_place), (0,))
 
