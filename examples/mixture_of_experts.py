@@ -88,9 +88,8 @@ def main() -> None:
         optimizer.step()
         schedule.step()
         if step % 500 == 0:
-            print(
-                f"step {step:5}  mixture {error.item():.4f}  balance {balance.item():.2f}  one network {alone.item():.4f}"
-            )
+            errors = f"mixture {error.item():.4f}  one network {alone.item():.4f}"
+            print(f"step {step:5}  {errors}  balance {balance.item():.2f}")
 
     points = 2 * kiln.rand(20_000, 2) - 1
     with kiln.no_grad():
