@@ -58,7 +58,10 @@ def test_functions_and_layers() -> None:
     einops.reduce(x, "b c h -> b", "prod").sum().backward()
     assert x.grad is not None and x.grad.shape == x.shape
     for name in ("min", "max", "mean", "sum"):
-        got, want = einops.reduce(x, "b c h -> c", name), einops.reduce(x.detach().numpy(), "b c h -> c", name)
+        got, want = (
+            einops.reduce(x, "b c h -> c", name),
+            einops.reduce(x.detach().numpy(), "b c h -> c", name),
+        )
         assert got.tolist() == pytest.approx(want.tolist())
     assert einops.repeat(x, "b c h -> b r c h", r=5).shape == (2, 5, 3, 4)
     assert einops.einsum(x, x, "b c h, b d h -> b c d").shape == (2, 3, 3)
