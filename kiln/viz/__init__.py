@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from kiln.absent import no_attribute
 
 if TYPE_CHECKING:
-    from kiln.viz.curves import Curves as Curves
-    from kiln.viz.curves import curves as curves
+    from kiln.viz.chart import Curves as Curves
+    from kiln.viz.chart import curves as curves
     from kiln.viz.drawing import Drawing as Drawing
     from kiln.viz.drawing import graph as graph
 
@@ -22,10 +22,9 @@ def _found(name: str) -> Any:
     """`__getattr__`, which type checkers do not see."""
     if name not in __all__:
         no_attribute(__name__, name)
-    module = import_module(f"kiln.viz.{'curves' if name.lower() == 'curves' else 'drawing'}")
-    for own in [own for own in __all__ if hasattr(module, own)]:
-        globals()[own] = getattr(module, own)  # also in place of the module of the name
-    return globals()[name]
+    module = "chart" if name.lower() == "curves" else "drawing"
+    globals()[name] = value = getattr(import_module(f"kiln.viz.{module}"), name)
+    return value
 
 
 if not TYPE_CHECKING:

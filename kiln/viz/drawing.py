@@ -59,6 +59,10 @@ class Drawing:
     def _repr_svg_(self) -> str:
         return self.svg
 
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows in place of the picture: if it is folded, one whose boxes open."""
+        return self.html if self._picture.inside else None
+
     def __repr__(self) -> str:
         return self._summary
 

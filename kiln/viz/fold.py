@@ -8,6 +8,7 @@ between two ops belongs to the innermost module that both are in. What none of t
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from kiln.errors import place
 from kiln.viz.trace import Call, Leaf
 
 MOST_FOLDED = 20_000  # calls; of more, chains are drawn
+_OWN = os.path.dirname(os.path.dirname(__file__))  # whose lines graphs do not name
 _MOST_NEAR = 16  # modules that are looked at around an op
 
 Path = tuple[str, ...]
@@ -34,8 +36,8 @@ class Modules:
         for name, module in getattr(model, "named_modules", tuple)():
             kind = type(module)
             self.kinds[name] = kind.__name__
-            code = getattr(kind.forward, "__code__", None)
-            if code is None or kind.__module__.startswith("kiln."):
+            code = getattr(getattr(kind, "forward", None), "__code__", None)
+            if code is None or code.co_filename.startswith(_OWN):
                 continue
             if kind.__qualname__ not in self.instances:
                 last = max((n for *_, n in code.co_lines() if n), default=code.co_firstlineno)

@@ -60,10 +60,11 @@ class profile:
     >>> [(line.name, line.launches) for line in p.lines if line.name == "mul"]
     [('mul', 1)]
     >>> model = kiln.nn.Sequential(kiln.nn.Linear(3, 2), kiln.nn.ReLU())
+    >>> x = kiln.ones(4, 3)
     >>> with kiln.profile(detail=True) as p:
-    ...     y = model(kiln.ones(4, 3))
+    ...     y = model(x)
     >>> sorted(line.name for line in p.by("module"))
-    ['Sequential', 'Sequential.0 (Linear)', 'Sequential.1 (ReLU)']
+    ['Sequential.0 (Linear)', 'Sequential.1 (ReLU)']
     """
 
     def __init__(self, detail: bool = False) -> None:

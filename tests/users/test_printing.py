@@ -219,3 +219,21 @@ def test_results_with_names(call: str, answers: Any) -> None:
         return repr(eval(call, {"k": k, "x": k.tensor([[1.0, 3.0], [4.0, 2.5]])}))
 
     assert shown(kiln) == answers([call, shown], lambda: shown(torch)).replace("torch.", "kiln.")
+
+
+def test_slices_and_sums_of_shapes_are_shapes(answers: Any) -> None:
+    def shown(library: Any) -> list[str]:
+        size = library.ones(2, 3, 4).shape
+        made = [
+            size, size[:2], size[1:], size[::-2], size[:0], size + size, size + (1,), (1,) + size, size * 2,
+            2 * size, library.Size([5]) + size, library.Size(),
+        ]  # fmt: skip
+        texts = [repr(x).rpartition(".")[2] for x in made] + [f"{size[1]} {size[-1]} {size == (2, 3, 4)}"]
+        try:
+            size + [1]
+        except TypeError as error:
+            texts.append(type(error).__name__)
+        return [*texts, str(hash(size) == hash((2, 3, 4))), str({(2, 3, 4): "found"}[size])]
+
+    ours, theirs = answers.both(shown)
+    assert ours == theirs

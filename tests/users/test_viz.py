@@ -463,3 +463,6 @@ def test_a_page_opens_modules(tmp_path: Path) -> None:
     titles = {box.title for picture in inner.values() for box in picture.boxes}
     assert {"input", "output", "add"} <= titles
     assert not kiln.viz.graph(kiln.ones(2, requires_grad=True) * 2)._folded.inside
+    assert drawing._repr_html_() is None
+    folded = kiln.viz.graph(model(kiln.ones(5, 3)).sum(), model, depth=1)
+    assert "<details" in (folded._repr_html_() or "")
