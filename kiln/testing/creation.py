@@ -40,7 +40,7 @@ def make_tensor(
     >>> x.shape, bool((x < 1).all())
     (kiln.Size([2, 3]), True)
     """
-    sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+    sizes: Any = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
     is_float = dtype.is_floating_point
     if requires_grad and not is_float:
         raise ValueError(

@@ -470,3 +470,48 @@ def test_alpha_dropout_keeps_mean_and_variance() -> None:
         y = function(x.reshape(-1, 1), 0.3, True)
         assert abs(y.mean().item()) < 0.02 and abs(y.var().item() - 1) < 0.03
         assert function(x.reshape(-1, 1), 0.3).data_ptr() == x.data_ptr()
+
+
+RANGES = (
+    ("float32", {}, (-9, 9)), ("uint8", {}, (0, 9)), ("int8", {}, (-9, 9)), ("bool", {}, (0, 1)),
+    ("float16", {"low": 1, "high": 2}, (1, 2)), ("int64", {"low": 1.5, "high": 4.5}, (2, 4)),
+    ("int8", {"low": -300, "high": 300}, (-128, 127)), ("float64", {"high": float("inf")}, (-9, 1.8e308)),
+    ("int64", {"low": 0, "high": 2, "exclude_zero": True}, (1, 1)),
+)  # fmt: skip
+WRONG = (
+    ("float32", {"low": 3, "high": 2}, "`low` must be less than `high`"),
+    ("float32", {"low": float("nan")}, "cannot be NaN"),
+    ("int8", {"low": 300, "high": 301}, "only supports"),
+    ("int64", {"requires_grad": True}, "not supported for boolean and integral"),
+    ("float32", {"noncontiguous": True, "memory_format": "x"}, "mutually exclusive"),
+)
+
+
+@pytest.mark.parametrize(("dtype", "options", "ends"), RANGES)
+def test_make_tensor(dtype: str, options: dict[str, Any], ends: tuple[float, float]) -> None:
+    """Values within the bounds, or within what the dtype holds of them; integers take every one."""
+    kiln.manual_seed(0)
+    x = kiln.testing.make_tensor(20, 30, dtype=getattr(kiln, dtype), device="cpu", **options)
+    assert (tuple(x.shape), x.dtype) == ((20, 30), getattr(kiln, dtype))
+    found = x.min().item(), x.max().item()
+    assert ends[0] <= found[0] <= found[1] <= ends[1]
+    if not x.dtype.is_floating_point and ends[1] < 100:
+        assert found == ends
+
+
+def test_forms_of_make_tensor() -> None:
+    make, options = kiln.testing.make_tensor, {"dtype": kiln.float32, "device": "cpu"}
+    assert [tuple(make(*s, **options).shape) for s in ((), ((2, 3),), ([2],), (0, 3))] == [
+        (),
+        (2, 3),
+        (2,),
+        (0, 3),
+    ]
+    assert make(3, 4, noncontiguous=True, **options).stride() == (8, 2)
+    assert make(2, 3, 4, 5, memory_format=kiln.channels_last, **options).stride() == (60, 1, 15, 3)
+    assert make(2, requires_grad=True, **options).requires_grad
+    with pytest.warns(FutureWarning, match="low==high"):
+        assert make(2, low=2, high=2, **options).tolist() == [2.0, 2.0]
+    for dtype, wrong, match in WRONG:
+        with pytest.raises(ValueError, match=match):
+            make(2, dtype=getattr(kiln, dtype), device="cpu", **wrong)

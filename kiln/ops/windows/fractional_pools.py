@@ -169,7 +169,7 @@ def _pool(dims: int, by_default: bool) -> Any:
         output_size: Any = None,
         output_ratio: float | Sequence[float] | None = None,
         return_indices: bool = by_default,
-        _random_samples: Any = None,
+        _random_samples: Tensor | None = None,
     ) -> Any:
         found = _found(input, name, kernel_size, output_size, output_ratio, _random_samples)
         return found if return_indices or by_default else found[0]
