@@ -232,3 +232,4 @@ for _made in Module.__mro__:
         "Module",
     )  # fmt: skip
 _hint_missing(__name__)
+del _made
