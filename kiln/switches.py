@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from kiln.backends.precision import get_float32_matmul_precision, set_float32_matmul_precision
-from kiln.table.callables import name_all
+from kiln.table.callables import name_all as _name_all
 
 __all__ = [
     "are_deterministic_algorithms_enabled", "get_deterministic_debug_mode", "get_float32_matmul_precision",
@@ -124,4 +124,4 @@ def get_num_interop_threads() -> int:
     return _kept["interop_threads"] or os.cpu_count() or 1
 
 
-name_all(globals(), "kiln.switches")
+_name_all(globals(), "kiln.")
