@@ -35,7 +35,7 @@ UNNAMED: Differences = [
     (
         "nn.Module|optim.Optimizer",
         "internal AttributeError",
-        "PyTorch's type here, raised on purpose, or of no module",
+        "PyTorch's type here, or of no module",
     ),
     ("utils.data.TensorDataset", "internal AssertionError", "PyTorch's type here, raised on purpose"),
     ("nn.(AdaptiveLog|utils.rnn)", "inside ValueError: .*invalid literal", "Python's, of what is no number"),

@@ -94,14 +94,17 @@ MISTAKES: list[tuple[str, str]] = [
         "the same dtype, but got Double and Float",
     ),
     (
-        "t.multinomial(t.tensor([-1.0, 1.0]), 1)",
+        "t.multinomial(t.tensor([-1.0, 1.0]), 2, True)",
         r"multinomial distribution \(encountering prob.* < 0",
     ),
     (
-        "t.ones(3, 2).index_add(0, t.tensor([0]), t.ones(2))",
+        "t.ones(3, 2).index_add(0, t.tensor([0, 1]), t.ones(2))",
         "source tensor shape must match self",
     ),
-    ("t.ones(2, 2).scatter(0, t.zeros(1, 1).long(), t.ones(1))", "same number of dimensions as src tensor"),
+    (
+        "t.ones(2, 2).scatter(0, t.zeros(1, 1).long(), t.ones(1, 1, 1))",
+        "same number of dimensions as src tensor",
+    ),
     (
         "t.aminmax(t.ones(0))",
         "cannot compute aminmax over an empty dimension",
