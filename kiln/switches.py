@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from kiln.backends.precision import get_float32_matmul_precision, set_float32_matmul_precision
-from kiln.table.callables import name_all
+from kiln.table.callables import name_all as _name_all
 
 __all__ = [
     "are_deterministic_algorithms_enabled", "get_deterministic_debug_mode", "get_float32_matmul_precision",
@@ -129,4 +129,4 @@ def _assert(condition: Any, message: str) -> None:
     assert condition, message
 
 
-name_all(globals(), "kiln.switches")
+_name_all(globals(), "kiln.")

@@ -49,9 +49,9 @@ class Variable(metaclass=VariableMeta):
 
     _execution_engine = _Engine()
 
-    def __new__(
+    def __new__(  # type: ignore[misc]
         cls, data: Tensor | None = None, requires_grad: bool = False, volatile: bool = False
-    ) -> Tensor:  # type: ignore[misc]
+    ) -> Tensor:
         if volatile:
             warn("volatile was removed and now has no effect. Use `with no_grad():` instead.")
         if data is not None and not isinstance(data, Tensor):

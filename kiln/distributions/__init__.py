@@ -105,6 +105,7 @@ _name_all(globals(), "kiln.distributions")
 for _made in tuple(globals().values()):
     if isinstance(_made, type) and issubclass(_made, Distribution):
         _name_methods(_made, _METHODS)
+del _made
 for _file, _names in _FILES.items():
     for _name in _names.split():
         globals()[_name] = _sys.modules[f"{__name__}.{_name}"] = _import_module(f"{__name__}.{_file}")

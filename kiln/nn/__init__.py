@@ -228,7 +228,8 @@ for _made in Module.__mro__:
     _name_methods(
         _made,
         ("add_module", "get_buffer", "get_parameter", "get_submodule", "load_state_dict", "register_buffer",
-         "register_module", "register_parameter", "set_submodule", "to", "train", "type"),
+         "register_module", "register_parameter", "requires_grad_", "set_submodule", "to", "train", "type"),
         "Module",
     )  # fmt: skip
 _hint_missing(__name__)
+del _made

@@ -324,7 +324,7 @@ class Module(Calls, State):
         found: Any = self
         for name in target.split(".") if target else ():
             if not isinstance(found, Module) or not isinstance(getattr(found, name, None), Module):
-                raise AttributeError(f"{type(found).__name__} has no module '{name}' (in path '{target}')")
+                raise AttributeError(f"{type(found).__name__} has no attribute `{name}` (in path '{target}')")
             found = getattr(found, name)
         module: Module = found
         return module

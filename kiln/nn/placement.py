@@ -39,5 +39,8 @@ def placement(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Placement:
             raise TypeError(message("Module.to", "a device, a dtype or a tensor", describe(value)))
     if dtype is not None and not dtype.is_floating_point:
         hint = "convert single tensors with their own .to()"
-        raise TypeError(message("Module.to", "a floating dtype", str(dtype), hint))
+        raise TypeError(
+            "nn.Module.to only accepts floating point or complex dtypes, but got desired "
+            f"dtype={dtype}; {hint}"
+        )
     return Placement(device, dtype, kwargs.get("memory_format"))

@@ -71,4 +71,5 @@ def name_methods(made: type, names: Iterable[str], title: str = "") -> None:
     for name in names:
         method = vars(made).get(name)
         if isinstance(method, FunctionType):
-            setattr(made, name, named(f"{title or made.__name__}.{name}", method))
+            method.__kiln_name__ = f"{title or made.__name__}.{name}"  # type: ignore[attr-defined]
+            setattr(made, name, _core.Function(method, True))

@@ -50,7 +50,7 @@ def describe_error(
     instead, where these were in an order that was before.
     """
     if isinstance(callable, _core.Op) and isinstance(error, TypeError):
-        today = in_todays_order(callable.__name__, args, kwargs)
+        today = in_todays_order(str(getattr(callable, "__name__", "")), args, kwargs)
         if today is not None:
             return today
     if whole_tracebacks():

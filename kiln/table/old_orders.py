@@ -14,13 +14,14 @@ from typing import Any
 from kiln._core import Tensor
 from kiln.errors import warn
 
+Orders = dict[str, tuple[str, ...]]
 # the op -> orders, T a tensor and N a number; the keywords that the numbers are, in their order
-_SCALED = {"TNT": ("alpha",)}
-_VALUED = {"TNTT": ("value",)}
-_PRODUCT = {  # as functions, and as methods
+_SCALED: Orders = {"TNT": ("alpha",)}
+_VALUED: Orders = {"TNTT": ("value",)}
+_PRODUCT: Orders = {  # as functions, and as methods
     "NTTT": ("beta",), "NTNTT": ("beta", "alpha"), "TNTT": ("beta",), "TNNTT": ("beta", "alpha"),
 }  # fmt: skip
-ORDERS: dict[str, dict[str, tuple[str, ...]]] = {
+ORDERS: dict[str, Orders] = {
     **dict.fromkeys(("add", "sub", "subtract"), _SCALED),
     **dict.fromkeys(("addcmul", "addcdiv"), _VALUED),
     **dict.fromkeys(("addmm", "addmv", "addr", "addbmm", "baddbmm"), _PRODUCT),

@@ -16,6 +16,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import kiln
@@ -115,12 +116,12 @@ def of_modules(wanted: list[str]) -> Iterator[Mistake]:
         if info.module_error_inputs_func is None or own is None or (wanted and info.name not in wanted):
             continue
         for wrong in info.module_error_inputs_func(info, **options):
-            both = _outcomes(info.module_cls, own, lambda made, c, wrong=wrong: _called(made, c, wrong))
+            both = _outcomes(info.module_cls, own, partial(_called, wrong))
             if both is not None:
                 yield Mistake(info.name, *both, wrong.error_regex)
 
 
-def _called(made: Any, convert: Objects, wrong: Any) -> None:
+def _called(wrong: Any, made: Any, convert: Objects) -> None:
     begin, inputs = wrong.module_error_input.constructor_input, wrong.module_error_input.forward_input
     module = made(*convert(list(begin.args)), **convert(dict(begin.kwargs)))
     if "FORWARD" in wrong.error_on.name and inputs is not None:
@@ -136,12 +137,12 @@ def of_optimizers(wanted: list[str]) -> Iterator[Mistake]:
         if info.optim_error_inputs_func is None or own is None or (wanted and name not in wanted):
             continue
         for wrong in info.optim_error_inputs_func(device="cpu", dtype=torch.float32):
-            both = _outcomes(info.optim_cls, own, lambda made, c, wrong=wrong: _stepped(made, c, wrong))
+            both = _outcomes(info.optim_cls, own, partial(_stepped, wrong))
             if both is not None:
                 yield Mistake(name, *both, wrong.error_regex)
 
 
-def _stepped(made: Any, convert: Objects, wrong: Any) -> None:
+def _stepped(wrong: Any, made: Any, convert: Objects) -> None:
     given = wrong.optimizer_error_input
     optimizer = made(convert(given.params), **convert(dict(given.kwargs)))
     if "STEP" in wrong.error_on.name:

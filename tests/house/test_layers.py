@@ -44,7 +44,7 @@ ALLOWED = {
     "mps": {"device"},
     "accelerator": {"device", "table"},
     "cpu": {"_core", "amp"},
-    "switches": {"backends"},
+    "switches": {"backends", "table"},
     "version": set(),
     "types": {"_core", "device", "ops"},
     "overrides": {"_core"},
@@ -68,7 +68,7 @@ ALLOWED = {
     "signal": {"ops"},
     "masked": {"_core", "ops", "table"},
     "array_api": {"_core", "ops", "device", "linalg"},
-    "distributions": {"_core", "ops", "autograd", "linalg", "special"},
+    "distributions": {"_core", "ops", "autograd", "linalg", "special", "table"},
     "optim": {"_core", "ops", "tensor", "autograd", "table", "nn"},
     "multiprocessing": {"_core", "ops", "nn"},
     "utils": {

@@ -112,11 +112,8 @@ def check_index(op: str, input: Tensor, dim: int, index: Any, src: Tensor | None
     if dtype_name(index.dtype) not in ("int32", "int64"):
         raise RuntimeError(f"{op}(): Expected dtype int32/int64 for index")
     if max(index.ndim, 1) != max(input.ndim, 1):
-        raise RuntimeError(
-            "Index tensor must have the same number of dimensions as input tensor"
-            if src is None
-            else "Index tensor must have the same number of dimensions as self tensor"
-        )
+        which = "input" if src is None else "self"
+        raise RuntimeError(f"Index tensor must have the same number of dimensions as {which} tensor")
     if src is not None and max(index.ndim, 1) != max(src.ndim, 1):
         raise RuntimeError("Index tensor must have the same number of dimensions as src tensor")
     for k, (have, limit) in enumerate(zip(index.shape, input.shape)):

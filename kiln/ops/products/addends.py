@@ -31,7 +31,7 @@ from kiln.ops.products.matrix_products import (
 from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import expand, reshape
 from kiln.table import drawn as d
-from kiln.table.arguments import INTEGERS, dtype_name, into
+from kiln.table.arguments import INTEGERS, dtype_name, into, type_name
 from kiln.table.public import alias, public
 from kiln.table.record import Number, Tensor, composite
 
@@ -68,9 +68,17 @@ def _sizes_of_mm(a: Tensor, b: Tensor) -> tuple[Any, ...]:
     return a.shape[0], b.shape[1]
 
 
+def _of_one_dtype(input: Tensor, a: Tensor, b: Tensor) -> None:
+    """PyTorch's error for an addend or a factor of another dtype than the last factor."""
+    for name, x in (("self", input), ("mat1", a)):
+        if x.dtype != b.dtype:
+            have, want = (type_name(dtype_name(y.dtype)) for y in (x, b))
+            raise RuntimeError(f"{name} and mat2 must have the same dtype, but got {have} and {want}")
+
+
 def _check_addmm(input: Tensor, a: Tensor, b: Tensor, *rest: Any) -> None:
+    _of_one_dtype(input, a, b)
     _check_mm(a, b)
-    same_dtype(input, a, "addmm")
     check_expands(input, _sizes_of_mm(a, b))
 
 
@@ -119,8 +127,12 @@ def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, beta: Number = 1, alpha: Nu
 
 
 def _check_addmv(input: Tensor, mat: Any, vec: Any, *rest: Any) -> None:
+    if not input.dtype == mat.dtype == vec.dtype:
+        names = [type_name(dtype_name(x.dtype)) for x in (input, mat, vec)]
+        raise RuntimeError(
+            f"addmv input tensors must have the same dtype, but got {names[0]}, {names[1]}, and {names[2]}"
+        )
     _check_mv(mat, vec)
-    same_dtype(input, mat, "addmv")
     check_expands(input, (mat.shape[0],))
 
 
@@ -181,8 +193,8 @@ def addr(input: Tensor, vec1: Tensor, vec2: Tensor, beta: Number = 1, alpha: Num
 
 
 def _check_addbmm(input: Tensor, a: Tensor, b: Tensor, *rest: Any) -> None:
+    _of_one_dtype(input, a, b)
     _check_bmm(a, b)
-    same_dtype(input, a, "addbmm")
     check_expands(input, (a.shape[1], b.shape[2]))
 
 
@@ -212,8 +224,12 @@ def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, beta: Number = 1, alph
 
 
 def _check_baddbmm(input: Tensor, a: Tensor, b: Tensor, *rest: Any) -> None:
+    if not input.dtype == a.dtype == b.dtype:
+        names = [dtype_name(x.dtype) for x in (input, a, b)]
+        raise RuntimeError(
+            f"Input dtypes must be the same, got: input {names[0]}, batch1: {names[1]}, batch2: {names[2]}"
+        )
     _check_bmm(a, b)
-    same_dtype(input, a, "baddbmm")
     check_expands(input, (a.shape[0], a.shape[1], b.shape[2]))
 
 

@@ -99,8 +99,6 @@ def same_dtype(a: Tensor, b: Tensor, op: str) -> None:
     """PyTorch's error for a product of arrays of different dtypes, in the words of that product."""
     if a.dtype != b.dtype:
         first, second = (type_name(dtype_name(x.dtype)) for x in (a, b))
-        if op in ("addmm", "addmv", "addbmm", "baddbmm"):
-            raise RuntimeError(f"mat1 and mat2 must have the same dtype, but got {first} and {second}")
         if op == "dot":
             raise RuntimeError(
                 f"dot : expected both vectors to have same dtype, but found {first} and {second}"
