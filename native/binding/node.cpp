@@ -178,7 +178,7 @@ PyMethodDef node_methods[] = {
      "Calls fn(grad_inputs, grad_outputs) when backward has passed the node; returns a handle."},
     {"register_prehook", register_hook<HookKind::before>, METH_O,
      "Calls fn(grad_outputs) before backward passes the node; returns a handle."},
-    {"pack", node_pack, METH_VARARGS, "Gives what it saved at a place to hooks: (kind, index, pack, unpack)."},
+    {"pack", node_pack, METH_VARARGS, "Gives what a node saved to hooks: (kind, index, pack, unpack)."},
     {"saved", node_saved, METH_VARARGS, "What a node saved at a place (kind, index), or None."},
     {"facts", node_facts, METH_NOARGS,
      "(order, name, record, structure, freed, inputs, saved) of an op's node, None of a leaf's."},

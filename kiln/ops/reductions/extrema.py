@@ -73,7 +73,7 @@ argmax, argmin = map(_position, ("argmax", "argmin"))
 
 _ANY = d.samples(
     lambda rng, t: ((d.distinct(rng, (3, 5), t),), {}),
-    lambda rng, t: ((d.distinct(rng, (), t),), {}),
+    lambda rng, t: ((d.distinct(rng, (4,), t),), {}),
 )
 
 
