@@ -57,4 +57,5 @@ def exit_dual_level(*, level: int | None = None) -> NoReturn:
     """NotImplementedError, as `dual_level`."""
     _forward("exit_dual_level")
 
+
 _hint_missing(__name__)

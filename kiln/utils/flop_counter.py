@@ -1,4 +1,4 @@
-"""`FlopCounterMode`, which libraries make and may not use: kiln cannot count operations as they are called."""
+"""`FlopCounterMode`, which libraries make and may not use: kiln counts no operations as they are called."""
 
 from __future__ import annotations
 

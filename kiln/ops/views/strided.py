@@ -312,7 +312,7 @@ def as_strided_(input: Any, size: Any, stride: Any, storage_offset: int | None =
 
 
 def _stretch(input: Tensor, size: Any, stride: Any, offset: int) -> Any:
-    """Elements in a row of a tensor that is contiguous and begins later in its memory, as its slice; else None."""
+    """A row of elements of a tensor that is contiguous and begins later in its memory: its slice, or None."""
     first = offset - input.storage_offset()
     if len(size) > 1 or not input.storage_offset() or not input.is_contiguous() or first < 0:
         return None

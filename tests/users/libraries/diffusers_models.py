@@ -39,6 +39,8 @@ for kind in (DDIMScheduler, DPMSolverMultistepScheduler):
     assert x.isfinite().all()
 pipe = DDPMPipeline(model, schedule)
 pipe.set_progress_bar_config(disable=True)
-found = pipe(batch_size=1, num_inference_steps=3, output_type="np", generator=torch.Generator().manual_seed(0)).images
+found = pipe(
+    batch_size=1, num_inference_steps=3, output_type="np", generator=torch.Generator().manual_seed(0)
+).images
 assert found.shape == (1, 16, 16, 1)
 print("ok")
