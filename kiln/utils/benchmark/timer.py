@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any, NoReturn
 
-import kiln
+from kiln import _core
 from kiln.utils.benchmark.measurement import Measurement, TaskSpec
 
 timer: Callable[[], float] = timeit.default_timer
@@ -29,12 +29,12 @@ class Language(Enum):
 @contextmanager
 def set_torch_threads(n: int) -> Iterator[None]:
     """Within the block, `n` threads compute."""
-    before = kiln.get_num_threads()
-    kiln.set_num_threads(n)
+    before = _core.get_num_threads()
+    _core.set_num_threads(n)
     try:
         yield
     finally:
-        kiln.set_num_threads(before)
+        _core.set_num_threads(before)
 
 
 class Timer:
@@ -72,7 +72,8 @@ class Timer:
                 "to `setup`."
             )
         stmt, setup = (textwrap.dedent(text).strip("\n").rstrip() for text in (stmt, setup))
-        names = {"kiln": kiln, "torch": sys.modules.get("torch", kiln), **(globals or {})}
+        library = sys.modules["kiln"]
+        names = {"kiln": library, "torch": sys.modules.get("torch", library), **(globals or {})}
         self._clock = timer
         self._timer = timeit.Timer(stmt, setup, timer, names)
         self._task_spec = TaskSpec(stmt, setup, global_setup, label, sub_label, description, env, num_threads)
