@@ -43,11 +43,11 @@ class Compare:
     ...     for size, how, t in [("8", "old", 2), ("8", "new", 1), ("64", "old", 16), ("64", "new", 4)]
     ... ]
     >>> Compare(rows).print()
-    [-------- add ---------]
-              |  old  |  new
-    1 threads: -------------
-          8   |   2.0 |  1.0
-          64  |  16.0 |  4.0
+    [--------- add ---------]
+              |  old   |  new
+    1 threads: --------------
+          8   |   2.0  |  1.0
+          64  |  16.0  |  4.0
     <BLANKLINE>
     Times are in microseconds (us).
     <BLANKLINE>
