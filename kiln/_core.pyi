@@ -56,6 +56,10 @@ float64: dtype
 
 class Size(tuple[int, ...]):  # its slices and sums are sizes too
     def numel(self) -> int: ...
+    @overload
+    def __getitem__(self, key: SupportsIndex, /) -> int: ...
+    @overload
+    def __getitem__(self, key: slice, /) -> Size: ...
 
 class Node:
     @property

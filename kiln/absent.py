@@ -22,13 +22,14 @@ from kiln.errors import is_own
 _HINTS = (
     (
         "kiln runs on the CPU; ask kiln.cuda.is_available() before",
-        r"(cuda|xpu|mtia|mps|accelerator|backends|nn\.parallel)\..+ (cudnn|miopen|mkldnn)_.+ to_mkldnn ipu "
+        r"(cuda|xpu|mtia|mps|accelerator|backends|nn\.parallel)\..+ "
+        "(cudnn|miopen|mkldnn)_.+ to_mkldnn ipu "
         "is_(maia|mkldnn|mtia|vulkan|xla|ipu)(_available)? Event record_stream",
     ),
     (
         "kiln has no complex numbers",
-        r"c(double|float|half) complex(32|64|128)? fft(\..+)? imag i?stft polar view_as_(complex|real)(_copy)? "
-        "eig eigvals",
+        r"c(double|float|half) complex(32|64|128)? fft(\..+)? imag i?stft polar "
+        "view_as_(complex|real)(_copy)? eig eigvals",
     ),
     (
         "kiln has no sparse tensors",

@@ -1,4 +1,4 @@
-"""Functions of lists of tensors, `kiln._foreach_add_(parameters, updates, alpha=0.1)`, as optimizers call them.
+"""Functions of lists of tensors, as optimizers call them: `kiln._foreach_add_(xs, ys, alpha=0.1)`.
 
 Each is its op, tensor by tensor, in order: what is done is what a loop over the tensors does. Those that end
 in `_` write into the first list and give it back; the others give a tuple.
@@ -9,15 +9,15 @@ in `_` write into the first list and give it back; the others give a tuple.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from kiln import ops
 from kiln._core import Tensor
 from kiln.errors import describe
 
 _UNARY = (
-    "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal "
-    "round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc"
+    "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg "
+    "reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc"
 )
 _BINARY = "add clamp_max clamp_min div maximum minimum mul pow sub"
 NAMES = frozenset(
@@ -38,6 +38,7 @@ def function(name: str) -> Callable[..., Any]:
     """
     short = name.removeprefix("_foreach_")
     plain = short.removesuffix("_")
+    made: Any
     if plain in _UNARY.split() or short in ("clone", "zero_", "max"):
         made = _unary(name, short)
     elif plain in _BINARY.split():
@@ -49,7 +50,7 @@ def function(name: str) -> Callable[..., Any]:
         }[plain](name, short)  # fmt: skip
     made.__name__ = made.__qualname__ = name
     made.__module__ = "kiln"
-    return made
+    return cast(Callable[..., Any], made)
 
 
 def _is_list(x: Any) -> bool:
@@ -81,8 +82,7 @@ def _beside(name: str, tensors: Sequence[Any], other: Any) -> Sequence[Any]:
     if len(other) != len(tensors):
         if other and all(isinstance(x, Tensor) for x in other):
             raise RuntimeError(
-                "Tensor lists must have the same number of tensors, got "
-                f"{len(tensors)} and {len(other)}"
+                f"Tensor lists must have the same number of tensors, got {len(tensors)} and {len(other)}"
             )
         raise RuntimeError("Tensor list must have same number of elements as scalar list.")
     return other  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
 """`Future`: the value of something that is still being done, by this thread or another.
 
-    future.set_result(x)             who did it says so, once
-    future.wait()                    who needs it waits
-    future.then(f), collect_all      more futures, of what is to be done then
+future.set_result(x)             who did it says so, once
+future.wait()                    who needs it waits
+future.then(f), collect_all      more futures, of what is to be done then
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ S = TypeVar("S")
 
 
 class Future(Generic[T]):
-    """A value that will be there. `devices`, where its tensors would be, is refused (RuntimeError) but for the
+    """A value that will be there. `devices`, where its tensors would be: RuntimeError for another than the
     CPU.
 
     >>> future = kiln.futures.Future()
@@ -63,7 +63,7 @@ class Future(Generic[T]):
         return cast(T, self._value)
 
     def then(self, callback: Callable[[Future[T]], S]) -> Future[S]:
-        """A future of what `callback` gives for this one when it is done, called by the thread that does it."""
+        """A future of what `callback` gives for this one, which the thread that completes it calls."""
         if not callable(callback):
             raise TypeError(f"then(): expected a function of a future, got {type(callback).__name__}")
         following: Future[S] = Future()

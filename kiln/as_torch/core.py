@@ -42,7 +42,9 @@ class PyTorchFileReader:
         self._check(name)
         record = self._archive.find(name)
         if numel * dtype.itemsize > record.size:
-            raise RuntimeError(f"record {name}: expected {numel} elements of {dtype}, got {record.size} bytes")
+            raise RuntimeError(
+                f"record {name}: expected {numel} elements of {dtype}, got {record.size} bytes"
+            )
         found: Tensor = read_tensor(self._archive.source, record.at, dtype, numel, name)
         return found
 

@@ -14,7 +14,8 @@ from kiln.compiler import allow_in_graph, assume_constant_result, disable, is_co
 from kiln.nn import Module as _Module
 
 __all__ = [
-    "OptimizedModule", "TransformGetItemToIndex", "allow_in_graph", "assume_constant_result", "config", "disable", "graph_break",
+    "OptimizedModule", "TransformGetItemToIndex",
+    "allow_in_graph", "assume_constant_result", "config", "disable", "graph_break",
     "is_compile_supported", "is_compiling", "mark_dynamic", "mark_static", "maybe_mark_dynamic", "reset",
 ]  # fmt: skip
 
@@ -26,7 +27,7 @@ class TransformGetItemToIndex(nullcontext[None]):
 
 
 class OptimizedModule(_Module):
-    """What PyTorch's `compile` puts around a module. Here a compiled module is of its own class, and none is one."""
+    """What PyTorch's `compile` puts around a module: none is one, a compiled module keeps its class."""
 
 
 def is_compile_supported(device_type: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`torch._subclasses` and `torch.fx.experimental`: programs without values. What runs in kiln has its values."""
+"""`torch._subclasses` and `torch.fx.experimental`: programs without values; in kiln what runs has values."""
 
 from __future__ import annotations
 

@@ -52,6 +52,7 @@ PATHS = {
     "version": "kiln.as_torch.version",
 }
 
+_CORE = "_C"
 _ABOVE = {name.partition(".")[0] for name in PATHS if name.count(".") == 1}
 
 
@@ -62,7 +63,7 @@ class Torch(ModuleType):
         if name in PATHS or name in _ABOVE:
             value: Any = import_module(f"torch.{name}")
         elif name in ("PyTorchFileReader", "TensorType"):  # of torch._C's names, which torch has too
-            value = getattr(import_module("torch._C"), name)
+            value = getattr(import_module(f"torch.{_CORE}"), name)
         else:
             value = getattr(kiln, name)
         vars(self)[name] = value

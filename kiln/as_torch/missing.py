@@ -1,6 +1,6 @@
 """Which names of PyTorch a program asks for that kiln has not: while it runs, or read in its text.
 
-    train.py:12: torch.fft: kiln has no complex numbers
+    train.py:12: torch.sparse: kiln has no sparse tensors
 
 Only names that a program needs: not what it asks by `hasattr` or `getattr`, nor in a `try` that goes on
 without.

@@ -33,7 +33,8 @@ from kiln.autograd.graph import _unsafe_preserve_version_counter as _unsafe_pres
 from kiln.autograd.variable import Variable
 
 if _typing.TYPE_CHECKING:
-    from kiln.autograd import anomaly_mode, forward_ad, functional, profiler, variable
+    from kiln.autograd import anomaly_mode, functional, profiler, variable
+    from kiln.autograd import forward_ad as forward_ad
     from kiln.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
     from kiln.autograd.variable import Variable
 

@@ -119,11 +119,11 @@ _FILES = ("device_mesh", "fsdp", "optim", "rpc", "tensor")
 
 
 def _found(name: str) -> _typing.Any:
-    if name == "DeviceMesh":  # a class, which libraries ask values for
-        return _import_module("kiln.distributed.device_mesh").DeviceMesh
-    if name not in _FILES:
+    file = "device_mesh" if name == "DeviceMesh" else name  # a class, which libraries ask values for
+    if file not in _FILES:
         _no_attribute(__name__, name)
-    return _import_module(f"kiln.distributed.{name}")
+    module = _import_module(f"kiln.distributed.{file}")
+    return module.DeviceMesh if name == "DeviceMesh" else module
 
 
 if _typing.TYPE_CHECKING:

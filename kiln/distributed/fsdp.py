@@ -25,9 +25,9 @@ class FSDPModule(_Module):
 
 
 _NAMES = (
-    "BackwardPrefetch CPUOffload CPUOffloadPolicy FullOptimStateDictConfig FullStateDictConfig MixedPrecision "
-    "MixedPrecisionPolicy OffloadPolicy ShardedOptimStateDictConfig ShardedStateDictConfig ShardingStrategy "
-    "StateDictType fully_shard"
+    "BackwardPrefetch CPUOffload CPUOffloadPolicy FullOptimStateDictConfig FullStateDictConfig "
+    "MixedPrecision MixedPrecisionPolicy OffloadPolicy ShardedOptimStateDictConfig "
+    "ShardedStateDictConfig ShardingStrategy StateDictType fully_shard"
 )
 globals().update({_name: _Refused(f"distributed.fsdp.{_name}") for _name in _NAMES.split()})
 _hint_missing(__name__)

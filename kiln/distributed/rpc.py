@@ -1,4 +1,4 @@
-"""`torch.distributed.rpc`: calls of functions in other processes. Names; what is done with them is refused."""
+"""`torch.distributed.rpc`: calls of functions in other processes: names that refuse when they are used."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from kiln.absent import Refused as _Refused
 from kiln.absent import hint_missing as _hint_missing
 from kiln.absent import refuse as _refuse
 
-_NAMES = (
-    "enable_gpu_profiling get_worker_info init_rpc remote rpc_async rpc_sync shutdown"
-)
+_NAMES = "enable_gpu_profiling get_worker_info init_rpc remote rpc_async rpc_sync shutdown"
 
 
 def is_available() -> bool:

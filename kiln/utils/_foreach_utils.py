@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from kiln._core import Tensor
-from kiln.device import device
 
 TensorListList: TypeAlias = list[list[Tensor | None]]
 Indices: TypeAlias = list[int]
@@ -13,11 +12,11 @@ Indices: TypeAlias = list[int]
 
 def _group_tensors_by_device_and_dtype(
     tensorlistlist: TensorListList, with_indices: bool = False
-) -> dict[tuple[device, Any], tuple[TensorListList, Indices]]:
+) -> dict[tuple[Any, Any], tuple[TensorListList, Indices]]:
     """Lists beside each other, sorted by the first list's tensors: for each device and dtype the parts of all
     lists, and with `with_indices` where those were.
     """
-    found: dict[tuple[device, Any], tuple[TensorListList, Indices]] = {}
+    found: dict[tuple[Any, Any], tuple[TensorListList, Indices]] = {}
     for index, row in enumerate(zip(*tensorlistlist, strict=True)):
         first = row[0]
         assert first is not None, "expected tensors in the first list"

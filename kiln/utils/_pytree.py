@@ -110,7 +110,7 @@ _LEAF = LeafSpec()
 
 
 def register_pytree_node(
-    cls: type,
+    cls: Any,
     flatten_fn: Callable[[Any], tuple[list[Any], Any]],
     unflatten_fn: Callable[[Iterable[Any], Any], Any],
     *,
@@ -416,7 +416,9 @@ def register_dataclass(
     serialized_type_name: str | None = None,
 ) -> None:  # fmt: skip
     """From now on a dataclass is a container of its fields, without those in `drop_field_names`."""
-    names = [name for name in getattr(cls, "__dataclass_fields__", {}) if name not in (drop_field_names or [])]
+    names = [
+        name for name in getattr(cls, "__dataclass_fields__", {}) if name not in (drop_field_names or [])
+    ]
     names = names if field_names is None else field_names
 
     def flatten(x: Any) -> tuple[list[Any], Any]:

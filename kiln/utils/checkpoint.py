@@ -242,7 +242,9 @@ def get_device_states(*args: Any) -> tuple[list[int], list[Tensor]]:
     return [], []
 
 
-def set_device_states(devices: Iterable[Any], states: Iterable[Any], *, device_type: str | None = None) -> None:
+def set_device_states(
+    devices: Iterable[Any], states: Iterable[Any], *, device_type: str | None = None
+) -> None:
     """Puts back what `get_device_states` gave."""
     for device in devices:
         raise ValueError(message("set_device_states", "no devices", describe(device), "kiln runs on the CPU"))
@@ -251,7 +253,9 @@ def set_device_states(devices: Iterable[Any], states: Iterable[Any], *, device_t
 def detach_variable(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments, tensors without their history; RuntimeError for what is no tuple."""
     if not isinstance(inputs, tuple):
-        raise RuntimeError("Only tuple of tensors is supported. Got Unsupported input type: ", type(inputs).__name__)
+        raise RuntimeError(
+            "Only tuple of tensors is supported. Got Unsupported input type: ", type(inputs).__name__
+        )
     return tuple(x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in inputs)
 
 

@@ -50,12 +50,12 @@ assert torch.__version__ >= "2.9" and torch.__version__ < (3, 0) and not torch._
 assert importlib.metadata.version("torch") == torch.__version__
 assert "torch" in importlib.metadata.packages_distributions()["torch"]
 assert importlib.util.find_spec("torch") and importlib.util.find_spec("torch.optim.lr_scheduler")
-assert importlib.util.find_spec("torch.fft") is None and importlib.util.find_spec("torch.errors2") is None
-assert not hasattr(torch, "fft") and torch.cuda.is_available() is False
+assert importlib.util.find_spec("torch.sparse") is None and importlib.util.find_spec("torch.errors2") is None
+assert not hasattr(torch, "sparse") and torch.cuda.is_available() is False
 
 for statement, words in (
-    ("import torch.fft", "No module named 'torch.fft': kiln has no complex numbers"),
-    ("from torch import fft", "cannot import name 'fft' from 'kiln': kiln has no complex numbers"),
+    ("import torch.sparse", "No module named 'torch.sparse': kiln has no sparse tensors"),
+    ("from torch import sparse", "cannot import name 'sparse' from 'kiln': kiln has no sparse tensors"),
     ("from torch.nn import Nothing", "cannot import name 'Nothing' from 'kiln.nn'"),
     ("import torch.nothing.at.all", "No module named 'torch.nothing'"),
 ):
@@ -124,7 +124,7 @@ def test_what_a_program_sees(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "all of it\n"), done.stderr
     # what it asked for where no text shows that it only tried
     assert done.stderr.splitlines()[1:] == [
-        "  <string>:1: torch.fft: kiln has no complex numbers",
+        "  <string>:1: torch.sparse: kiln has no sparse tensors",
         "  <string>:1: torch.nn.Nothing",
         "  <string>:1: torch.nothing",
     ]
@@ -187,7 +187,7 @@ import torch
 import torch.nn as nn
 from torch import optim
 try:
-    import torch.fft
+    import torch.sparse
 except ImportError:
     torch = torch
 if hasattr(torch, "sparse"):
@@ -196,9 +196,10 @@ x = getattr(torch, "stft", None)
 def later():
     return torch.view_as_real(x), nn.functional.nothing.at.all, optim.Nothing, torch.ones(1).to_sparse()
 def fine():
-    return nn.Linear, optim.SGD.step, torch.Tensor.add, torch.cuda.is_available, x.size.anything
+    return nn.Linear, torch.fft, optim.SGD.step, torch.Tensor.add, torch.cuda.is_available, x.size.anything
 import asks_too
 from torch.nn import *
+from torch.fft import rfft
 torch.polar
 """
 ASKED = """\
@@ -206,7 +207,8 @@ asks.py:12: torch.Tensor.to_sparse: kiln has no sparse tensors
 asks.py:12: torch.nn.functional.nothing
 asks.py:12: torch.optim.Nothing
 asks.py:12: torch.view_as_real: kiln has no complex numbers
-asks.py:17: torch.polar: kiln has no complex numbers
+asks.py:17: torch.fft.rfft: kiln has no complex numbers
+asks.py:18: torch.polar: kiln has no complex numbers
 asks_too.py:1: torch.hub.nothing
 """
 
@@ -224,7 +226,7 @@ def test_what_is_missing_is_told(tmp_path: Path) -> None:
     assert ran.stderr.splitlines()[-3:] == [
         "AttributeError: module 'kiln' has no attribute 'polar': kiln has no complex numbers",
         "kiln: names of PyTorch that were asked for and are not there",
-        "  asks.py:17: torch.polar: kiln has no complex numbers",
+        "  asks.py:18: torch.polar: kiln has no complex numbers",
     ]
     assert "as_torch" not in ran.stderr and "absent.py" not in ran.stderr
     (tmp_path / "asks.py").write_text("import torch, torch.nn.functional as F\nF.relu(torch.ones(1).cpu())\n")
@@ -253,9 +255,9 @@ def test_pytorch_itself_is_never_loaded(tmp_path: Path) -> None:
     """Whatever lies on the path; and who has loaded it is told."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("real_one = True\n__version__ = '0'\n")
-    (tmp_path / "torch" / "fft.py").write_text("")
+    (tmp_path / "torch" / "sparse.py").write_text("")
     text = "import torch; print(hasattr(torch, 'real_one'))\n"
-    text += "try: import torch.fft\nexcept ImportError: print('no')\n"
+    text += "try: import torch.sparse\nexcept ImportError: print('no')\n"
     (tmp_path / "asks.py").write_text(text)
     assert run("asks.py", cwd=tmp_path).stdout == "False\nno\n"
     late = "import torch\ntry: import kiln.as_torch\nexcept ImportError as error: print(error)"

@@ -1,7 +1,7 @@
 """Libraries built on PyTorch, with kiln under its name: each a small program in a process of its own.
 
-They run with KILN_TEST_FULL=1 (`make libraries`), where the packages are installed; the others are skipped. What
-a program needs is what it imports.
+They run with KILN_TEST_FULL=1 (`make libraries`), where the packages are installed; the others are
+skipped. What a program needs is what it imports.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ def test_a_real_use(program: Path, tmp_path: Path) -> None:
     missing = [name for name in sorted(packages(program)) if find_spec(name) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)}: not installed")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TORCH_HOME": str(tmp_path), "PYTHONWARNINGS": "ignore"}
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "TORCH_HOME": str(tmp_path),
+        "PYTHONWARNINGS": "ignore",
+    }
     command = [sys.executable, "-m", "kiln", str(program)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]

@@ -3,8 +3,8 @@
     score_mod(score, batch, head, query, key)     the score that is taken instead
     mask_mod(batch, head, query, key)             whether it is taken at all
 
-The functions are called once, with positions that broadcast to all scores [B, H, Q, K], so they are written for
-single positions: comparisons, `kiln.where`, tables that they index. All scores are in memory.
+The functions are called once, with positions that broadcast to all scores [B, H, Q, K], so they are written
+for single positions: comparisons, `kiln.where`, tables that they index. All scores are in memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kiln import ops
-from kiln._core import Tensor, float32
+from kiln._core import Tensor, float32, int32
 from kiln.absent import hint_missing as _hint_missing
 from kiln.errors import message
 
@@ -45,14 +45,14 @@ class AuxOutput(NamedTuple):
 
 def noop_mask(batch: Tensor, head: Tensor, token_q: Tensor, token_kv: Tensor) -> Tensor:
     """Takes every score."""
-    return ops.ones((), dtype="bool")
+    return ops.ones((), dtype=bool)
 
 
 def and_masks(*mask_mods: MaskMod) -> MaskMod:
     """What takes the scores that all functions take."""
 
     def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        found = ops.ones((), dtype="bool")
+        found: Tensor = ops.ones((), dtype=bool)
         for mod in mask_mods:
             found = found & mod(b, h, q, k)
         return found
@@ -64,7 +64,7 @@ def or_masks(*mask_mods: MaskMod) -> MaskMod:
     """What takes the scores that any of the functions takes."""
 
     def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        found = ops.zeros((), dtype="bool")
+        found: Tensor = ops.zeros((), dtype=bool)
         for mod in mask_mods:
             found = found | mod(b, h, q, k)
         return found
@@ -80,8 +80,8 @@ def _positions(*sizes: int) -> list[Tensor]:
 def create_mask(
     mod_fn: Any, B: int | None, H: int | None, Q_LEN: int, KV_LEN: int, device: Any = None
 ) -> Tensor:
-    """What a mask_mod says of all positions, as bools [B, H, Q, K]; of a score_mod, where it leaves scores above
-    -infinity.
+    """What a mask_mod says of all positions, as bools [B, H, Q, K]; of a score_mod, where it leaves scores
+    above -infinity.
 
     >>> create_mask(lambda b, h, q, k: q >= k, None, None, 2, 3)
     tensor([[[[ True, False, False],
@@ -100,7 +100,7 @@ def create_mask(
 def _blocks(flags: Tensor) -> tuple[Tensor, Tensor]:
     """Of flags [.., rows, columns]: how many of a row are set, and their columns, then the others."""
     order = ops.argsort(flags.int(), -1, descending=True, stable=True)
-    return flags.int().sum(-1, dtype="int32"), order.int()
+    return flags.int().sum(-1, dtype=int32), order.int()
 
 
 def _flags(counts: Tensor | None, indices: Tensor | None, columns: int) -> Tensor | None:
@@ -108,16 +108,17 @@ def _flags(counts: Tensor | None, indices: Tensor | None, columns: int) -> Tenso
     if counts is None or indices is None:
         return None
     set_ = ops.arange(indices.shape[-1]) < counts.unsqueeze(-1)
-    spread = ops.zeros(*indices.shape[:-1], columns + 1, dtype="int32")
-    at = ops.where(set_, indices.long(), ops.full((), columns, dtype="int64"))
-    return spread.scatter(-1, at, 1)[..., :columns] > 0
+    spread = ops.zeros((*indices.shape[:-1], columns + 1), dtype=int32)
+    at = ops.where(set_, indices.long(), ops.full((), columns, dtype=int))
+    flags: Tensor = spread.scatter(-1, at, 1)[..., :columns] > 0
+    return flags
 
 
 class BlockMask:
-    """Which blocks of scores hold some that are taken, and which hold only such; `create_block_mask` makes one.
+    """Which blocks of scores hold some that are taken, and which hold only such: see `create_block_mask`.
 
-    `kv_num_blocks` [B, H, Q blocks] and `kv_indices` [B, H, Q blocks, K blocks] name those of which `mask_mod`
-    has the say, `full_...` those that are taken whole; `q_...` the same by columns.
+    `kv_num_blocks` [B, H, Q blocks] and `kv_indices` [B, H, Q blocks, K blocks] name those of which
+    `mask_mod` has the say, `full_...` those that are taken whole; `q_...` the same by columns.
     """
 
     def __init__(
@@ -138,9 +139,10 @@ class BlockMask:
         assert partial is not None
         self._partial, self._full = partial, _flags(full_kv_num_blocks, full_kv_indices, columns)
         self.q_num_blocks, self.q_indices = _blocks(self._partial.transpose(-2, -1))
-        self.full_q_num_blocks, self.full_q_indices = (
-            (None, None) if self._full is None else _blocks(self._full.transpose(-2, -1))
-        )
+        self.full_q_num_blocks: Tensor | None = None
+        self.full_q_indices: Tensor | None = None
+        if self._full is not None:
+            self.full_q_num_blocks, self.full_q_indices = _blocks(self._full.transpose(-2, -1))
 
     @classmethod
     def from_kv_blocks(
@@ -163,7 +165,13 @@ class BlockMask:
         blocks = kv_indices.shape[-2:]
         lengths = seq_lengths or (blocks[0] * size[0], blocks[1] * size[1])
         return cls(
-            lengths, kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices, size, mask_mod or noop_mask
+            lengths,
+            kv_num_blocks,
+            kv_indices,
+            full_kv_num_blocks,
+            full_kv_indices,
+            size,
+            mask_mod or noop_mask,
         )
 
     @property
@@ -235,13 +243,14 @@ def create_block_mask(
     mask = create_mask(mask_mod, B, H, Q_LEN, KV_LEN)
     b, h = mask.shape[:2]
     high, wide = -(-Q_LEN // rows), -(-KV_LEN // columns)
-    whole = ops.zeros(b, h, high * rows, wide * columns, dtype="bool")
+    whole = ops.zeros(b, h, high * rows, wide * columns, dtype=bool)
     whole[:, :, :Q_LEN, :KV_LEN] = mask
     counts = whole.view(b, h, high, rows, wide, columns).int().sum((3, 5))
     full = counts == rows * columns
     partial = (counts > 0) & ~full if separate_full_blocks else counts > 0
-    rest = _blocks(full) if separate_full_blocks else (None, None)
-    return BlockMask((Q_LEN, KV_LEN), *_blocks(partial), *rest, (rows, columns), mask_mod)
+    some, whose = _blocks(partial)
+    all_, theirs = _blocks(full) if separate_full_blocks else (None, None)
+    return BlockMask((Q_LEN, KV_LEN), some, whose, all_, theirs, (rows, columns), mask_mod)
 
 
 def flex_attention(
@@ -260,14 +269,16 @@ def flex_attention(
     """softmax(score_mod(query @ key.T * scale)) @ value, of [B, H, Q, E], [B, H, K, E] and [B, H, K, F].
 
     `scale` is 1/sqrt(E) if it is not given. With `enable_gqa` key and value may have fewer heads, each for
-    several of query's. A query whose scores are all masked gives zeros. Half dtypes are scored in float32. With
-    `return_lse` the logarithms of the sums of exponentials [B, H, Q] come second, with `return_aux` an AuxOutput
-    of what it asks for. ValueError for sizes that do not fit.
+    several of query's. A query whose scores are all masked gives zeros. Half dtypes are scored in float32.
+    With `return_lse` the logarithms of the sums of exponentials [B, H, Q] come second, with `return_aux` an
+    AuxOutput of what it asks for. ValueError for sizes that do not fit.
 
     >>> x = kiln.ones(1, 1, 2, 1)
-    >>> flex_attention(x, x, kiln.arange(2.0).view(1, 1, 2, 1), lambda s, b, h, q, k: kiln.where(q >= k, s, -kiln.inf))
-    tensor([[[[0.0000],
-              [0.5000]]]])
+    >>> def before(score, b, h, q, k):
+    ...     return kiln.where(q > k, score, -kiln.inf)
+    >>> flex_attention(x, x, kiln.arange(1.0, 3.0).view(1, 1, 2, 1), before)
+    tensor([[[[0.],
+              [1.]]]])
     """
     if min(query.dim(), key.dim(), value.dim()) != 4 or max(query.dim(), key.dim(), value.dim()) != 4:
         raise NotImplementedError("NYI: query, key, and value must be 4D tensors")
@@ -292,8 +303,8 @@ def flex_attention(
     q_len, kv_len = query.shape[2], key.shape[2]
     if block_mask is not None and block_mask.seq_lengths != (q_len, kv_len):
         raise ValueError(
-            f"block_mask was created for block_mask.shape={tuple(block_mask.shape)} but got q_len={q_len} and "
-            f"kv_len={kv_len}: create one of these lengths"
+            f"block_mask was created for block_mask.shape={tuple(block_mask.shape)} but got q_len={q_len} "
+            f"and kv_len={kv_len}: create one of these lengths"
         )
     working = query.dtype if query.dtype.itemsize == 8 else float32
     q, k, v = (x.to(working) for x in (query, key, value))

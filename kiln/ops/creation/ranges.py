@@ -188,8 +188,8 @@ forms(
 def asarray(
     obj: Any, *, dtype: Any = None, device: Any = None, copy: bool | None = None, requires_grad: bool = False
 ) -> Any:
-    """`obj` (a tensor, a NumPy array, a storage, bytes, numbers, sequences) as a tensor, sharing its memory where
-    there is one and the dtype stays; `copy` says that it must not (True) or must (False).
+    """`obj` (a tensor, an array, a storage, bytes, numbers, sequences) as a tensor, sharing its memory
+    where there is one and the dtype stays; `copy` says that it must not (True) or must (False).
 
     ValueError where it cannot share memory and must.
 

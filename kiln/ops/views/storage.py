@@ -32,8 +32,8 @@ class UntypedStorage:
     def from_file(cls, filename: str | os.PathLike[str], shared: bool = False, nbytes: int = 0) -> Any:
         """The first bytes of a file as memory, read from there when they are looked at.
 
-        What is written to it stays in this process; with `shared` it goes to the file, which is made, or grows,
-        to that many bytes. RuntimeError for a file that cannot be opened, or that is smaller.
+        What is written to it stays in this process; with `shared` it goes to the file, which is made, or
+        grows, to that many bytes. RuntimeError for a file that cannot be opened, or that is smaller.
         """
         return cls(_mapped(os.fspath(filename), shared, nbytes))
 
@@ -388,7 +388,7 @@ def resize_as_(input: Any, the_template: Any, *, memory_format: Any = None) -> A
 
 
 def as_subclass(self: Any, cls: Any) -> Any:
-    """The tensor as one of a class of the program's own: the same memory and history, without a call of `cls`.
+    """The tensor as one of a class of the program's own: the same memory and history; `cls` is not called.
 
     What is computed with it is plain tensors again.
 

@@ -1,7 +1,7 @@
 """How long a statement takes: `Timer` measures, `Measurement` is what it found, `Compare` a table of several.
 
-    timer = benchmark.Timer("x @ x", globals={"x": kiln.ones(64, 64)}, num_threads=2)
-    print(timer.blocked_autorange())
+timer = benchmark.Timer("x @ x", globals={"x": kiln.ones(64, 64)}, num_threads=2)
+print(timer.blocked_autorange())
 """
 
 from kiln.absent import hint_missing as _hint_missing

@@ -1,9 +1,9 @@
 """`Compare`: a table of measurements, a row for each `sub_label`, a column for each `description`.
 
-    [------- matmul --------]
-                |  a  |   b
-    1 threads: --------------
-          8x8   |  2  |   3
+[------- matmul --------]
+            |  a  |   b
+1 threads: --------------
+      8x8   |  2  |   3
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from kiln.utils.benchmark.measurement import (
 
 BEST, GOOD, BAD, VERY_BAD = "\x1b[92m\x1b[1m", "\x1b[34m", "\x1b[2m\x1b[91m", "\x1b[31m\x1b[1m"
 END = "\x1b[0m\x1b[0m"
+MARKS = ((1.05, BEST), (1.2, GOOD), (2, ""), (5, BAD))  # below so many times the best; else VERY_BAD
 
 
 class Colorize(Enum):
@@ -42,11 +43,11 @@ class Compare:
     ...     for size, how, t in [("8", "old", 2), ("8", "new", 1), ("64", "old", 16), ("64", "new", 4)]
     ... ]
     >>> Compare(rows).print()
-    [-------- add ---------]
-              |  old  |  new
-    1 threads: -------------
-          8   |   2.0 |  1.0
-          64  |  16.0 |  4.0
+    [--------- add ---------]
+              |  old   |  new
+    1 threads: --------------
+          8   |   2.0  |  1.0
+          64  |  16.0  |  4.0
     <BLANKLINE>
     Times are in microseconds (us).
     <BLANKLINE>
@@ -67,9 +68,7 @@ class Compare:
         results = list(results)
         for one in results:
             if not isinstance(one, Measurement):
-                raise ValueError(
-                    f"Expected an instance of `Measurement`, got {type(one)} instead."
-                )
+                raise ValueError(f"Expected an instance of `Measurement`, got {type(one)} instead.")
         self._results.extend(results)
 
     def trim_significant_figures(self) -> None:
@@ -160,7 +159,7 @@ class Compare:
                 if column in other and other[column].task_spec.num_threads == m.task_spec.num_threads
             ]  # fmt: skip
             ratio = m.median / min(other.median for other in beside)
-            colour = BEST if ratio < 1.05 else GOOD if ratio < 1.2 else VERY_BAD if ratio > 5 else BAD if ratio >= 2 else ""  # noqa: E501
+            colour = next((mark for limit, mark in MARKS if ratio < limit), VERY_BAD)
             marked.append(f"{colour}{text}{END}" if colour else text)
         return marked
 

@@ -194,7 +194,11 @@ class Measurement:
         lines.append(f"  {count} measurement{'s' if many else ''}, {runs}")
         if self.has_warnings:
             very = not self.meets_confidence(VERY_WIDE)
-            hint = "suggests significant environmental influence" if very else "could indicate system fluctuation"
+            hint = (
+                "suggests significant environmental influence"
+                if very
+                else "could indicate system fluctuation"
+            )
             part = 100 * self.iqr / self.median
             lines.append(f"  WARNING: Interquartile range is {part:.1f}% of the median measurement.")
             lines.append(f"           This {hint}.")

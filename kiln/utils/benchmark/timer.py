@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any, NoReturn
 
-import kiln
+from kiln import _core
 from kiln.utils.benchmark.measurement import Measurement, TaskSpec
 
 timer: Callable[[], float] = timeit.default_timer
@@ -29,19 +29,19 @@ class Language(Enum):
 @contextmanager
 def set_torch_threads(n: int) -> Iterator[None]:
     """Within the block, `n` threads compute."""
-    before = kiln.get_num_threads()
-    kiln.set_num_threads(n)
+    before = _core.get_num_threads()
+    _core.set_num_threads(n)
     try:
         yield
     finally:
-        kiln.set_num_threads(before)
+        _core.set_num_threads(before)
 
 
 class Timer:
     """Measures a statement, a text, after a setup that is not measured.
 
-    `globals` are its names; kiln is among them, as `torch` too. `label`, `sub_label`, `description` and `env` say
-    what it is in tables. ValueError for what is no text; NotImplementedError for C++.
+    `globals` are its names; kiln is among them, as `torch` too. `label`, `sub_label`, `description` and `env`
+    say what it is in tables. ValueError for what is no text; NotImplementedError for C++.
 
     >>> found = kiln.utils.benchmark.Timer("x + 1", globals={"x": kiln.ones(2)}).timeit(5)
     >>> found.number_per_run, len(found.times), found.median > 0
@@ -67,14 +67,16 @@ class Timer:
         if language not in (Language.PYTHON, "py", "python"):
             raise NotImplementedError(f"Timer: statements are Python's, got language={language!r}")
         if global_setup:
-            raise ValueError("global_setup is C++ only, got `" + global_setup + "`. Most likely this code can "
-                             "simply be moved to `setup`.")  # fmt: skip
+            raise ValueError(
+                f"global_setup is C++ only, got `{global_setup}`. Most likely this code can simply be moved "
+                "to `setup`."
+            )
         stmt, setup = (textwrap.dedent(text).strip("\n").rstrip() for text in (stmt, setup))
-        names = {"kiln": kiln, "torch": sys.modules.get("torch", kiln), **(globals or {})}
+        library = sys.modules["kiln"]
+        names = {"kiln": library, "torch": sys.modules.get("torch", library), **(globals or {})}
+        self._clock = timer
         self._timer = timeit.Timer(stmt, setup, timer, names)
-        self._task_spec = TaskSpec(
-            stmt, setup, global_setup, label, sub_label, description, env, num_threads
-        )
+        self._task_spec = TaskSpec(stmt, setup, global_setup, label, sub_label, description, env, num_threads)
 
     def timeit(self, number: int = 1000000) -> Measurement:
         """One run of `number` calls, after a hundredth as many (2 at least) that are not measured."""
@@ -117,7 +119,7 @@ class Timer:
     def _calls(self, min_run_time: float) -> int:
         """How many calls a run has."""
         with set_torch_threads(self._task_spec.num_threads):
-            loop = min(timeit.Timer("pass", timer=self._timer.timer).timeit(1) for _ in range(5))
+            loop = min(timeit.Timer("pass", timer=self._clock).timeit(1) for _ in range(5))
             number = 1
             while number < MOST_CALLS:
                 taken = self._timer.timeit(number)

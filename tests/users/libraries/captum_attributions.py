@@ -1,7 +1,15 @@
 """captum: attributions of a linear model are its weights times its inputs."""
 
 import torch
-from captum.attr import DeepLift, FeatureAblation, GradientShap, IntegratedGradients, LayerGradCam, Occlusion, Saliency
+from captum.attr import (
+    DeepLift,
+    FeatureAblation,
+    GradientShap,
+    IntegratedGradients,
+    LayerGradCam,
+    Occlusion,
+    Saliency,
+)
 from torch import nn
 
 torch.manual_seed(0)

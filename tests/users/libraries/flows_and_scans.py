@@ -8,7 +8,10 @@ torch.manual_seed(0)
 base = nf.distributions.DiagGaussian(2, trainable=False)
 flows = []
 for _ in range(4):
-    flows += [nf.flows.AffineCouplingBlock(nf.nets.MLP([1, 16, 2], init_zeros=True)), nf.flows.Permute(2, mode="swap")]
+    flows += [
+        nf.flows.AffineCouplingBlock(nf.nets.MLP([1, 16, 2], init_zeros=True)),
+        nf.flows.Permute(2, mode="swap"),
+    ]
 flow = nf.NormalizingFlow(base, flows)
 x = torch.randn(128, 2) * torch.tensor([2.0, 0.5]) + 1
 optimizer = torch.optim.Adam(flow.parameters(), lr=1e-2)

@@ -31,7 +31,9 @@ with tempfile.TemporaryDirectory() as folder:
         seen.append(evaluator.state.metrics["accuracy"])
 
     trainer.add_event_handler(Events.EPOCH_COMPLETED(every=5), keep)
-    evaluator.add_event_handler(Events.COMPLETED, EarlyStopping(20, lambda e: e.state.metrics["accuracy"], trainer))
+    evaluator.add_event_handler(
+        Events.COMPLETED, EarlyStopping(20, lambda e: e.state.metrics["accuracy"], trainer)
+    )
     trainer.run(loader, max_epochs=20)
     assert seen[-1] > 0.9 and abs(seen[-1] - (model(x).argmax(1) == y).float().mean().item()) < 1e-6, seen
     assert evaluator.state.metrics["table"].sum() == 120

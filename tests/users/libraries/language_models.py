@@ -4,10 +4,12 @@ import tempfile
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 torch.manual_seed(0)
-config = GPT2Config(vocab_size=30, n_positions=16, n_embd=24, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1)
+config = GPT2Config(
+    vocab_size=30, n_positions=16, n_embd=24, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1
+)
 base = GPT2LMHeadModel(config)
 state = {name: value.clone() for name, value in base.state_dict().items()}
 model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=["c_attn"], fan_in_fan_out=True))

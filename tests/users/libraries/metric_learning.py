@@ -10,10 +10,20 @@ torch.manual_seed(0)
 embed = nn.Linear(6, 4)
 x, labels = torch.randn(20, 6), torch.arange(20) % 4
 mine = miners.MultiSimilarityMiner()
-for loss in (losses.TripletMarginLoss(), losses.ContrastiveLoss(), losses.NTXentLoss(), losses.ArcFaceLoss(4, 4), losses.SupConLoss()):
+for loss in (
+    losses.TripletMarginLoss(),
+    losses.ContrastiveLoss(),
+    losses.NTXentLoss(),
+    losses.ArcFaceLoss(4, 4),
+    losses.SupConLoss(),
+):
     embed.zero_grad()
     out = embed(x)
-    value = loss(out, labels, mine(out, labels)) if not isinstance(loss, losses.ArcFaceLoss) else loss(out, labels)
+    value = (
+        loss(out, labels, mine(out, labels))
+        if not isinstance(loss, losses.ArcFaceLoss)
+        else loss(out, labels)
+    )
     value.backward()
     assert embed.weight.grad.isfinite().all() and embed.weight.grad.any(), loss
 scores = torch.tensor([[2.0, 1.0, -1.0]], requires_grad=True)

@@ -35,7 +35,9 @@ pipe.fit(x, y)
 assert pipe.score(x, y) > 0.9
 again = pickle.loads(pickle.dumps(pipe))
 assert np.array_equal(again.predict_proba(x), pipe.predict_proba(x))
-search = GridSearchCV(NeuralNetClassifier(Net, max_epochs=3, verbose=0, train_split=False), {"lr": [0.01, 0.3]}, cv=2)
+search = GridSearchCV(
+    NeuralNetClassifier(Net, max_epochs=3, verbose=0, train_split=False), {"lr": [0.01, 0.3]}, cv=2
+)
 search.fit(x, y)
 assert search.best_params_["lr"] == 0.3
 print("ok")

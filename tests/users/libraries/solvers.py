@@ -9,7 +9,13 @@ torch.manual_seed(0)
 times = torch.linspace(0, 1, 5, dtype=torch.float64)
 start = torch.tensor([1.0, 2.0], dtype=torch.float64)
 for method in ("dopri5", "rk4", "adaptive_heun", "midpoint", "implicit_adams"):
-    found = odeint(lambda t, y: -y, start, times, method=method, options={"step_size": 0.05} if method in ("rk4", "midpoint") else None)
+    found = odeint(
+        lambda t, y: -y,
+        start,
+        times,
+        method=method,
+        options={"step_size": 0.05} if method in ("rk4", "midpoint") else None,
+    )
     torch.testing.assert_close(found, start * torch.exp(-times)[:, None], rtol=2e-3, atol=1e-4)
 
 
@@ -28,7 +34,9 @@ for solve in (odeint, odeint_adjoint):
     field.zero_grad()
     solve(field, start, times, rtol=1e-8, atol=1e-8)[-1].sum().backward()
     grads.append(field.rate.grad.clone())
-torch.testing.assert_close(grads[0], -start.sum() * torch.exp(-torch.tensor(0.5, dtype=torch.float64)), rtol=1e-5, atol=0)
+torch.testing.assert_close(
+    grads[0], -start.sum() * torch.exp(-torch.tensor(0.5, dtype=torch.float64)), rtol=1e-5, atol=0
+)
 torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=0)
 when, _ = odeint_event(lambda t, y: -y, start, times[0], event_fn=lambda t, y: y[0] - 0.5)
 torch.testing.assert_close(when, torch.tensor(2.0, dtype=torch.float64).log(), rtol=1e-4, atol=0)

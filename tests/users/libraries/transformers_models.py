@@ -98,5 +98,10 @@ vit = ViTConfig(
     image_size=16, patch_size=4, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
     num_labels=3,
 )  # fmt: skip
-train(ViTForImageClassification(vit), 30, pixel_values=torch.randn(4, 3, 16, 16), labels=torch.tensor([0, 1, 2, 0]))
+train(
+    ViTForImageClassification(vit),
+    30,
+    pixel_values=torch.randn(4, 3, 16, 16),
+    labels=torch.tensor([0, 1, 2, 0]),
+)
 print("ok")

@@ -27,7 +27,9 @@ for kind in (ViT, SimpleViT):
     assert ema(images).shape == (4, 3)
 print("vit", flush=True)
 text = AutoregressiveWrapper(
-    TransformerWrapper(num_tokens=20, max_seq_len=16, attn_layers=Decoder(dim=32, depth=2, heads=2, rotary_pos_emb=True))
+    TransformerWrapper(
+        num_tokens=20, max_seq_len=16, attn_layers=Decoder(dim=32, depth=2, heads=2, rotary_pos_emb=True)
+    )
 )
 rows = torch.arange(12).repeat(4, 1)
 optimizer = torch.optim.Adam(text.parameters(), lr=1e-2)
@@ -41,7 +43,9 @@ for _ in range(15):
 assert losses[-1] < 0.5 * losses[0], losses
 assert text.generate(rows[:, :3], 5).shape == (4, 5)
 print("x_transformers", flush=True)
-diffusion = GaussianDiffusion(Unet(dim=16, dim_mults=(1, 2), flash_attn=False), image_size=16, timesteps=20, sampling_timesteps=4)
+diffusion = GaussianDiffusion(
+    Unet(dim=16, dim_mults=(1, 2), flash_attn=False), image_size=16, timesteps=20, sampling_timesteps=4
+)
 loss = diffusion(images)
 loss.backward()
 assert all(p.grad is None or p.grad.isfinite().all() for p in diffusion.parameters())
