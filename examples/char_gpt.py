@@ -207,8 +207,8 @@ def picture(
         axes.set_xticks(range(len(shown)), shown, fontsize=7, family="monospace")
         axes.set_yticks(range(len(shown)), shown, fontsize=7, family="monospace")
         axes.tick_params(length=0)
-        axes.set_title(f"block 1, head {head + 1}", fontsize=9)
-    figure.savefig(path, dpi=75)
+        axes.set_title(f"block 1, head {head + 1} looks at", fontsize=9)
+    figure.savefig(path, dpi=80)
     pyplot.close(figure)
     print(f"picture: {path}")
 
