@@ -166,7 +166,7 @@ def picture(lengths: list[int], path: Path) -> None:
     axes.plot(means, color="tab:blue", linewidth=2, label="mean of the last 50")
     axes.set(title="Balancing a pole", xlabel="episode", ylabel="pushes until the end", ylim=(0, 520))
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=90)
     pyplot.close(figure)
     print(f"picture: {path}")
 

@@ -172,7 +172,7 @@ def picture(scores: Tensor, moments: list[tuple[int, Tensor]], wrong: list[int],
         axes.scatter(*hidden.T.tolist(), c=colours, s=14)
         axes.set(title=f"hidden, step {step}", xlim=(-1.1, 1.1), ylim=(-1.1, 1.1), xticks=(), yticks=())
         axes.set_aspect("equal")
-    figure.savefig(path, dpi=80)
+    figure.savefig(path, dpi=68)
     pyplot.close(figure)
     print(f"picture: {path}")
 

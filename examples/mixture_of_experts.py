@@ -127,7 +127,7 @@ def picture(mixture: MixtureOfExperts, single: nn.Module, path: Path, size: int 
     experts = chosen[:, 0].reshape(size, size).tolist()
     axes[3].imshow(experts, cmap="Set2", vmin=0, vmax=EXPERTS - 1, interpolation="nearest", **box)
     axes[3].set(title="which expert takes it", xticks=(), yticks=())
-    figure.savefig(path, dpi=75)
+    figure.savefig(path, dpi=68)
     pyplot.close(figure)
     print(f"picture: {path}")
 
