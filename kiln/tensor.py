@@ -184,6 +184,7 @@ def attach() -> None:
         ("layout", lambda self: strided),
     ):
         setattr(Tensor, name, property(getter))
+    Tensor._grad = vars(Tensor)["grad"]  # programs of many workers assign to it: shared._grad = own.grad
     for name, function in ops.OPERATORS.items():
         own_frames = isinstance(function, FunctionType)
         _core.set_operator(_SLOTS.get(name, name), _core.Function(function, True) if own_frames else function)

@@ -97,6 +97,14 @@ class _ModuleSequence(Module):
         return module
 
 
+def _modules_of(other: object) -> list[Module]:
+    if not isinstance(other, Sequential):
+        raise ValueError(
+            f"add operator supports only objects of Sequential class, but {type(other)} is given."
+        )
+    return list(other)
+
+
 class Sequential(_ModuleSequence):
     """Runs its modules one after the other; takes modules, or one dict of named modules.
 
@@ -119,6 +127,30 @@ class Sequential(_ModuleSequence):
 
     def _like(self, held: dict[str, Any]) -> Sequential:
         return type(self)(OrderedDict(held))
+
+    def __add__(self, other: Sequential) -> Sequential:
+        """The modules of both, numbered anew. ValueError for what is no Sequential."""
+        return Sequential(*self, *_modules_of(other))
+
+    def __iadd__(self, other: Sequential) -> Sequential:
+        """Add the modules of another Sequential at the end. ValueError for what is none."""
+        return self.extend(_modules_of(other))
+
+    def __mul__(self, times: int) -> Sequential:
+        """The same modules, so the same parameters, so many times over. ValueError below once."""
+        return Sequential(*self._times(times))
+
+    __rmul__ = __mul__
+
+    def __imul__(self, times: int) -> Sequential:
+        return self.extend(self._times(times)[len(self) :])
+
+    def _times(self, times: int) -> list[Module]:
+        if not isinstance(times, int):
+            raise TypeError(f"unsupported operand type(s) for *: {type(self)} and {type(times)}")
+        if times <= 0:
+            raise ValueError(f"Non-positive multiplication factor {times} for {type(self)}")
+        return self._held() * times
 
     def forward(self, input: Any) -> Tensor:
         for module in self._modules.values():

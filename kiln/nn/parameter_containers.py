@@ -29,14 +29,16 @@ class _ParameterContainer(Module):
         raise NotImplementedError
 
     def extra_repr(self) -> str:
-        return "\n".join(f"  ({name}): {_shown(value)}" for name, value in self._items())
+        return "\n".join(f"  ({name}): {self._shown(value)}" for name, value in self._items())
 
+    def _shown(self, value: Any) -> str:
+        if not isinstance(value, Tensor):
+            return f"Object of type: {type(value).__name__}"
+        size = "x".join(str(n) for n in value.shape)
+        return f"Parameter containing: [{self._kind(value)} of size {size}]"
 
-def _shown(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return f"Object of type: {type(value).__name__}"
-    size = "x".join(str(n) for n in value.shape)
-    return f"Parameter containing: [{value.dtype} of size {size}]"
+    def _kind(self, value: Tensor) -> str:
+        return str(value.dtype)
 
 
 class ParameterList(_ParameterContainer):
@@ -108,10 +110,13 @@ class ParameterDict(_ParameterContainer):
     >>> import kiln
     >>> kiln.nn.ParameterDict({"scale": kiln.ones(2), "kind": "affine"})
     ParameterDict(
-        (scale): Parameter containing: [kiln.float32 of size 2]
+        (scale): Parameter containing: [kiln.FloatTensor of size 2]
         (kind): Object of type: str
     )
     """
+
+    def _kind(self, value: Tensor) -> str:
+        return str(value.type())  # a list's say the dtype, a dict's the class, as PyTorch's do
 
     def __init__(self, parameters: Any = None) -> None:
         super().__init__()

@@ -173,12 +173,12 @@ class State:
             state._metadata = metadata  # type: ignore[attr-defined]
         keys, problems = _IncompatibleKeys([], []), Problems() if _is_plain(self) else []
         _load_tree(self, state, "", metadata, assign, keys, problems)
-        if strict and keys.missing_keys:
-            named = ", ".join(f'"{k}"' for k in keys.missing_keys)
-            problems.insert(0, f"Missing key(s) in state_dict: {named}.")
         if strict and keys.unexpected_keys:
             named = ", ".join(f'"{k}"' for k in keys.unexpected_keys)
             problems.insert(0, f"Unexpected key(s) in state_dict: {named}.")
+        if strict and keys.missing_keys:
+            named = ", ".join(f'"{k}"' for k in keys.missing_keys)
+            problems.insert(0, f"Missing key(s) in state_dict: {named}.")
         if problems:
             kind = type(self).__name__
             raise RuntimeError(f"Error(s) in loading state_dict for {kind}:\n\t" + "\n\t".join(problems))

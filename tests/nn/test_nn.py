@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -438,6 +439,28 @@ def test_sequential() -> None:
         model[3]
     with pytest.raises(TypeError):
         nn.Sequential(lambda x: x)  # type: ignore[arg-type]
+
+
+def joined(lib: Any) -> list[Any]:
+    """Sequentials added and multiplied: names, how often a parameter is there, what is refused."""
+    n, found = lib.nn, []
+    a, b = n.Sequential(n.Linear(1, 1), n.ReLU()), n.Sequential(OrderedDict(last=n.Tanh()))
+    for made in (a + b, b + a, a * 2, 3 * b):
+        found.append((repr(made), list(made._modules), len(list(made.parameters()))))
+    a += b
+    found.append(list(a._modules))
+    a *= 2
+    found.append((list(a._modules), len(list(a.parameters())), a[0] is a[3]))
+    for refused in (lambda: a + [n.ReLU()], lambda: a * 1.5, lambda: a * 0, lambda: a.__iadd__(3)):
+        with pytest.raises((TypeError, ValueError)) as error:
+            refused()
+        found.append((error.type.__name__, str(error.value).split("<")[0]))
+    return found
+
+
+def test_sequentials_are_added_and_multiplied(answers: Any) -> None:
+    ours, theirs = answers.both(joined)
+    assert ours == theirs
 
 
 def test_module_list() -> None:

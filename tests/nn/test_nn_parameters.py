@@ -44,6 +44,7 @@ def dicts(lib: Any) -> Any:
         list(more), list(held.keys()), tuple(first.shape), last[0], held.get("zz", 3), "b" in held, len(held),
         list(reversed(held)), list(held.fromkeys(["p", "q"], 1).values()), list(more.state_dict()),
         more["b"] is held["b"], [type(v).__name__ for v in held.values()], [k for k, _ in held.items()],
+        repr(held).replace("kiln", "torch"),
     )  # fmt: skip
 
 

@@ -156,6 +156,20 @@ def test_a_setting_without_default_is_asked_for() -> None:
         Optimizer([parameter()], {}).step()
 
 
+def test_groups_are_shown_with_a_line_between() -> None:
+    shown = repr(Descent([{"params": [parameter()], "lr": rate} for rate in (0.1, 0.2)]))
+    assert shown == "Descent (\nParameter Group 0\n    lr: 0.1\n\nParameter Group 1\n    lr: 0.2\n)"
+
+
+def test_a_gradient_is_passed_on_under_its_other_name() -> None:
+    """Workers that share parameters hand them their own gradients: `shared._grad = own.grad`."""
+    shared, own = parameter(1.0, grad=None), parameter(1.0, grad=3.0)
+    shared._grad = own.grad
+    assert shared.grad is own.grad and shared._grad is own.grad
+    kiln.optim.SGD([shared], lr=0.5).step()
+    assert shared.item() == -0.5
+
+
 # ---- groups and states ----
 
 

@@ -178,6 +178,10 @@ def test_nothing_is_loaded_until_everything_fits() -> None:
     with pytest.raises(RuntimeError, match="size mismatch for b.bias: copying a param with shape"):
         model.load_state_dict({**model.state_dict(), "a.weight": kiln.ones(3, 2), "b.bias": kiln.ones(1)})
     assert model.a.weight.tolist() == before
+    with pytest.raises(RuntimeError) as error:  # what is missing is told first, as in PyTorch
+        nn.Linear(1, 1).load_state_dict({"other": kiln.ones(1), "bias": kiln.ones(2)})
+    told = [line.strip().split(" ")[0] for line in str(error.value).split("\n")]
+    assert told == ["Error(s)", "Missing", "Unexpected", "size"]
     with pytest.raises(TypeError, match="Expected state_dict to be dict-like"):
         model.load_state_dict([])  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="must return None"):
