@@ -93,15 +93,6 @@ def is_own(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_HERE)
 
 
-def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warns about the nearest line that is not kiln's, however many calls of kiln's are in between."""
-    level = 2
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and is_own(frame):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, category, stacklevel=level if frame is not None else 2)
-
-
 def whole_tracebacks() -> bool:
     """Whether the user wants to see kiln's frames and errors as they were raised."""
     return os.environ.get("KILN_TRACEBACK") == "full"

@@ -313,10 +313,9 @@ def _analytical(output: Tensor, leaves: Tensors, options: _Options) -> list[Tens
 
 def _expect_one(grad_out: float, name: str) -> None:
     """ValueError unless what multiplied a Jacobian once is 1; a FutureWarning in any case."""
-    warnings.warn(
+    warn(
         f"`{name}` is an old name that PyTorch deprecates; func.jacrev and gradcheck have what it is for",
         FutureWarning,
-        stacklevel=4,
     )
     if grad_out != 1.0:
         raise ValueError(f"Expected grad_out to be 1.0. {name} no longer supports values of grad_out != 1.0.")
@@ -470,10 +469,9 @@ class _Undefined(Function):
 
 def _warn_of_undefined() -> None:
     """Beside the error, for who did not ask for this check."""
-    warnings.warn(
+    warn(
         "Backwards compatibility: undefined gradients are checked unless check_undefined_grad=False says not "
         "to, which some functions were not written for",
-        stacklevel=5,
     )
 
 

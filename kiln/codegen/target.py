@@ -44,10 +44,15 @@ class Target(NamedTuple):
     cpu: str
     features: str
     vector_bits: int
-    masks: bool  # masked loads and stores are single instructions
+    masks: bool  # masked loads and stores of any elements are single instructions
     second_cache: int  # bytes of a core's second cache
     fma: FmaBlocking  # how products by vectors are cut
     amx: AmxBlocking | None = None  # products of bfloat16 and of 8-bit integers run on AMX, cut so
+
+    @property
+    def word_masks(self) -> bool:
+        """Whether masked loads of elements of 4 and 8 bytes are single instructions."""
+        return self.masks or self.vector_bits == 256
 
     @property
     def tiles(self) -> bool:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -26,7 +25,7 @@ from kiln import _core
 from kiln._core import Tensor
 from kiln.autograd import Function, backward, enable_grad
 from kiln.autograd.graph import saved_tensors_hooks
-from kiln.errors import describe, message
+from kiln.errors import describe, message, warn
 from kiln.table.callables import hide_frames
 
 
@@ -250,15 +249,6 @@ def set_device_states(
         raise ValueError(message("set_device_states", "no devices", describe(device), "kiln runs on the CPU"))
 
 
-def detach_variable(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments, tensors without their history; RuntimeError for what is no tuple."""
-    if not isinstance(inputs, tuple):
-        raise RuntimeError(
-            "Only tuple of tensors is supported. Got Unsupported input type: ", type(inputs).__name__
-        )
-    return tuple(x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in inputs)
-
-
 def noop_context_fn() -> tuple[Any, Any]:
     """What context_fn is if it is not given: two context managers that do nothing."""
     return nullcontext(), nullcontext()
@@ -320,10 +310,9 @@ def checkpoint(
 
 def _warn_of_kind(name: str) -> None:
     """That `use_reentrant` should be said."""
-    warnings.warn(
+    warn(
         f"{name}: the use_reentrant parameter should be passed explicitly, use_reentrant=False for most "
         "programs: it is what is taken now. What needs a backward pass of its own inside backward says True.",
-        stacklevel=4,
     )
 
 
@@ -334,7 +323,7 @@ def check_backward_validity(inputs: Iterable[Any]) -> None:
     >>> kiln.utils.checkpoint.check_backward_validity([kiln.ones(2, requires_grad=True), "text"])
     """
     if not any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
-        warnings.warn("None of the inputs have requires_grad=True. Gradients will be None", stacklevel=4)
+        warn("None of the inputs have requires_grad=True. Gradients will be None")
 
 
 def detach_variable(inputs: tuple[Any, ...]) -> tuple[Any, ...]:

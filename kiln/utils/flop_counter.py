@@ -4,12 +4,12 @@ them: those of products, a multiply-add as two (`kiln.capture.flops`).
 
 from __future__ import annotations
 
-import warnings
 from types import TracebackType
 from typing import Any
 
 from kiln.autograd import watch
 from kiln.capture.flops import multiply_adds
+from kiln.errors import warn
 
 __all__ = ["FlopCounterMode"]
 
@@ -42,7 +42,7 @@ class FlopCounterMode:
                 "has no formulas of functions to exchange"
             )
         if mods is not None:
-            warnings.warn("mods argument is not needed anymore, you can stop passing it", stacklevel=2)
+            warn("mods argument is not needed anymore, you can stop passing it")
         self.depth, self.display = depth, display
         self._places = watch.Places()
         self._of: dict[int, watch.Place] = {}

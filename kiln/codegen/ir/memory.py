@@ -1,8 +1,8 @@
 """Elements in memory: kiln's dtypes, read and written 16 lanes or one at a time.
 
     class "1", 16 lanes      raw = load <16 x iN>, ptr                 decode to the compute type
-    class "1", tail          raw = masked.load ptr, lane < count       (a machine with masks)
-                             copy count elements to the stack; load    (one without)
+    class "1", tail          raw = masked.load ptr, lane < count       (a machine with masks; AVX2: words)
+                             copy count elements to the stack; load    (elsewhere)
     class "2"                raw = the even lanes of two loads (stores: as "s")
     class "s"                raw = gather ptr + min(lane, count-1) * stride
     stores                   the same, mirrored: masked.store, copy back, scatter
@@ -99,7 +99,9 @@ class Memory:
     def read_lanes(self, dtype: str, pointer: Pointer, count: Index | None, mask: Value | None) -> Value:
         """16 neighbouring elements from `pointer`; of a tail, the first `count` (the rest is unspecified)."""
         kind = f"<{LANES} x {element(dtype)}>"
-        if count is not None and mask is not None and self.code.target.masks:
+        target = self.code.target
+        masked = target.word_masks if MEMORY[dtype][1] >= 4 else target.masks
+        if count is not None and mask is not None and masked:
             raw = load_masked(self.code, element(dtype), pointer, mask)
             return self.decode(raw, dtype, LANES)
         if count is not None:
@@ -203,11 +205,15 @@ class Memory:
         return self._copies[key]
 
     def _move(self, dtype: str, source: Pointer, target: Pointer, count: Index) -> None:
-        """for j < count: target[j] = source[j]"""
-        kind = element(dtype)
-        with self.code.loop(0, count, 1) as turn:
-            raw = source.element(kind, turn.index).load(kind, 1)
-            target.element(kind, turn.index).store(f"{kind} {raw}", 1)
+        """count elements, at most 16: 16, 8, 4, 2, 1 of them, as the bits of count say."""
+        kind, size = element(dtype), LANES
+        while size:
+            done = count & -(2 * size)  # of which the larger pieces were
+            with self.code.when((count & size).differs(0)):
+                vector = f"<{size} x {kind}>"
+                raw = source.element(kind, done).load(vector, 1)
+                target.element(kind, done).store(f"{vector} {raw}", 1)
+            size //= 2
 
 
 def _suffix(dtype: str) -> str:
