@@ -441,6 +441,30 @@ def test_sequential() -> None:
         nn.Sequential(lambda x: x)  # type: ignore[arg-type]
 
 
+def test_a_wrapper_asks_the_module_that_it_holds() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(self.module, name)
+
+    class Outer(Wrapper, nn.Identity):  # one below, which has its own
+        def __getattr__(self, name: str) -> Any:
+            return 7 if name == "seven" else super().__getattr__(name)
+
+    for wrapper in (copy.deepcopy(Wrapper(nn.Linear(2, 3))), Outer(nn.Linear(2, 3))):
+        assert wrapper.out_features == 3 and wrapper.weight is wrapper.module.weight
+        assert wrapper.__getattr__("module") is wrapper.module and not hasattr(wrapper, "nothing")
+        assert list(wrapper.state_dict()) == ["module.weight", "module.bias"]
+    assert wrapper.seven == 7
+    assert "__getattr__" not in dir(nn.Linear)  # which every attribute would pay for
+
+
 def joined(lib: Any) -> list[Any]:
     """Sequentials added and multiplied: names, how often a parameter is there, what is refused."""
     n, found = lib.nn, []
