@@ -70,6 +70,20 @@ class Owned(dict[str, Any]):
         return dict, (dict(self),)  # a copy belongs to nobody until `__setstate__` of its module
 
 
+class _Asked:
+    """Base of modules with a `__getattr__` of their own, which ends in `super().__getattr__(name)`.
+
+    It is no method of Module: a class that has one pays for it at every attribute, and a module finds what
+    it owns without.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        for kind in _KINDS:
+            if name in self.__dict__.get(kind, ()):
+                return self.__dict__[kind][name]
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+
 class Module(Calls, State):
     """Base of every layer and model: assign parameters and modules in `__init__`, compute in `forward`.
 
@@ -181,7 +195,7 @@ class Module(Calls, State):
             wrong = f'contain ".", got: {name}' if name else 'be empty string ""'
             raise KeyError(f"{kind.strip('_s')} name can't {wrong}")
         owned: dict[str, Any] = self.__dict__[kind]
-        if name not in owned and hasattr(self, name):
+        if name not in owned and (name in self.__dict__ or hasattr(type(self), name)):
             raise KeyError(f"attribute '{name}' already exists")
         owned[name] = registered(self, kind, name, value)
 
@@ -194,6 +208,11 @@ class Module(Calls, State):
             self.__dict__[kind] = Owned(self, state[kind])
             self.__dict__.update(state[kind])
         self._hooked = self._hooked or any(self.__dict__[name] for name in HOOKS)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__getattr__" in vars(cls) and not issubclass(cls, _Asked):
+            cls.__bases__ = (*cls.__bases__, _Asked)  # what its super().__getattr__ finds
 
     if TYPE_CHECKING:  # buffers, and what `model[0]` has, are known when it runs
 

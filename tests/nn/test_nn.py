@@ -403,7 +403,7 @@ def test_state_that_does_not_fit() -> None:
     before = model.scale.item()
     state = {**model.state_dict(), "scale": kiln.tensor(9.0), "more": kiln.ones(1)}
     del state["first.bias"]
-    with pytest.raises(RuntimeError, match=r'(?s)Unexpected key.*"more".*Missing key.*"first.bias"'):
+    with pytest.raises(RuntimeError, match=r'(?s)Missing key.*"first.bias".*Unexpected key.*"more"'):
         model.load_state_dict(state)
     assert model.scale.item() == before
     found = model.load_state_dict(state, strict=False)
@@ -439,6 +439,30 @@ def test_sequential() -> None:
         model[3]
     with pytest.raises(TypeError):
         nn.Sequential(lambda x: x)  # type: ignore[arg-type]
+
+
+def test_a_wrapper_asks_the_module_that_it_holds() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(self.module, name)
+
+    class Outer(Wrapper, nn.Identity):  # one below, which has its own
+        def __getattr__(self, name: str) -> Any:
+            return 7 if name == "seven" else super().__getattr__(name)
+
+    for wrapper in (copy.deepcopy(Wrapper(nn.Linear(2, 3))), Outer(nn.Linear(2, 3))):
+        assert wrapper.out_features == 3 and wrapper.weight is wrapper.module.weight
+        assert wrapper.__getattr__("module") is wrapper.module and not hasattr(wrapper, "nothing")
+        assert list(wrapper.state_dict()) == ["module.weight", "module.bias"]
+    assert wrapper.seven == 7
+    assert "__getattr__" not in dir(nn.Linear)  # which every attribute would pay for
 
 
 def joined(lib: Any) -> list[Any]:
