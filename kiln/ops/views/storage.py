@@ -9,7 +9,7 @@ from typing import Any
 from kiln import _core
 from kiln.device import CPU, device
 from kiln.errors import describe, message
-from kiln.ops.creation.constants import empty, sizes_given
+from kiln.ops.creation.constants import empty, settle, sizes_given
 from kiln.table.arguments import dtype_name, numel
 from kiln.table.public import methods, public
 from kiln.table.record import Tensor, find
@@ -198,9 +198,8 @@ def _mapped(filename: str, shared: bool, nbytes: int) -> Any:
 
 @public("from_file", method=False, dtypes="", differentiable=False)
 def from_file(
-    filename: str, shared: bool | None = None, size: int | None = 0, *, dtype: Any = None,
-    layout: Any = None, device: Any = None, pin_memory: bool = False, requires_grad: bool = False,
-) -> Any:  # fmt: skip
+    filename: str, shared: bool | None = None, size: int | None = 0, *, dtype: Any = None, **options: Any
+) -> Any:
     """The first `size` elements of a file, in the order of this machine's bytes, where they are in the file.
 
     What is written to the tensor stays in this process; with `shared` it goes to the file, which is made, or
@@ -215,7 +214,8 @@ def from_file(
     """
     kind = _core.get_default_dtype() if dtype is None else dtype
     made = _mapped(os.fspath(filename), bool(shared), (size or 0) * kind.itemsize).view(kind)
-    return made.requires_grad_() if requires_grad else made
+    where, requires_grad = options.pop("device", None), options.pop("requires_grad", False)
+    return settle(made, requires_grad, where, "from_file", options)
 
 
 def untyped_storage(self: Any) -> UntypedStorage:
