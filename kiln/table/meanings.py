@@ -58,5 +58,6 @@ NAMES = {
     "Data": "data",
     "Array": "ndarray",
     "Buffer": "buffer",
+    "type[Tensor]": "cls",
 }  # fmt: skip
 TYPE_OF = {name: text for text, names in NAMES.items() for name in names.split()}

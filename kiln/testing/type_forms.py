@@ -28,9 +28,10 @@ from kiln.table.meanings import LETTERS, TYPE_OF
 
 # parameters that take any number of ints, or one sequence of them
 MANY_INTS = ("size", "sizes", "shape", "order", "counts", "along", "dims", "shapes")
+# what the `**options` of a factory are, where its signature does not name them
 FACTORY = (
     "out=None, layout: layout | None = None, memory_format: memory_format | None = None, "
-    "pin_memory: bool = False"
+    "pin_memory: bool = False, device: Device | None = None, requires_grad: bool = False"
 )
 
 
@@ -144,7 +145,7 @@ def _parameters(function: Any) -> list[Parameter]:
     arrays = [p for p in letters.values() if p.kind in "TLVO"]
     for p in signature.parameters.values():
         if p.name == "options":
-            found += _stated(f"(*, {FACTORY})", {}).parameters
+            found += _options(found)
             continue
         letter = letters[p.name].kind if p.name in letters else ""
         default = "" if p.default is p.empty else _shown(p.default)
@@ -215,12 +216,18 @@ def _stated(line: str, known: dict[str, Parameter]) -> Form:
     ]
     if arguments.kwarg:
         found += (
-            _stated(f"(*, {FACTORY})", {}).parameters
+            _options(found)
             if arguments.kwarg.arg == "options"
             else [_read(arguments.kwarg, kind.VAR_KEYWORD, None, known)]
         )
     fields = _fields(result.strip() or "Tensor")
     return Form(tuple(_outs(found, fields)), result.strip() or "Tensor", fields)
+
+
+def _options(named: list[Parameter]) -> list[Parameter]:
+    """What `**options` stands for beside the parameters that are named."""
+    names = {p.name for p in named}
+    return [p for p in _stated(f"(*, {FACTORY})", {}).parameters if p.name not in names]
 
 
 def _outs(parameters: list[Parameter], fields: tuple[str, ...]) -> list[Parameter]:
