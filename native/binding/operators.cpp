@@ -1,6 +1,7 @@
 // Operators of tensors: which function each calls, and what needs no function.
 #include "binding/op.h"
 
+#include <atomic>
 #include <iterator>
 #include <string_view>
 
@@ -217,8 +218,10 @@ PyObject* tensor_int(PyObject* self) {
     return n.kind == Kind::float_ ? PyLong_FromDouble(n.real) : PyLong_FromLongLong(n.integer);
 }
 PyObject* tensor_float(PyObject* self) {
+    static std::atomic<bool> warned =
+        false;  // once in a process: in a loop the number is often what is meant
     Number n = single(self, "float()");
-    if (tensor_of(self).requires_grad() &&
+    if (grad_enabled() && tensor_of(self).requires_grad() && !warned.exchange(true) &&
         PyErr_WarnEx(PyExc_UserWarning,
                      "Converting a tensor with requires_grad=True to a scalar may lead to unexpected "
                      "behavior.\nConsider using tensor.detach() first.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -35,9 +37,9 @@ WARNED: dict[str, tuple[Callable[[Any, Any], Any], list[str]]] = {
     ),
     "meshgrid": (lambda k, F: k.meshgrid(k.ones(1), k.ones(1)), ["required to pass the indexing"]),
     "a tensor of a tensor": (lambda k, F: k.tensor(k.ones(1)), ["To copy construct from a tensor"]),
-    "a number of what requires grad": (
-        lambda k, F: float(k.ones(1, requires_grad=True)),
-        ["Converting a tensor with requires_grad=True to a scalar"],
+    "a mask of uint8": (
+        lambda k, F: k.ones(3)[k.tensor([1, 0, 1], dtype=k.uint8)],
+        ["indexing with dtype torch.uint8 is now deprecated"],
     ),
     "numbers before tensors": (lambda k, F: k.ones(1).add_(2, k.ones(1)), ["This overload of add_ is"]),
     "kaiming_uniform_": (
@@ -56,7 +58,6 @@ WARNED: dict[str, tuple[Callable[[Any, Any], Any], list[str]]] = {
 # PyTorch warns here and kiln does not, on purpose (more in test_warned_forms.py)
 UNWARNED: dict[str, Callable[[Any, Any], Any]] = {
     "a read-only array, which kiln does not write": lambda k, F: k.from_numpy(_read_only()),
-    "a mask of uint8": lambda k, F: k.ones(3)[k.tensor([1, 0, 1], dtype=k.uint8)],
     "var of one element": lambda k, F: k.ones(1).var(),
 }
 # the call -> the exception's type and its words
@@ -149,3 +150,21 @@ def test_what_no_call_could_do_is_refused_when_it_is_made() -> None:
     for layer in (kiln.nn.Embedding, kiln.nn.EmbeddingBag):
         with pytest.raises(NotImplementedError, match=f"{layer.__name__}: expected dense gradients"):
             layer(3, 2, sparse=True)
+
+
+def test_a_number_of_what_requires_gradients_is_warned_of_once() -> None:
+    """In a process of its own: an earlier test may have been warned. Under no_grad nothing is lost by it."""
+    program = (
+        "import warnings, kiln\n"
+        "warnings.simplefilter('always')\n"
+        "x = kiln.ones(1, requires_grad=True)\n"
+        "with kiln.no_grad():\n    float(x)\n"
+        "print('before', flush=True)\n"
+        "with warnings.catch_warnings(record=True) as found:\n"
+        "    warnings.simplefilter('always')\n"
+        "    float(x), float(x)\n"
+        "print([str(w.message).split(chr(10))[0] for w in found])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    words = "Converting a tensor with requires_grad=True to a scalar may lead to unexpected behavior."
+    assert (done.stdout, done.stderr) == (f"before\n{[words]}\n", "")
