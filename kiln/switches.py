@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from kiln.backends.precision import get_float32_matmul_precision, set_float32_matmul_precision
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import hide_frames as _hide_frames
 
 __all__ = [
     "are_deterministic_algorithms_enabled", "get_deterministic_debug_mode", "get_float32_matmul_precision",
@@ -129,4 +129,8 @@ def _assert(condition: Any, message: str) -> None:
     assert condition, message
 
 
-_name_all(globals(), "kiln.")
+_hide_frames(
+    globals(),
+    ("set_deterministic_debug_mode", "set_flush_denormal", "set_num_interop_threads", "set_warn_always",
+     "use_deterministic_algorithms"),
+)  # fmt: skip

@@ -79,7 +79,12 @@ def describe_error(
         told = _of_arguments(callable, name, args, kwargs, error if accident else None)
         if told is not None:
             return _plainly(told)
-    return _with_name(error, name, inner)
+    return _with_name(error, name, inner, *args[: _is_method(name)])
+
+
+def _is_method(name: str) -> bool:
+    """Whether a name is that of a class's method: `Module.to`, not `linalg.norm`."""
+    return name[0].isupper() and "." in name
 
 
 def _of_arguments(
@@ -95,10 +100,16 @@ def _of_arguments(
     return None if wrong is None else TypeError(wrong)
 
 
-def _with_name(error: BaseException, name: str, inner: str | None) -> BaseException:
-    """The error with the function's name before its text, in the place of an inner function's."""
+def _with_name(error: BaseException, name: str, inner: str | None, *of: Any) -> BaseException:
+    """The error with the function's name before its text, in the place of an inner function's.
+
+    Errors of other types, and of a method of an object (`of`) whose class the text names, keep it. All are
+    known from then on as raised on purpose.
+    """
     ours = type(error) in _OURS or type(error).__name__ == "LinAlgError"
-    if ours and len(error.args) == 1 and isinstance(error.args[0], str):
+    if not ours or any(type(x).__name__ in str(error) for x in of):
+        error._without_name = str(error)  # type: ignore[attr-defined]
+    elif len(error.args) == 1 and isinstance(error.args[0], str):
         text = error.args[0] if inner is None else inner
         short = name.rpartition(".")[2].rstrip("_")
         error._without_name = text  # type: ignore[attr-defined]
@@ -206,7 +217,7 @@ def _wrong_argument(callable: Any, name: str, args: tuple[Any, ...], kwargs: dic
     """The sentence for the first argument of a type that the function's parameter does not have."""
     allowed = _types(callable, name)
     places = [*allowed]
-    own = _of_constructor(callable)
+    own = _before_the_users(callable)
     by_place = [*zip(places[: _by_place(callable)], args)][own:]
     given = [*by_place, *((k, v) for k, v in kwargs.items() if k in allowed)]
     for parameter, value in given:
@@ -233,13 +244,14 @@ def _all_arguments(callable: Any, name: str, args: tuple[Any, ...], kwargs: dict
     unknown = [k for k in kwargs if k not in places]
     if unknown:
         return f"{name}() got an unexpected keyword argument '{unknown[0]}'"
-    own = _of_constructor(callable)
+    own = _before_the_users(callable)
     return _do_not_fit(name, args[own:], kwargs, places[own:] + _starred(callable))
 
 
-def _of_constructor(callable: Any) -> int:
-    """How many arguments Python gives before the user's: a constructor's `self`."""
-    return int(getattr(callable, "__kiln_name__", None) in _CONSTRUCTORS)
+def _before_the_users(callable: Any) -> int:
+    """How many arguments Python gives before the user's: `self`, of a constructor or a class's method."""
+    name = getattr(callable, "__kiln_name__", None)
+    return int(name is not None and (name in _CONSTRUCTORS or _is_method(name)))
 
 
 def _do_not_fit(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], taken: list[str]) -> str:

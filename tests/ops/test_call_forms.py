@@ -108,6 +108,10 @@ CALLS: dict[str, list[tuple[tuple[Any, ...], Callable[..., Any], Callable[..., A
         ((ROW,), lambda f, x: f(x, (2, 3)), lambda x: np.stack([x, x])),
         ((X[:1],), lambda f, x: f(x, (2, -1)), lambda x: np.concatenate([x, x])),
     ],
+    "stack": [
+        ((ROW, ROW + 1), lambda f, x, y: f([x, y]), lambda x, y: np.stack([x, y])),
+        ((X, X * 2), lambda f, x, y: f((x, y), dim=-1), lambda x, y: np.stack([x, y], -1)),
+    ],
     "as_strided": [
         ((CUBE,), lambda f, x: f(x, (2, 3), (5, 2)), lambda x: x.ravel()[[[0, 2, 4], [5, 7, 9]]]),
         ((CUBE,), lambda f, x: f(x, (2,), (3,), 7), lambda x: x.ravel()[[7, 10]]),

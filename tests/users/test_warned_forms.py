@@ -234,11 +234,9 @@ t.get_autocast_cpu_dtype()
 t.cpu.amp.autocast()
 """
 TENSORS = """
-float(_leaf(t, 1))
 float(t.ones(1))
 int(_leaf(t, 1))
 _leaf(t, 1).item()
-math.sqrt(_leaf(t, 1))
 t.tensor(t.ones(1))
 x.new_tensor(t.ones(1))
 t.as_tensor(t.ones(1))

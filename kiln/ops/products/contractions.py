@@ -418,11 +418,10 @@ def multi_dot(tensors: Any, *, out: Any = None) -> Any:
     chain = list(tensors)
     _require(len(chain) >= 2, f"multi_dot(): expected at least 2 tensors but got {len(chain)}")
     for k, x in enumerate(chain):
-        end = k in (0, len(chain) - 1)
+        end = {0: "the first tensor", len(chain) - 1: "the last tensor"}.get(k)
         _require(
-            x.ndim == 2 or (end and x.ndim == 1),
-            f"multi_dot(): {'the first or last tensor' if end else f'tensor {k}'} must be "
-            f"{'1D or ' if end else ''}2D but got {x.ndim}D",
+            x.ndim == 2 or (end is not None and x.ndim == 1),
+            f"multi_dot(): {end or f'tensor {k}'} must be {'1D or ' if end else ''}2D but got {x.ndim}D",
         )
     shape = (*chain[0].shape[:-1], *(chain[-1].shape[1:]))
     if chain[0].ndim == 1:
