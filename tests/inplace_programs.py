@@ -360,7 +360,8 @@ PROGRAMS = {
         "x = leaf(4, 3); y = x * 1; a, b = y.unsafe_chunk(2); a.mul_(b); return [a, *back(a, x)]"
     ),
     "unsafe_split_written": (
-        "x = leaf(4, 3); y = x * 1; a, b = y.unsafe_split_with_sizes([1, 3]); b.sigmoid_(); return [b, *back(b, x)]"
+        "x = leaf(4, 3); y = x * 1; a, b = y.unsafe_split_with_sizes([1, 3]); b.sigmoid_(); "
+        "return [b, *back(b, x)]"
     ),
     "viewop_on_hist_nograd": (
         "x = leaf(3, 4); y = x * 1\nwith K.no_grad(): y.unsqueeze_(0)\n"

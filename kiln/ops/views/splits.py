@@ -10,7 +10,7 @@ from kiln.ops.views.core_views import reshape, slice_
 from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, expect_count, type_name
 from kiln.table.kinds import normalize_dim
-from kiln.table.public import alias, public
+from kiln.table.public import public
 from kiln.table.record import Tensor
 from kiln.table.registry import forms
 
