@@ -48,6 +48,7 @@ def look() -> None:
 
 def run(what: str, begun: int) -> None:
     faulthandler.register(signal.SIGALRM, chain=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     signal.alarm(PATIENCE)
     if what == "exit":
         work(False)

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -428,6 +427,8 @@ import os, signal, sys
 import kiln
 from kiln.utils import data
 
+signal.signal(signal.SIGINT, signal.{interrupt})
+
 class Endless(data.IterableDataset):
     def __iter__(self):
         while True:
@@ -453,15 +454,27 @@ print("after")
 )
 def test_programs_end_with_all_their_processes(then: str, code: int, errors: int) -> None:
     """By Ctrl-C, a kill, an exit in the middle of an epoch: all that write to the pipe have closed it."""
-    program = textwrap.dedent(PROGRAM).format(then=then, persistent="SIGTERM" not in then)
+    ended, out, err = run_program(then, persistent="SIGTERM" not in then)
+    assert ended == code, err
+    assert err.count("Traceback") == errors == err.count("\nKeyboardInterrupt"), err
+    assert out == ("after\n" if "break" in then else "")
+
+
+def test_workers_ignore_interrupts_that_their_program_ignores() -> None:
+    """As shells start programs in the background: Ctrl-C goes to all, and is meant for none of these."""
+    then = "os.killpg(0, signal.SIGINT)\n    elif k == 20:\n        break"
+    assert run_program(then, persistent=True, interrupt="SIG_IGN") == (0, "after\n", "")
+
+
+def run_program(then: str, persistent: bool, interrupt: str = "default_int_handler") -> tuple[int, str, str]:
+    """PROGRAM in a session of its own: its exit code and what it wrote."""
+    program = PROGRAM.format(then=then, persistent=persistent, interrupt=interrupt)
     with subprocess.Popen(
         [sys.executable, "-P", "-c", program],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     ) as process:  # fmt: skip
         out, err = process.communicate(timeout=60)
-    assert process.returncode == code, err
-    assert err.count("Traceback") == errors == err.count("\nKeyboardInterrupt"), err
-    assert out == ("after\n" if "break" in then else "")
+    return process.returncode, out, err
 
 
 # ---- messages ----

@@ -91,7 +91,8 @@ def run(end: Any, work: Work) -> None:
     channel = Channel(end)
     try:
         try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as for a program in the background
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
         except ValueError:  # not the main thread of its process
