@@ -36,31 +36,43 @@ class Beside:
 
     def __init__(self, package: str, module: str) -> None:
         self._package, self._module = package, module
-        if package in sys.modules:
-            import_module(module)
+        self._looking = False
+        if sys.modules.get(package):
+            self._import()
         else:
             sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """The module's own spec, whose loader goes on to kiln's when it is done; None for other modules."""
-        if name != self._package:
+        """The module's own spec, whose loader goes on to kiln's when it is done; None for other modules.
+
+        Who only asks whether the package is there gets one too, and may never load it.
+        """
+        if name != self._package or self._looking:
             return None
-        sys.meta_path.remove(self)
         from importlib.util import find_spec
 
-        spec: Any = find_spec(name)
+        self._looking = True
+        try:
+            spec: Any = find_spec(name)
+        finally:
+            self._looking = False
         execute = getattr(getattr(spec, "loader", None), "exec_module", None)
         if execute is not None:
 
             def run(module: Any) -> None:
                 execute(module)
-                try:
-                    import_module(self._module)
-                except Exception as error:  # another version of the package: it goes on without kiln
-                    warn(f"{self._module} does not know this version of the package: {error!r}", stacklevel=2)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                self._import()
 
             spec.loader.exec_module = run
         return spec
+
+    def _import(self) -> None:
+        try:
+            import_module(self._module)
+        except Exception as error:  # another version of the package: it goes on without kiln
+            warn(f"{self._module} does not know this version of the package: {error!r}", stacklevel=2)
 
 
 def _forget_imports() -> None:

@@ -93,8 +93,13 @@ def tensor_repr(tensor: Tensor) -> str:
         shown = dtype not in (_core.get_default_dtype(), _core.int64, _core.bool)
     if shown:
         suffixes.append(f"dtype={dtype}")
-    if tensor.grad_fn is not None:
-        suffixes.append(f"grad_fn=<{tensor.grad_fn.name()}>")
+    try:
+        node = tensor.grad_fn
+        made_by = node and node.name()
+    except RuntimeError:  # a view that may not follow what became of its base: it can be looked at
+        made_by = "Invalid"
+    if made_by is not None:
+        suffixes.append(f"grad_fn=<{made_by}>")
     elif tensor.requires_grad:
         suffixes.append("requires_grad=True")
     return _with_suffixes(prefix + body, suffixes, len(prefix), _options.linewidth)

@@ -344,6 +344,25 @@ PROGRAMS = {
     "viewop_on_nograd_view_nograd": (
         "x = leaf(3, 4); y = x * 1\nwith K.no_grad(): v = y[:2]; v.t_()\nv.mul_(2)"
     ),
+    "leaves_of_a_buffer_written_nograd": (
+        "b = const(6); p, q = b.split([4, 2]); p.requires_grad_(); q.requires_grad_()\n"
+        "with K.no_grad(): b.add_(1)\nreturn [b, *back(p.sum() * q, p, q)]"
+    ),
+    "leaves_of_a_buffer_nograd": (
+        "b = const(6)\nwith K.no_grad(): p, q = b.split([4, 2])\np.requires_grad_(); q.requires_grad_()\n"
+        "with K.no_grad(): p.add_(1); b.mul_(2)\nreturn [b, *back(p.sum() * q, p, q)]"
+    ),
+    "leaf_view_of_leaf_nograd": (
+        "x = leaf(3, 4)\nwith K.no_grad(): v = x[0]\nv.requires_grad_()\n"
+        "with K.no_grad(): x.mul_(2)\nreturn [v, *back(v * v, v)]"
+    ),
+    "unsafe_chunk_written": (
+        "x = leaf(4, 3); y = x * 1; a, b = y.unsafe_chunk(2); a.mul_(b); return [a, *back(a, x)]"
+    ),
+    "unsafe_split_written": (
+        "x = leaf(4, 3); y = x * 1; a, b = y.unsafe_split_with_sizes([1, 3]); b.sigmoid_(); "
+        "return [b, *back(b, x)]"
+    ),
     "viewop_on_hist_nograd": (
         "x = leaf(3, 4); y = x * 1\nwith K.no_grad(): y.unsqueeze_(0)\n"
         "return [y, y.requires_grad, y.is_leaf, *back(y * y, x)]"

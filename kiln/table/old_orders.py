@@ -9,6 +9,7 @@ The ops know today's order alone. What they refuse is looked at here, and called
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 from kiln._core import Tensor
@@ -49,4 +50,5 @@ def in_todays_order(
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """NumPy's numbers too."""
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -239,7 +239,7 @@ class _Table:
             self.output_bytes += nbytes
             if row is not None:
                 row.output_bytes += nbytes
-                if row.calls == 1:
+                if not row.outputs:
                     row.outputs = _shapes([result])
 
         def count(number: int, name: str, handle: Any, operands: Any, forward: int, recorded: bool) -> None:
@@ -256,18 +256,21 @@ class _Table:
             handles.append(module.register_forward_hook(leave))
         watch.begin(count)
         try:
-            model(*args, **kwargs)
+            result = model(*args, **kwargs)
         finally:
             watch.end(count)
             for handle in handles:
                 handle.remove()
+        whole = self.rows[0]
+        if not whole.calls:  # a compiled model calls no hooks of its own
+            whole.inputs, whole.outputs = _shapes([*args, *kwargs.values()]), _shapes([result])
 
     def summary(self, ran: bool, input_bytes: int) -> Summary:
         """The rows with their parameters, each counted once, and the totals."""
         totals = dict.fromkeys(("parameters", "trainable", "parameter bytes", "buffer bytes"), 0)
         seen: set[int] = set()
         for module in self.model.modules():
-            row = self.row_of[id(module)]
+            row = self.row_of.get(id(module), self.rows[0])  # the model's, for one that forward made
             for parameter in module._parameters.values():
                 if parameter is None or id(parameter) in seen:
                     continue
@@ -275,7 +278,7 @@ class _Table:
                 elements = _elements(parameter)
                 row.parameters += elements
                 row.trainable += elements * parameter.requires_grad
-                totals["parameter bytes"] += elements * parameter.element_size()
+                totals["parameter bytes"] += _bytes(parameter)
             for buffer in module._buffers.values():
                 if buffer is not None and id(buffer) not in seen:
                     seen.add(id(buffer))
@@ -325,7 +328,8 @@ def _elements(x: Any) -> int:
 
 
 def _bytes(x: Any) -> int:
-    return _elements(x) * int(x.element_size())
+    elements = _elements(x)
+    return elements and elements * int(x.element_size())
 
 
 def _arguments(

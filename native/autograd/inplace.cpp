@@ -183,9 +183,10 @@ Node* up_to_date_grad_fn(Tensor& tensor) {
     if (tensor.base) {
         Node* base = tensor.base->node.get();
         const bool changed = (base ? base->order : 0) != tensor.base_order;
-        // What may not follow a change may not miss one either, such as a write that was not recorded.
+        // What may not follow a change may not miss one either, such as a write that was not recorded. Leaves
+        // that are views of a buffer without gradients have none to follow: optimizers write such buffers.
         const bool stale = tensor.made != Made::recorded && tensor.made_at != tensor.storage->version;
-        if (changed || (stale && takes_part(tensor))) {
+        if (changed || (stale && (tensor.node || takes_part(*tensor.base)))) {
             check_view(tensor, "its base or another view of its base has been");
             view_of_base(tensor);
         }

@@ -38,7 +38,10 @@ SHOW = (
 )
 
 
-@pytest.mark.parametrize("order", ["import einops, kiln", "import kiln, einops"])
+ASKED = "import kiln; from importlib.util import find_spec; find_spec('einops._backends'); import einops"
+
+
+@pytest.mark.parametrize("order", ["import einops, kiln", "import kiln, einops", ASKED])
 def test_the_backend_comes_with_einops(order: str, tmp_path: Path) -> None:
     package(tmp_path, BACKENDS)
     assert run(f"{order}; {SHOW}", tmp_path).strip() == "['kiln'] False []"

@@ -298,6 +298,8 @@ def test_flex_attention(answers: Any) -> None:
         ]  # fmt: skip
         refused = [
             lambda: f.flex_attention(q, k[:, :2], v[:, :2]),
+            lambda: f.flex_attention(q, k[..., :3], v),
+            lambda: f.flex_attention(q, k[:1], v[:1]),
             lambda: f.flex_attention(q[:, :, :9], k, v, block_mask=mask),
         ]
         kinds = []

@@ -180,6 +180,16 @@ def test_gradients_are_told(count: int, options: dict[str, Any], answers: Any) -
     check(answers, make, options)
 
 
+def test_a_view_that_may_not_follow_its_base_is_told_with_its_values(answers: Any) -> None:
+    def make(f: Any) -> list[Any]:
+        x = f.ones(4, requires_grad=True) * 1
+        first, _ = x.chunk(2)
+        x.mul_(2)
+        return [first]
+
+    check(answers, make)
+
+
 def test_parameters(answers: Any) -> None:
     check(answers, lambda f: [f.nn.Parameter(f.ones(2))])
     assert str(kiln.ones(2)) == answers("str", lambda: str(torch.ones(2)))

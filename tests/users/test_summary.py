@@ -196,3 +196,25 @@ def test_what_a_summary_takes() -> None:
             kiln.summary(model, x, **wrong)
     with pytest.raises(TypeError, match="a Module"):
         kiln.summary(3)
+
+
+class Repeats(nn.Module):
+    """Calls itself; makes a layer when it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = nn.Linear(3, 3)
+
+    def forward(self, x: Any, times: int = 2) -> Any:
+        self.late = nn.Linear(3, 2)
+        return self(self.step(x), times - 1) if times else self.late(x)
+
+
+def test_a_summary_of_a_model_that_changes_or_is_not_called_as_others() -> None:
+    found = kiln.summary(Repeats(), (2, 3))
+    model, step = found.layers
+    assert (model.calls, model.outputs, step.calls) == (3, "[2, 2]", 2)
+    assert found.total_params == 12 + 8 and found.total_mult_adds == 2 * (2 * 9 + 6)
+    compiled = kiln.summary(kiln.compile(nn.Linear(3, 2)), (4, 3)).layers[0]
+    assert (compiled.inputs, compiled.outputs) == ("[4, 3]", "[4, 2]")
+    assert kiln.summary(nn.Sequential(nn.LazyLinear(2), nn.Linear(2, 2))).total_params == 6

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from backend import kiln, needs_kiln, torch
 
@@ -42,6 +43,10 @@ WARNED: dict[str, tuple[Callable[[Any, Any], Any], list[str]]] = {
         ["indexing with dtype torch.uint8 is now deprecated"],
     ),
     "numbers before tensors": (lambda k, F: k.ones(1).add_(2, k.ones(1)), ["This overload of add_ is"]),
+    "NumPy's numbers before tensors": (
+        lambda k, F: k.ones(1).add_(np.float32(2), k.ones(1)),
+        ["This overload of add_ is"],
+    ),
     "kaiming_uniform_": (
         lambda k, F: k.nn.init.kaiming_uniform_(k.empty(0, 3)),
         ["Initializing zero-element tensors is a no-op"],

@@ -287,6 +287,16 @@ def flex_attention(
             "Expected query, key, and value to have the same dtype, but got query.dtype: "
             f"{query.dtype}, key.dtype: {key.dtype}, and value.dtype: {value.dtype} instead."
         )
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(
+            "Expect query and key/value to have the same embedding dimension but got "
+            f"E={query.shape[-1]} and E={key.shape[-1]}."
+        )
+    if query.shape[0] != key.shape[0] and block_mask is None:
+        raise ValueError(
+            "Expect query and key/value to have the same batch size, or non-none block_mask, but got "
+            f"block_mask=None, Bq={query.shape[0]}, and Bkv={key.shape[0]}."
+        )
     heads, kv_heads = query.shape[1], key.shape[1]
     if heads != kv_heads and not enable_gqa:
         raise ValueError(

@@ -10,7 +10,7 @@ from kiln.ops.views.core_views import reshape, slice_
 from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, expect_count, type_name
 from kiln.table.kinds import normalize_dim
-from kiln.table.public import alias, public
+from kiln.table.public import public
 from kiln.table.record import Tensor
 from kiln.table.registry import forms
 
@@ -69,6 +69,11 @@ def split(
         split_size_or_sections = split_size
     if split_size_or_sections is None:
         raise TypeError('split() missing 1 required positional argument: "split_size_or_sections"')
+    return _core.one_of_several(_split(input, split_size_or_sections, dim))
+
+
+def _split(input: Any, split_size_or_sections: Any, dim: int) -> tuple[Any, ...]:
+    """Views, each of which may be written in place alone."""
     _has_dims(input, "split")
     dim = normalize_dim(dim, input.ndim, "split")
     size = _known(input, dim, "split")
@@ -90,8 +95,7 @@ def split(
                 f"dimension {dim}), but got split_sizes={lengths}"
             )
     starts = accumulate(lengths, initial=0)
-    parts = tuple([_slice(input, dim, (start, n, 1)) for start, n in zip(starts, lengths)])
-    return _core.one_of_several(parts)
+    return tuple([_slice(input, dim, (start, n, 1)) for start, n in zip(starts, lengths)])
 
 
 @public("chunk", dtypes="all")
@@ -101,14 +105,17 @@ def chunk(input: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
     >>> [part.tolist() for part in kiln.arange(5).chunk(2)]
     [[0, 1, 2], [3, 4]]
     """
+    return _core.one_of_several(_chunk(input, chunks, dim))
+
+
+def _chunk(input: Any, chunks: int, dim: int) -> tuple[Any, ...]:
     if chunks <= 0:
         raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
     _has_dims(input, "chunk")
     dim = normalize_dim(dim, input.ndim, "chunk")
     size = _known(input, dim, "chunk")
     expect_count("chunk", chunks if not size else min(chunks, size), "results")
-    parts: tuple[Any, ...] = split(input, -(-size // chunks) if size else [0] * chunks, dim)
-    return parts
+    return _split(input, -(-size // chunks) if size else [0] * chunks, dim)
 
 
 @public(
@@ -127,8 +134,51 @@ def split_with_sizes(input: Any, split_sizes: Any, dim: int = 0) -> tuple[Any, .
     return parts
 
 
-for _name in ("split", "chunk", "split_with_sizes"):
-    alias(f"unsafe_{_name}", _name)
+@public(
+    "unsafe_split",
+    samples=d.samples(lambda rng, t: ((d.array(rng, (5, 2), t), 2), {})),
+    dtypes="float32 int64",
+    failures=d.failures(((d.Zeros(3), -1), {}, RuntimeError, "non-negative")),
+)
+def unsafe_split(input: Any, split_size: int, dim: int = 0) -> tuple[Any, ...]:
+    """As `split` of a size, but each result may be written in place, also where gradients are recorded.
+
+    >>> x = kiln.ones(3, requires_grad=True) * 1
+    >>> x.unsafe_split(2)[0].mul_(2).tolist()
+    [2.0, 2.0]
+    """
+    return _split(input, split_size, dim)
+
+
+@public(
+    "unsafe_chunk",
+    samples=d.samples(lambda rng, t: ((d.array(rng, (5, 2), t), 2), {})),
+    dtypes="float32 int64",
+    failures=d.failures(((d.Zeros(3), 0), {}, RuntimeError, "greater than 0")),
+)
+def unsafe_chunk(input: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
+    """As `chunk`, but each result may be written in place, also where gradients are recorded.
+
+    >>> x = kiln.ones(3, requires_grad=True) * 1
+    >>> x.unsafe_chunk(2)[0].mul_(2).tolist()
+    [2.0, 2.0]
+    """
+    return _chunk(input, chunks, dim)
+
+
+@public(
+    "unsafe_split_with_sizes",
+    samples=d.samples(lambda rng, t: ((d.array(rng, (2, 5), t), [2, 0, 3], 1), {})),
+    dtypes="float32 int64",
+    failures=d.failures(((d.Zeros(3), [1, 1]), {}, RuntimeError, "sum exactly to 3")),
+)
+def unsafe_split_with_sizes(input: Any, split_sizes: Any, dim: int = 0) -> tuple[Any, ...]:
+    """As `split_with_sizes`, but each result may be written in place.
+
+    >>> [part.tolist() for part in kiln.arange(3).unsafe_split_with_sizes([1, 2])]
+    [[0], [1, 2]]
+    """
+    return _split(input, list(split_sizes), dim)
 
 
 def _at(input: Tensor, dim: int, places: list[int]) -> tuple[Any, ...]:
