@@ -118,7 +118,10 @@ MISTAKES: list[tuple[str, str]] = [
     ),
     ("nn.Linear(2, 2).register_buffer('a', 3)", "cannot assign 'int' object to buffer 'a'"),
     ("t.optim.lr_scheduler.StepLR(3, 2)", "int is not an Optimizer"),
-    ("t.distributions.Normal(0.0, 1.0, validate_args=True).log_prob(3)", "value argument to log_prob must be a Tensor"),
+    (
+        "t.distributions.Normal(0.0, 1.0, validate_args=True).log_prob(3)",
+        "value argument to log_prob must be a Tensor",
+    ),
 ]
 
 # (a call with True where a number belongs, the same with the number)
