@@ -18,7 +18,8 @@ from kiln.late import later
 from kiln.layout import strided
 from kiln.ops.creation import data, interop
 from kiln.ops.elementwise import arithmetic
-from kiln.ops.indexing import getitem
+from kiln.ops.indexing import concatenation, getitem
+from kiln.ops.products import matrix_products
 from kiln.ops.reductions import core_reductions
 from kiln.ops.views import core_views, memory_formats, splits
 from kiln.table import kinds, registry
@@ -200,8 +201,10 @@ def attach() -> None:
     _core.set_core_function("add", arithmetic.add.handle, ())
     _core.set_core_function("copy", arithmetic.clone.handle, ())
     views = (core_views.as_strided, core_views.write, core_views.slice_, core_views.reshape)
-    _core.set_view_ops(*(op.handle for op in views))
+    _core.set_view_ops(*(op.handle for op in (*views, concatenation.concat)))
     _core.set_core_function("sum_to", core_reductions.sum_to.handle, ("t", "t"))
+    _core.set_core_function("product", matrix_products.product.handle, ("t", "t"))
+    _core.set_core_function("transpose", core_views.permute.handle, ("t", (1, 0)))
 
 
 attach()

@@ -15,6 +15,7 @@ from typing import Any, Union
 
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, Size, substitute, symbol
+from kiln.passes.gradient import Backward
 from kiln.passes.pipeline import DERIVATIVE, HIDDEN, OP, REPLAY, run
 from kiln.passes.rewrite import append, clone, substitute_attr
 from kiln.table.kinds import FLOATS, ROUNDED, VIEWS, broadcast
@@ -23,6 +24,7 @@ from kiln.table.record import Op, find
 Described = Union[str, tuple[str, tuple[int, ...], Union[tuple[int, ...], None]]]
 Operands = tuple[Described, ...]
 
+GRADIENT, LEFT, RIGHT = range(3)  # what a derivative gives of an operand; in native/call/op.h too
 NUMBER = {"f": "float64", "i": "int64", "b": "bool"}
 
 
@@ -171,10 +173,15 @@ class Forward(Function):
         return whole.finish([node.out for node in whole.nodes])
 
     def derivative(
-        self, operands: Operands, needed: tuple[int, ...], defined: tuple[bool, ...], redo: bool = False
+        self,
+        operands: Operands,
+        needed: tuple[int, ...],
+        defined: tuple[bool, ...],
+        redo: bool = False,
+        factored: tuple[int, ...] = (),
     ) -> Derivative:
         """The gradients of the needed operands, given those of the defined outputs."""
-        key = operands, needed, defined, redo
+        key = operands, needed, defined, redo, factored
         found = self._derivatives.get(key)
         if found is None:
             found = self._derivatives[key] = Derivative(self, *key)
@@ -202,8 +209,11 @@ class Forward(Function):
 class Derivative(Function):
     """The gradients of some operands of a function, as a function of gradients and saved values.
 
-    `sources`: where each input comes from; `targets`: the operand each output is the gradient of. With
-    `redo`, hidden outputs are not read but computed again, so that they can be differentiated.
+    `sources`: where each input comes from; `targets`: what each result is: an operand and GRADIENT, its gradient,
+    or LEFT or RIGHT, factors of a product that is a part of it; `passes`: the input that is that result as it
+    is, or in another shape, or -1: then it is computed; `products`: of how many products each target's gradient
+    is made. With `redo`, hidden outputs are not read but computed again, so that they can be differentiated. Of
+    the operands in `factored`, products of matrices are given as their factors.
     """
 
     def __init__(
@@ -213,13 +223,14 @@ class Derivative(Function):
         needed: tuple[int, ...],
         defined: tuple[bool, ...],
         redo: bool = False,
+        factored: tuple[int, ...] = (),
     ) -> None:
         super().__init__(f"{forward.name} backward")
         primal = forward.primal(operands)
         self.at_a_point = forward.is_pointwise(operands)
         wrt = tuple(i for i in needed if i in _everything(primal)[0])
         self.forward = forward
-        self._of = primal, wrt, defined, redo
+        self._of = primal, wrt, defined, redo, factored
         self._found = found = run(DERIVATIVE, *self._of)
         everything = [] if redo else run(HIDDEN, primal, *_everything(primal)).hidden
         place = {id(v): k for k, v in enumerate(everything)}
@@ -229,21 +240,31 @@ class Derivative(Function):
             if kind in ("input", "shape") and isinstance(operands[k], str):
                 kind = "number"
             self.sources.append((kind, place[id(found.hidden[k])] if kind == "hidden" else k))
-        self.targets = [i for i, r in zip(wrt, found.results) if r >= 0]
+        self.targets, values = _results(found, wrt)
+        self.products = {i: n for i, n in zip(wrt, found.products) if n}
         self.contiguous = found.graph
-        self.contiguous.outputs = [found.graph.outputs[r] for r in found.results if r >= 0]
+        if factored or not found.graph.nodes:
+            self.passes = [
+                _pass(value, found.graph) if role != GRADIENT or not found.graph.nodes else -1
+                for (_, role), value in zip(self.targets, values)
+            ]
+        else:
+            self.passes = [-1] * len(values)
+        self.contiguous.outputs = [y for y, k in zip(values, self.passes) if k < 0]
 
     def calls(self, operands: Operands) -> Graph:
-        """The graph as what is replayed where its own derivative is wanted: composites that state theirs are
-        calls, where they read the same.
+        """The graph as what is replayed where its own derivative is wanted, with all results: composites that
+        state theirs are calls, where they read the same.
         """
         if self.at_a_point:
             return self.graph(operands)
         found = run(REPLAY, *self._of, True)
-        if found.sources != self._found.sources or found.results != self._found.results:
-            return self.graph(operands)
-        found.graph.outputs = [found.graph.outputs[r] for r in found.results if r >= 0]
-        return relaid(found.graph, operands)
+        if found.sources != self._found.sources or _results(found, self._of[1])[0] != self.targets:
+            found = self._found
+        whole = found.graph
+        whole, twins = clone(whole)
+        whole.outputs = [twins[id(y)] for y in _results(found, self._of[1])[1]]
+        return relaid(whole, operands)
 
     def capture(self, operands: Operands, hidden: bool) -> Graph:
         if not self.at_a_point:
@@ -251,6 +272,26 @@ class Derivative(Function):
         graph = Graph()
         values = [declare(graph, d) for d in operands]
         return graph.finish(copy_pointwise(graph, self.contiguous, values))
+
+
+def _results(found: Backward, wrt: tuple[int, ...]) -> tuple[list[tuple[int, int]], list[Value]]:
+    """What the results of a derivative are, and their values: of each target its gradient, then its factors."""
+    targets: list[tuple[int, int]] = []
+    values: list[Value] = []
+    for i, place, pairs in zip(wrt, found.results, found.factors):
+        parts = [(GRADIENT, place), *(part for a, b in pairs for part in ((LEFT, a), (RIGHT, b)))]
+        for role, k in parts:
+            if k >= 0:
+                targets.append((i, role))
+                values.append(found.values[k])
+    return targets, values
+
+
+def _pass(value: Value, graph: Graph) -> int:
+    """The input that a value is, in whatever shape, or -1."""
+    while value.node is not None and value.node.op.kind == "reshape":
+        value = value.node.inputs[0]
+    return next((k for k, v in enumerate(graph.inputs) if v is value), -1)
 
 
 def rounded_once(

@@ -35,9 +35,11 @@ def forward_of(op: Any, structure: tuple[Any, ...]) -> Handle:
     return Handle((op, structure), digest(b"forward", text.encode()))
 
 
-def derivative_of(forward: Handle, operands: tuple[Any, ...], needed: int, defined: int, redo: int) -> Handle:
+def derivative_of(
+    forward: Handle, operands: tuple[Any, ...], needed: int, defined: int, redo: int, factored: int
+) -> Handle:
     """The handle of a derivative."""
-    what = (forward, operands, needed, defined, redo)
+    what = (forward, operands, needed, defined, redo, factored)
     if forward.identity is None:
         return Handle(what, None)
     return Handle(what, digest(b"derivative", forward.identity, repr(what[1:]).encode()))

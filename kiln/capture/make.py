@@ -5,7 +5,7 @@ check      := 0 | 1 index source dim negative ignore message is_index_error
 pointwise  := [kernel] [dtype] [dtype before it is cast to that of `out=`]
 program    := see native/program/answer.h
 saves      := hidden [inputs] [outputs] [hiddens] [has a gradient]      a mask per operand
-derivative := class [(source, index)] [target]
+derivative := class [(source, index)] [operand of each result] [what of it] [input it is or -1] [products]
 recipe     := see recipes.py
 region     := program [storage of each output]
 """
@@ -71,7 +71,7 @@ def function_of(handle: Handle) -> Function:
 
 
 def derivative_function(
-    handle: Handle, operands: Operands, needed: int, defined: int, redo: int
+    handle: Handle, operands: Operands, needed: int, defined: int, redo: int, factored: int
 ) -> Derivative:
     """The derivative a request means."""
     forward = function_of(handle)
@@ -79,18 +79,24 @@ def derivative_function(
     outputs = len(forward.primal(operands).outputs)
     wanted = tuple(i for i in range(len(operands)) if needed >> i & 1)
     given = tuple(bool(defined >> k & 1) for k in range(outputs))
-    return forward.derivative(operands, wanted, given, bool(redo))
+    products = tuple(i for i in range(len(operands)) if factored >> i & 1)
+    return forward.derivative(operands, wanted, given, bool(redo), products)
 
 
 def derivative(made: Derivative, operands: int) -> tuple[Any, ...]:
-    """Where a derivative's inputs come from, where its outputs go, and which inputs they are, if it computes
-    nothing.
+    """Where a derivative's inputs come from, what its results are, which of them are inputs, and of how many
+    products an operand's gradient is made.
     """
-    graph = made.contiguous
     sources = [(SOURCES.index(kind), k) for kind, k in made.sources]
-    place = {id(v): k for k, v in enumerate(graph.inputs)}
-    passes = [] if graph.nodes else [place[id(y)] for y in graph.outputs]
-    return classify(graph), sources, list(made.targets), passes
+    of, roles = ([target[k] for target in made.targets] for k in (0, 1))
+    products = [made.products.get(i, 0) for i in range(operands)]
+    return _class_of(made), sources, of, roles, made.passes, products
+
+
+def _class_of(made: Derivative) -> str:
+    """The class of what a derivative computes."""
+    graph = made.contiguous
+    return classify(graph) if graph.outputs else "replay"
 
 
 def _classify(function: Function, operands: Operands) -> tuple[Any, ...]:

@@ -5,7 +5,11 @@
 The rules are the ops' own derivatives, run once on values; nothing is simplified before. Where a value is
 used several times its contributions are added by descending order of the nodes that use it, then by argument
 (the order the eager engine adds in); an output's own gradient comes first. A gradient nobody defined
-never becomes zeros.
+never becomes zeros. A sum with gradients of slices among its parts begins as +0.0 everywhere, so that it does not
+matter for its bits whether such a part is added as an array with zeros around it or at its place alone.
+
+The gradient of a matrix W that rows were multiplied with is a product of two matrices with these rows, a.T @ b.
+The engine may ask for such factors instead (`factored`), to stack those of several calls (architecture.md 6).
 
 What backward needs of forward is saved as follows. Inputs and outputs are free. A reduction's result is
 small: it is returned as a hidden output. A pointwise value or view is computed again from those. Where that
@@ -24,7 +28,7 @@ from kiln.graph.size import Dim, single_slot, substitute, symbol
 from kiln.graph.slots import array_input, first_slots
 from kiln.passes.rewrite import clone, reachable, slots_in, substitute_attr
 from kiln.table.kinds import FLOATS, VIEWS
-from kiln.table.record import Op, find
+from kiln.table.record import Op, constant, find
 
 Source = tuple[str, int]
 
@@ -37,39 +41,65 @@ class Backward(NamedTuple):
     `sources`: where each input of `graph` comes from: ("grad", k) the gradient of output k, ("input", i),
     ("output", j), ("hidden", h), or ("shape", i): only the sizes of input i are read. `hidden`: the values of
     the forward graph to be returned as extra outputs. `results`: for each wanted input the output of `graph`
-    that is its gradient, or -1 if there is none.
+    that is its gradient, or -1 if there is none. `factors`: the same for each product that is a part of it but
+    was asked for as two factors, by descending order of the products. `products`: how many parts are products.
+    `values`: the outputs of `graph`.
     """
 
     graph: Graph
     sources: tuple[Source, ...]
     hidden: tuple[Value, ...]
     results: tuple[int, ...]
+    factors: tuple[tuple[tuple[int, int], ...], ...]
+    products: tuple[int, ...]
+    values: tuple[Value, ...]
 
 
 def backward(
-    forward: Graph, wrt: tuple[int, ...], defined: tuple[bool, ...], redo: bool = False, calls: bool = False
+    forward: Graph,
+    wrt: tuple[int, ...],
+    defined: tuple[bool, ...],
+    redo: bool = False,
+    factored: tuple[int, ...] = (),
+    calls: bool = False,
 ) -> Backward:
     """The gradients of the inputs `wrt`, given the gradients of those outputs for which `defined` holds.
 
-    With `redo` nothing is hidden: what is not an input or an output is computed again. With `calls`,
-    composites that state their derivative are nodes.
+    With `redo` nothing is hidden: what is not an input or an output is computed again. Of the inputs in
+    `factored`, products of matrices are not computed: their factors are given. With `calls`, composites that
+    state their derivative are nodes.
     Raises NotImplementedError if an op on the way has no derivative.
     """
-    run = _Run(forward, wrt, defined, calls)
-    found = [run.gradients.get(id(x)) for x in run.targets]
-    wanted = [g for g in found if g is not None]
+    run = _Run(forward, wrt, defined, factored, calls)
+    sums = [run.sums.get(id(x)) or _Sum() for x in run.targets]
+    wanted: list[Value] = []
+
+    def place(value: Value | None) -> int:
+        if value is not None:
+            wanted.append(value)
+        return -1 if value is None else len(wanted) - 1
+
+    results, factors = [], []
+    for found in sums:
+        results.append(place(found.total))
+        factors.append(tuple((place(a), place(b)) for a, b in found.factors))
     saved = _Saved(run, wanted, redo, frozenset() if redo else _worth_saving(forward))
     graph, sources = _extract(forward, run.seeds, saved, wanted)
-    numbers = iter(range(len(wanted)))
-    results = tuple(-1 if g is None else next(numbers) for g in found)
-    return Backward(graph, sources, tuple(saved.hidden), results)
+    products = tuple(found.products for found in sums)
+    hidden, values = tuple(saved.hidden), tuple(graph.outputs)
+    return Backward(graph, sources, hidden, tuple(results), tuple(factors), products, values)
 
 
 class _Run:
     """A copy of a forward graph with the nodes of its gradients appended."""
 
     def __init__(
-        self, forward: Graph, wrt: tuple[int, ...], defined: tuple[bool, ...], calls: bool = False
+        self,
+        forward: Graph,
+        wrt: tuple[int, ...],
+        defined: tuple[bool, ...],
+        factored: tuple[int, ...] = (),
+        calls: bool = False,
     ) -> None:
         self.forward = forward
         work, self.copies = clone(forward)
@@ -78,33 +108,105 @@ class _Run:
         self.seeds = {k: Value(work, None, y.dtype, y.shape) for k, y in enumerate(outputs) if defined[k]}
         self.targets = [work.inputs[i] for i in wrt]
         copied = [self.copies[id(y)] for y in outputs]
-        self.gradients = _accumulate(work, len(forward.nodes), self.targets, copied, self.seeds)
+        kept = {id(work.inputs[i]) for i in factored}
+        self.sums = _accumulate(work, len(forward.nodes), self.targets, copied, self.seeds, kept)
 
 
 # -- accumulation -----------------------------------------------------------------------------------
 
 
+class _Sum:
+    """The gradient of one value as far as the sweep came. `total`: of its parts that are arrays; `factors`: of
+    its parts that stay products, a.T @ b each.
+    """
+
+    def __init__(self) -> None:
+        self.total: Value | None = None
+        self.factors: list[tuple[Value, Value]] = []
+        self.products = 0
+        self._from_zero = False
+
+    def add(self, part: Value, of_slice: bool = False, stays_product: bool = False) -> None:
+        """A part that comes after those added before. `of_slice`: an array with zeros around what was sliced."""
+        product = _product(part)
+        if product is not None:
+            self.products += 1
+            if stays_product:
+                self.factors.append(_rows(product, product.out is not part))
+                return
+        if of_slice and not self._from_zero:
+            self._from_zero = True
+            if self.total is None:
+                part = _from_zero(part)
+            else:
+                self.total = _from_zero(self.total)
+        self.total = part if self.total is None else part.graph.add(find("add"), (self.total, part))
+
+
+def _from_zero(x: Value) -> Value:
+    """0.0 + x: x without -0.0. Of zeros around an array, that array's alone is asked for."""
+    zero = constant(x.graph, 0.0)
+    if x.node is not None and x.node.op is find("embed"):
+        return x.graph.add(x.node.op, (x.graph.add(find("add"), (x.node.inputs[0], zero)),), x.node.attrs)
+    return x.graph.add(find("add"), (x, zero))
+
+
+def _product(part: Value) -> Node | None:
+    """The product of two matrices that a value is, or is transposed; else None."""
+    node = part.node
+    if _is_transposition(node):
+        assert node is not None
+        node = node.inputs[0].node
+    return node if node is not None and node.op is find("product") and part.ndim == 2 else None
+
+
+def _rows(product: Node, transposed: bool) -> tuple[Value, Value]:
+    """(a, b) with a.T @ b the product, or its transposition: both have a row for each that was multiplied with
+    the matrix whose gradient that is."""
+    left, right = product.inputs
+    if _is_transposition(left.node):
+        assert left.node is not None
+        rows = left.node.inputs[0]
+    else:
+        rows = left.graph.add(find("permute"), (left,), ((1, 0),))
+    return (right, rows) if transposed else (rows, right)
+
+
+def _is_transposition(node: Node | None) -> bool:
+    return node is not None and node.op.kind == "permute" and node.attrs[0] == (1, 0)
+
+
 def _accumulate(
-    work: Graph, count: int, targets: list[Value], outputs: list[Value], seeds: dict[int, Value]
-) -> dict[int, Value]:
-    """The summed gradient of every value, by id: the reverse sweep over the first `count` nodes."""
+    work: Graph,
+    count: int,
+    targets: list[Value],
+    outputs: list[Value],
+    seeds: dict[int, Value],
+    factored: set[int],
+) -> dict[int, _Sum]:
+    """The gradient of every value, by id: the reverse sweep over the first `count` nodes."""
     nodes = work.nodes[:count]
     needed = _depends_on(nodes, targets)
-    gradients: dict[int, Value] = {}
+    sums: dict[int, _Sum] = {}
+
+    def gradient(value: Value) -> Value | None:
+        return sums[id(value)].total if id(value) in sums else None
+
     for k, seed in seeds.items():
         if id(outputs[k]) in needed:
-            _contribute(gradients, outputs[k], seed)
+            sums.setdefault(id(outputs[k]), _Sum()).add(seed)
     for node in reversed(nodes):
         several = nodes if _takes_several(node.op) else [node]
-        found = tuple([gradients.get(id(n.out)) for n in several])
+        found = tuple([gradient(n.out) for n in several])
         if node is not several[0] or all(g is None for g in found):
             continue
         if not any(id(v) in needed for v in node.inputs):
             continue
         for value, part in zip(node.inputs, _rule(node, found, nodes)):
             if part is not None and id(value) in needed:
-                _contribute(gradients, value, unbroadcast(part, value))
-    return gradients
+                own = sums.setdefault(id(value), _Sum())
+                own.add(unbroadcast(part, value), node.op.kind == "slice", id(value) in factored)
+    return sums
 
 
 def _depends_on(nodes: list[Node], targets: list[Value]) -> set[int]:
@@ -141,12 +243,6 @@ def _rule(node: Node, gradients: tuple[Value | None, ...], nodes: list[Node]) ->
     if node.out is not results[0]:
         raise NotImplementedError(f"{op.name}: the derivative of its further results is not implemented")
     return op.gradients(gradients, node.inputs, results, node.attrs)
-
-
-def _contribute(gradients: dict[int, Value], value: Value, part: Value) -> None:
-    """Adds a contribution after those that came before."""
-    before = gradients.get(id(value))
-    gradients[id(value)] = part if before is None else part.graph.add(find("add"), (before, part))
 
 
 def unbroadcast(gradient: Value, like: Value) -> Value:
@@ -229,7 +325,8 @@ def _worth_saving(forward: Graph) -> frozenset[int]:
     """
     floats = tuple(i for i, v in enumerate(forward.inputs) if v.dtype in FLOATS and not v.weak)
     run = _Run(forward, floats, tuple(v.dtype in FLOATS for v in forward.outputs))
-    wanted = [run.gradients[id(x)] for x in run.targets if id(x) in run.gradients]
+    totals = [run.sums[id(x)].total for x in run.targets if id(x) in run.sums]
+    wanted = [g for g in totals if g is not None]
     saved = _Saved(run, wanted, False, frozenset())
     groups: dict[frozenset[int], int] = {}
     for value in saved.needed:

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "autograd/autograd.h"
 #include "call/dispatch.h"
+#include "record/record.h"
 
 namespace kiln {
 
@@ -11,6 +13,19 @@ namespace {
 TensorRef sum(const TensorRef& a, const TensorRef& b) {
     Operand operands[2] = {{a.get(), {}}, {b.get(), {}}};
     return call_one(*core_fns().add, operands);
+}
+
+// 0.0 + x: x without -0.0
+TensorRef plus_zero(const TensorRef& x) {
+    Operand operands[2] = {{x.get(), {}}, {nullptr, Number::of(0.0)}};
+    return call_one(*core_fns().add, operands);
+}
+
+// Whether nobody else can see the tensor's memory.
+bool is_ours(const TensorRef& x) {
+    const Storage& storage = *x->storage;
+    return x->refcount == 1 && storage.refcount == (storage.recording ? 2 : 1) && x->contiguous && !x->node &&
+           !storage.public_ && !storage.foreign();
 }
 
 // x as `like` lies in memory, if that one's elements fill it in some order of its dims; else row by row.
@@ -44,7 +59,55 @@ TensorRef owned(const TensorRef& gradient, const TensorRef& like, bool create_gr
 }  // namespace
 
 void add_gradient(TensorRef& sum_so_far, TensorRef gradient) {
-    sum_so_far = sum_so_far ? sum(sum_so_far, gradient) : std::move(gradient);
+    if (!sum_so_far) {
+        sum_so_far = std::move(gradient);
+        return;
+    }
+    // What is recorded is fused: there, an array more costs nothing, and writes would keep others apart.
+    const bool in_place = !grad_enabled() && !current_recording() && sum_so_far->sizes == gradient->sizes &&
+                          sum_so_far->dtype == gradient->dtype;
+    TensorRef& target = in_place && !is_ours(sum_so_far) && is_ours(gradient) ? gradient : sum_so_far;
+    if (in_place && is_ours(target)) {
+        Operand operands[2] = {{sum_so_far.get(), {}}, {gradient.get(), {}}};
+        call(*core_fns().add, operands, {&target, 1});
+        if (&target == &gradient) sum_so_far = std::move(gradient);
+    } else {
+        sum_so_far = sum(sum_so_far, gradient);
+    }
+}
+
+bool gives_slices(const Node& node) {
+    const Fn& fn = *node.fn;
+    return fn.cls == FnClass::view && fn.op && (fn.op->view == ViewKind::slice || node.outputs > 1);
+}
+
+bool SumOfParts::begin_at_zero() { return std::exchange(from_zero, from_zero | mask) & mask; }
+
+void SumOfParts::add_of_slice(TensorRef gradient) {
+    if (!begin_at_zero()) {
+        TensorRef& first = sum ? sum : gradient;
+        first = plus_zero(first);
+    }
+    add_gradient(sum, std::move(gradient));
+}
+
+void SumOfParts::add_at_places(const Node& node) {
+    const NodeInput& input = node.inputs[0];
+    const bool from_zero_before = begin_at_zero();
+    if (!sum)
+        sum = full_like(*new_tensor(input.dtype, input.saved.tensor->sizes, StorageRef()), 0.0);
+    else if (!from_zero_before || !is_ours(sum))
+        sum = plus_zero(sum);
+    Operands operands;
+    operands.push_back({sum.get(), {}});
+    for (const NodeInput& number : std::span(node.inputs.begin(), node.inputs.end()).subspan(1))
+        operands.push_back({nullptr, number.number});
+    const Results places = run(*node.fn, operands);
+    for (size_t k = 0; k < node.grads.size(); ++k) {
+        if (!node.grads[k]) continue;
+        Operand both[2] = {{places[k].get(), {}}, {node.grads[k].get(), {}}};
+        call(*core_fns().add, both, {&places[k], 1});
+    }
 }
 
 const LeafSum* LeafSums::find(const AutogradMeta* meta) const {

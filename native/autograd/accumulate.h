@@ -2,21 +2,44 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "autograd/node.h"
+#include "autograd/product_sum.h"
 #include "base/small_vector.h"
 
 namespace kiln {
 
-// Adds a gradient to what is there so far: null, or the sum of those that came before it, which it may not
-// change, as others may hold it.
+// Adds a gradient to what is there so far: null, or the sum of those that came before it. Where nobody else
+// can see that sum and no graph is made, it is added to in place.
 void add_gradient(TensorRef& sum, TensorRef gradient);
+
+// A value's sum as far as it came, and in `mask` of `from_zero` whether it began as +0.0 everywhere. A sum with
+// gradients of slices among its parts does: then it makes no difference to its bits whether such a part is
+// added as an array with zeros around it or at its place alone.
+struct SumOfParts {
+    TensorRef& sum;
+    uint64_t& from_zero;
+    uint64_t mask;
+
+    // Adds the gradient of a slice, with zeros around it.
+    void add_of_slice(TensorRef gradient);
+    // Adds the gradients of a node's results, which are slices of the value, at their places.
+    void add_at_places(const Node& node);
+
+private:
+    bool begin_at_zero();  // whether it did before
+};
+// Whether a node's results are slices of its first input.
+bool gives_slices(const Node& node);
 
 // A leaf in a pass.
 struct LeafSum {
     MetaRef meta;
     TensorRef gradient;
-    bool finished = false;  // where leaves have hooks: as soon as all that leads to it was passed
+    uint64_t from_zero = 0;
+    std::unique_ptr<ProductSum> products;  // what is to be added to it
+    bool finished = false;                 // as soon as all that leads to it was passed
 };
 
 // The leaves a pass came to.
@@ -29,6 +52,8 @@ public:
     }
     LeafSum& of(const MetaRef& meta);
     void count_edge(const MetaRef& meta) { ++of(meta).meta->waiting; }
+    // How many of the edges counted are not passed yet.
+    uint32_t edges_left(const AutogradMeta& meta) const { return meta.run == pass_ ? meta.waiting : 0; }
     // Whether the last of the edges counted is passed with this one.
     bool passed_last_edge(AutogradMeta& meta) const {
         return meta.run == pass_ && meta.waiting && --meta.waiting == 0;

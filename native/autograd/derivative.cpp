@@ -72,11 +72,12 @@ void add_input(Look& look, const NodeInput& input) {
 }
 
 // All that the derivative of a pointwise function depends on, if that is short.
-std::optional<Look> point_look(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
-    if (node.fn->cls != FnClass::pointwise || node.inputs.size() > 8 || defined > 0xff) return std::nullopt;
+std::optional<Look> point_look(const Node& node, const compiler::Asked& asked) {
+    if (node.fn->cls != FnClass::pointwise || node.inputs.size() > 8 || asked.defined > 0xff)
+        return std::nullopt;
     Look look;
     for (const NodeInput& input : node.inputs) add_input(look, input);
-    for (uint64_t code : {needed, defined, uint64_t(redo)}) look.push(uint8_t(code));
+    for (uint64_t code : {asked.needed, asked.defined, uint64_t(asked.redo)}) look.push(uint8_t(code));
     return look;
 }
 
@@ -89,16 +90,14 @@ void push_input(const Fn& fn, const NodeInput& input, Key& key) {
 }
 
 // By what is needed and defined, and how the forward's operands look.
-Fn& find_derivative(const Node& node, uint64_t needed, uint64_t defined, bool redo,
-                    const std::optional<Look>& look) {
+Fn& find_derivative(const Node& node, const compiler::Asked& asked, const std::optional<Look>& look) {
     static auto* table = new Table<Fn*>();
     Key key;
-    key.push(node.fn->id | uint64_t(redo) << 32);
+    key.push(node.fn->id | uint64_t(asked.redo) << 32);
     if (look) {
         key.push(*look);
     } else {
-        key.push(needed);
-        key.push(defined);
+        for (uint64_t mask : {asked.needed, asked.defined, asked.factored}) key.push(mask);
         for (const NodeInput& input : node.inputs) push_input(*node.fn, input, key);
     }
     Fn** found = table->find(key);
@@ -106,7 +105,7 @@ Fn& find_derivative(const Node& node, uint64_t needed, uint64_t defined, bool re
         Kept keep;
         Operands operands = forward_operands(node, keep);
         found = table->insert(key, std::make_unique<Fn*>(compiler::derivative(
-                                       *node.fn, {operands.data(), operands.size()}, needed, defined, redo)));
+                                       *node.fn, {operands.data(), operands.size()}, asked)));
     }
     return **found;
 }
@@ -147,12 +146,12 @@ TensorRef value_at(Node& node, const SavedTensor& saved, Source::Kind kind, size
 
 }  // namespace
 
-Fn& derivative_fn(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
-    const std::optional<Look> look = point_look(node, needed, defined, redo);
-    if (!look) return find_derivative(node, needed, defined, redo, look);
+Fn& derivative_fn(const Node& node, const compiler::Asked& asked) {
+    const std::optional<Look> look = point_look(node, asked);
+    if (!look) return find_derivative(node, asked, look);
     auto& last = node.fn->last.derivative;
     if (!last.fn || last.look != *look) {
-        Fn& found = find_derivative(node, needed, defined, redo, look);
+        Fn& found = find_derivative(node, asked, look);
         last = {*look, &found};
     }
     return *last.fn;

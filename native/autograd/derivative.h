@@ -3,15 +3,14 @@
 #pragma once
 
 #include "autograd/node.h"
+#include "call/compiler.h"
 #include "call/dispatch.h"
 
 namespace kiln {
 
 using Kept = SmallVector<TensorRef, 6>;
 
-// The derivative for the gradients that are needed and those that are defined (a bit each); `redo`: one that
-// computes intermediates again, so that they can be differentiated.
-Fn& derivative_fn(const Node& node, uint64_t needed, uint64_t defined, bool redo);
+Fn& derivative_fn(const Node& node, const compiler::Asked& asked);
 
 // Its operands in the order its sources say; `keep` holds those that are not the node's own.
 Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_graph);

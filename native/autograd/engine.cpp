@@ -1,6 +1,7 @@
 #include "autograd/engine.h"
 
 #include <algorithm>
+#include <map>
 
 #include "autograd/accumulate.h"
 #include "autograd/autograd.h"
@@ -75,7 +76,8 @@ struct Suspended {
     Node* node;
     uint64_t run;
     uint32_t waiting;
-    bool needed;
+    bool needed, products;
+    uint64_t from_zero;
     SmallVector<TensorRef, 1> grads;
 };
 
@@ -87,10 +89,11 @@ struct Reach {
     uint64_t number = next_number();
     SmallVector<Node*, 16> nodes = {};
     std::vector<Suspended> suspended = {};
-    bool leaves_have_hooks = false;
+    LeafSums leaves = {};
 
     void suspend(Node& node) {
-        suspended.push_back({&node, node.run, node.waiting, node.needed, {}});
+        suspended.push_back(
+            {&node, node.run, node.waiting, node.needed, node.products, node.from_zero, {}});
         std::swap(suspended.back().grads, node.grads);
     }
     void resume() {
@@ -98,12 +101,15 @@ struct Reach {
             s.node->run = s.run;
             s.node->waiting = s.waiting;
             s.node->needed = s.needed;
+            s.node->products = s.products;
+            s.node->from_zero = s.from_zero;
             std::swap(s.node->grads, s.grads);
         }
         suspended.clear();
     }
 
     void find() {
+        leaves.begin(number);
         auto discovered = [&](const Root& root) { return !root.edge.node || discover(root.edge.node.get()); };
         while (!std::ranges::all_of(roots, discovered)) {  // shares nodes with another thread's pass
             for (Node* node : nodes) node->run = 0;
@@ -111,14 +117,15 @@ struct Reach {
             resume();
             number = next_number();  // so that what this pass has marked, leaves too, is not taken for the
                                      // new one's
+            leaves.begin(number);
             Away here;
             KILN_CHECK(wait_for_others(), runtime, "backward: the interpreter is ending");
         }
         mark_needed();
     }
 
-    // Counts the edges to every node that the root reaches; to be a root counts as one. False if a node is
-    // another pass's.
+    // Counts the edges to every node and leaf that the root reaches; of a node, to be a root counts as one.
+    // False if a node is another pass's.
     bool discover(Node* root) {
         SmallVector<Node*, 16> stack;
         const bool alone = passes().size() == 1;
@@ -130,7 +137,8 @@ struct Reach {
             }
             node->run = number;
             node->waiting = 0;
-            node->needed = false;
+            node->needed = node->products = false;
+            node->from_zero = 0;
             stack.push_back(node);
             nodes.push_back(node);
             return true;
@@ -143,7 +151,7 @@ struct Reach {
             for (NodeInput& input : node->inputs) {
                 Node* next = input.edge.node.get();
                 if (!next) {
-                    leaves_have_hooks = leaves_have_hooks || (input.edge.leaf && input.edge.leaf->extras);
+                    if (input.edge.leaf) leaves.count_edge(input.edge.leaf);
                     continue;
                 }
                 if (!enter(next)) return false;
@@ -162,9 +170,11 @@ struct Reach {
         }
         std::sort(nodes.begin(), nodes.end(), is_earlier);
         for (Node* node : nodes)
-            node->needed = leads_on(*node) || std::ranges::any_of(inputs, [&](const Edge& input) {
-                               return input.node.get() == node;
-                           });
+            node->needed = leads_on(*node) || asks_for(*node);
+    }
+
+    bool asks_for(const Node& node) const {
+        return std::ranges::any_of(inputs, [&](const Edge& input) { return input.node.get() == &node; });
     }
 
     // Whether a gradient is to go along an edge.
@@ -199,9 +209,10 @@ public:
 
     std::vector<TensorRef> run() {
         reach.find();
-        leaves_.begin(reach.number);
-        if (reach.leaves_have_hooks) count_leaves();
-        for (auto& [edge, gradient] : reach.roots) deliver(edge, gradient, bool(edge.node));
+        for (auto& [edge, gradient] : reach.roots) {
+            if (edge) add(edge, gradient);
+            if (edge.node) pass(edge);
+        }
         for (uint32_t visits = 0; !ready_.empty(); ++visits) {
             if (visits % 8 == 0) stop_if_interrupted();
             Node& node = *take_latest();
@@ -221,8 +232,7 @@ public:
 
     bool will_visit(const Edge& edge) const {
         if (!edge) return false;
-        // Known are the leaves that the pass has come to; if one has hooks, all of them.
-        if (edge.node ? edge.node->run != reach.number : !leaves_.find(edge.leaf.get())) return false;
+        if (edge.node ? edge.node->run != reach.number : !leaves().find(edge.leaf.get())) return false;
         return reach.wants(edge);
     }
 
@@ -236,39 +246,45 @@ private:
     // Gradients a node gives: of its inputs `targets`, in order; of all inputs if there are none.
     struct Given {
         Results gradients;
-        std::span<const uint8_t> targets;
+        std::span<const Target> targets = {};
         size_t taken = 0;
         TensorRef of(size_t i) {  // called with ascending i: moves the gradient out
-            const bool has = taken < gradients.size() && (targets.empty() || targets[taken] == i);
+            const bool has =
+                taken < gradients.size() && (targets.empty() || targets[taken].operand == i);
             return has ? std::move(gradients[taken++]) : nullptr;
         }
     };
 
-    // How many edges lead to each leaf. Counted only where a leaf has hooks: a hook may write to memory that
-    // its gradient shares, so it is called as soon as the last edge has brought its part.
-    void count_leaves() {
-        for (Node* node : reach.nodes)
-            for (NodeInput& input : node->inputs)
-                if (input.edge.leaf) leaves_.count_edge(input.edge.leaf);
+    LeafSums& leaves() { return reach.leaves; }
+    const LeafSums& leaves() const { return reach.leaves; }
+
+    // The sum of the gradients of what an edge leads to.
+    SumOfParts sum_at(const Edge& edge) {
+        if (!edge.node) {
+            LeafSum& leaf = leaves().of(edge.leaf);
+            return {leaf.gradient, leaf.from_zero, 1};
+        }
+        Node& node = *edge.node;
+        if (node.grads.empty()) node.grads.resize(node.outputs);
+        return {node.grads[edge.index], node.from_zero, bit(edge.index)};
     }
 
-    // Adds a gradient, if there is one, to those of what the edge leads to. `counted`: the edge is one of
-    // those that were counted there; after the last of them it goes on from there.
-    void deliver(const Edge& edge, TensorRef gradient, bool counted) {
+    // Adds a gradient, if there is one, to those of what the edge leads to.
+    void add(const Edge& edge, TensorRef gradient, bool of_slice = false) {
+        if (!gradient || (edge.node && !edge.node->needed)) return;
+        SumOfParts parts = sum_at(edge);
+        of_slice ? parts.add_of_slice(std::move(gradient)) : add_gradient(parts.sum, std::move(gradient));
+    }
+
+    // One of the edges that were counted is passed; after the last of them it goes on from there.
+    void pass(const Edge& edge) {
         if (edge.node) {
             Node& node = *edge.node;
-            if (gradient && node.needed) {
-                if (node.grads.empty()) node.grads.resize(node.outputs);
-                add_gradient(node.grads[edge.index], std::move(gradient));
-            }
-            if (!counted || --node.waiting) return;
+            if (--node.waiting) return;
             ready_.push_back(&node);
             std::push_heap(ready_.begin(), ready_.end(), is_earlier);
-        } else if (edge.leaf) {
-            if (gradient) add_gradient(leaves_.of(edge.leaf).gradient, std::move(gradient));
-            if (reach.leaves_have_hooks && counted) [[unlikely]]
-                if (leaves_.passed_last_edge(*edge.leaf) && reach.wants(edge))
-                    finish_leaf(leaves_.of(edge.leaf));
+        } else if (edge.leaf && leaves().passed_last_edge(*edge.leaf) && reach.wants(edge)) {
+            finish_leaf(leaves().of(edge.leaf));
         }
     }
 
@@ -282,18 +298,38 @@ private:
     void visit(Node& node) {
         if (!prepare(node)) return pass_over(node);
         call_numbers.forward = node.line.call;
-        Given given = node.context.object ? Given{callbacks.context(node), {}} : differentiate(node);
+        const bool slices = gives_slices(node);
+        if (slices && adds_at_places(node)) {
+            sum_at(node.inputs[0].edge).add_at_places(node);
+            return pass_over(node);
+        }
+        Given given = node.context.object ? Given{callbacks.context(node)} : differentiate(node);
         if (node.extras || anomaly_mode) [[unlikely]]
             given = after(node, std::move(given));
         node.grads.clear();
-        for (size_t i = 0; i < node.inputs.size(); ++i)
-            deliver(node.inputs[i].edge, fitted(node, i, given.of(i)), true);
+        for (size_t i = 0; i < node.inputs.size(); ++i) {
+            const Edge& edge = node.inputs[i].edge;
+            if (!edge) {
+                given.of(i);
+                continue;
+            }
+            add(edge, fitted(node, i, given.of(i)), slices);
+            pass(edge);
+        }
         if (!reach.options.retain_graph) release_saved(node);
+    }
+
+    // Whether the gradients of slices can be written where they belong; else they are arrays with zeros around.
+    bool adds_at_places(const Node& node) const {
+        const bool split_recorded = node.outputs > 1 && current_recording();  // one join of all parts is fused
+        return !node.extras && !anomaly_mode && !reach.options.create_graph && !reach.options.batched &&
+               !split_recorded && reach.wants(node.inputs[0].edge);
     }
 
     // Before a node's derivative: its hooks change the gradients it got, and what is asked for is taken from
     // them. Whether they go on from here.
     bool prepare(Node& node) {
+        if (node.products) add_products(node);
         if (node.needed && (node.context.object || has_hooks(node.extras.get())))
             node.grads.resize(
                 node.outputs);  // of an output without gradient a user's function gets zeros, hooks null
@@ -310,7 +346,7 @@ private:
 
     void pass_over(Node& node) {
         node.grads.clear();
-        for (NodeInput& input : node.inputs) deliver(input.edge, nullptr, true);
+        for (NodeInput& input : node.inputs) pass(input.edge);
     }
 
     void watched_visit(Node& node) {
@@ -332,21 +368,151 @@ private:
         for (size_t k = 0; k < node.grads.size(); ++k)
             if (node.grads[k]) defined |= bit(k);
         if (!needed || !defined) return {};
-        Fn& fn = derivative_fn(node, needed, defined, reach.options.create_graph && !node.hidden.empty());
-        if (fn.targets.empty()) return {};
-        Kept keep;
-        const Operands own = derivative_operands(node, fn, keep, reach.options.create_graph);
-        const std::span<const Operand> operands(own.data(), own.size());
-        if (!fn.passes.empty()) {
-            Results results;
-            for (uint8_t i : fn.passes) results.emplace_back(operands[i].tensor);
-            return {std::move(results), fn.targets};
+        if (TensorRef whole = gradient_of_view(node)) {
+            Given given;
+            given.gradients.push_back(std::move(whole));
+            return given;
         }
-        if (reach.options.batched && node.fn->cls != FnClass::pointwise)
-            return {callbacks.batched_derivative(fn, operands), fn.targets};
-        if (reach.options.create_graph)
-            return {replay(compiler::recipe_for({&fn, operands}), operands), fn.targets};
-        return {kiln::run(fn, operands), fn.targets};
+        compiler::Asked asked{needed, defined, reach.options.create_graph && !node.hidden.empty()};
+        Fn* fn = &derivative_fn(node, asked);
+        asked.factored = products_that_wait(node, *fn);
+        if (asked.factored) fn = &derivative_fn(node, asked);
+        if (fn->targets.empty()) return {};
+        Kept keep;
+        const Operands own = derivative_operands(node, *fn, keep, reach.options.create_graph);
+        Results results = results_of(node, *fn, {own.data(), own.size()});
+        if (!asked.factored) return {std::move(results), fn->targets};
+        return without_factors(node, *fn, std::move(results));
+    }
+
+    // All results of a derivative, those that are its operands as they are too.
+    Results results_of(const Node& node, Fn& fn, std::span<const Operand> operands) {
+        Results computed;
+        if (!fn.outputs)
+            ;  // it has all of them
+        else if (reach.options.batched && node.fn->cls != FnClass::pointwise)
+            computed = callbacks.batched_derivative(fn, operands);
+        else if (reach.options.create_graph)
+            computed = replay(compiler::recipe_for({&fn, operands}), operands);
+        else
+            computed = kiln::run(fn, operands);
+        if (computed.size() == fn.targets.size()) return computed;
+        Results all;
+        size_t next = 0;
+        for (const Target& target : fn.targets)
+            all.push_back(target.pass < 0 ? std::move(computed[next++])
+                                          : TensorRef(operands[size_t(target.pass)].tensor));
+        return all;
+    }
+
+    // Of a view of all of its input the gradient looks the other way; null where that is no view, or of others.
+    TensorRef gradient_of_view(const Node& node) const {
+        const Fn& fn = *node.fn;
+        if (fn.cls != FnClass::view || !fn.op || reach.options.create_graph || reach.options.batched)
+            return nullptr;
+        const Tensor& gradient = *node.grads[0];
+        if (fn.op->view == ViewKind::reshape)
+            return view_reshape(gradient, node.inputs[0].saved.tensor->sizes, false);
+        if (fn.op->view != ViewKind::permute) return nullptr;
+        Dims back(fn.dims.size());
+        for (size_t d = 0; d < fn.dims.size(); ++d) back[size_t(fn.dims[d])] = int64_t(d);
+        return view_permute(gradient, back);
+    }
+
+    // ---- products of matrices that several calls share ----
+
+    // The matrix that an edge leads to, through transpositions nobody looks at; and whether more of its
+    // gradient is to come, or there is a product of others already.
+    struct Matrix {
+        const Edge* edge;
+        bool transposed = false, shared = false;
+    };
+
+    Matrix matrix_at(const Edge& edge) const {
+        const auto is_shared = [&](const Edge& e) {
+            if (e.node) return e.node->waiting > 1 || e.node->products;
+            const LeafSum* leaf = leaves().find(e.leaf.get());
+            return leaf && (leaves().edges_left(*e.leaf) > 1 || leaf->products);
+        };
+        Matrix matrix{&edge, false, is_shared(edge)};
+        for (const Node* node; (node = matrix.edge->node.get()) && is_looked_through(*node);) {
+            matrix.edge = &node->inputs[0].edge;
+            matrix.transposed = !matrix.transposed;
+            matrix.shared = matrix.shared || is_shared(*matrix.edge);
+        }
+        return matrix;
+    }
+
+    bool is_looked_through(const Node& node) const {
+        const Fn& fn = *node.fn;
+        return fn.cls == FnClass::view && fn.op && fn.op->view == ViewKind::permute && fn.dims.size() == 2 &&
+               fn.dims[0] == 1 && !node.extras && !reach.asks_for(node) && reach.wants(node.inputs[0].edge);
+    }
+
+    // The inputs whose products are not to be computed here: other calls have such products too.
+    uint64_t products_that_wait(const Node& node, const Fn& fn) const {
+        if (!fn.products || reach.options.batched) return 0;
+        uint64_t waiting = fn.several_products;
+        for (size_t i = 0; i < node.inputs.size(); ++i)
+            if (fn.products & bit(i) && reach.wants(node.inputs[i].edge))
+                if (node.inputs[i].saved.tensor->numel && matrix_at(node.inputs[i].edge).shared)
+                    waiting |= bit(i);
+        return waiting;
+    }
+
+    // The gradients that a derivative gives, an entry for each input of the node; factors are kept.
+    Given without_factors(const Node& node, const Fn& fn, Results results) {
+        Given given;
+        given.gradients.resize(node.inputs.size());
+        for (size_t k = 0; k < results.size(); ++k) {
+            const Target& target = fn.targets[k];
+            if (target.role == Target::gradient) given.gradients[target.operand] = std::move(results[k]);
+            if (target.role != Target::left) continue;
+            const NodeInput& input = node.inputs[target.operand];
+            const Dims& sizes = input.saved.tensor->sizes;
+            keep_product(input.edge, as_rows(results[k], sizes[0]), as_rows(results[k + 1], sizes[1]),
+                         given.gradients[target.operand]);
+        }
+        return given;
+    }
+
+    static TensorRef as_rows(const TensorRef& x, int64_t width) {
+        const Dims sizes{x->numel / width, width};
+        if (x->sizes == sizes) return x;
+        TensorRef view = view_reshape(*x, sizes, false);
+        return view ? view : view_reshape(*contiguous(x), sizes, true);
+    }
+
+    // Many rows are worth a product of their own.
+    void keep_product(const Edge& edge, TensorRef left, TensorRef right, TensorRef& gradient) {
+        const Matrix matrix = matrix_at(edge);
+        ProductSum own;
+        const bool alone = left->sizes[0] > ProductSum::most_rows;
+        ProductSum& products = alone ? own : products_at(*matrix.edge);
+        if (matrix.transposed && !alone) std::swap(left, right);
+        products.add(left, right, reach.options.create_graph);
+        if (alone) add_gradient(gradient, own.evaluate(reach.options.create_graph));
+    }
+
+    ProductSum& products_at(const Edge& edge) {
+        std::unique_ptr<ProductSum>* place;
+        if (edge.node) {
+            edge.node->products = true;
+            place = &products_[{edge.node.get(), edge.index}];
+        } else {
+            place = &leaves().of(edge.leaf).products;
+        }
+        if (!*place) *place = std::make_unique<ProductSum>();
+        return **place;
+    }
+
+    void add_products(Node& node) {
+        node.products = false;
+        if (node.grads.empty()) node.grads.resize(node.outputs);
+        for (auto at = products_.lower_bound({&node, 0}); at != products_.end() && at->first.first == &node;) {
+            add_gradient(node.grads[at->first.second], at->second->evaluate(reach.options.create_graph));
+            at = products_.erase(at);
+        }
     }
 
     // A gradient in the shape and dtype of the input it belongs to.
@@ -395,10 +561,12 @@ private:
         leaf.finished = true;
         const MetaRef meta = leaf.meta;  // hooks may make the list of leaves longer
         TensorRef gradient = std::move(leaf.gradient);
+        if (const auto products = std::move(leaf.products))
+            add_gradient(gradient, products->evaluate(reach.options.create_graph));
         const std::span<TensorRef> got(&gradient, 1);
         call_tensor_hooks(meta->extras.get(), got);
         if (!reach.options.accumulate) {
-            leaves_.of(meta).gradient = gradient;
+            leaves().of(meta).gradient = gradient;
             return;
         }
         call_node_hooks(meta->extras.get(), HookKind::before, got, nullptr);
@@ -408,21 +576,22 @@ private:
     }
 
     std::vector<TensorRef> finish() {
-        for (size_t i = 0; i < leaves_.size(); ++i)
-            if (LeafSum& leaf = leaves_[i];
-                leaf.gradient && !leaf.finished && reach.wants({nullptr, leaf.meta, 0}))
+        for (size_t i = 0; i < leaves().size(); ++i)  // a hook's backward has counted anew at some of them
+            if (LeafSum& leaf = leaves()[i]; (leaf.gradient || leaf.products) && !leaf.finished &&
+                                             reach.wants({nullptr, leaf.meta, 0}))
                 finish_leaf(leaf);
         if (reach.options.accumulate) return {};
         captured_.resize(reach.inputs.size());
         for (size_t i = 0; i < reach.inputs.size(); ++i)
             if (const LeafSum* leaf =
-                    reach.inputs[i].leaf ? leaves_.find(reach.inputs[i].leaf.get()) : nullptr)
+                    reach.inputs[i].leaf ? leaves().find(reach.inputs[i].leaf.get()) : nullptr)
                 captured_[i] = leaf->gradient;
         return std::move(captured_);
     }
 
     SmallVector<Node*, 16> ready_;  // a heap: nodes whose gradients are whole, the latest on top
-    LeafSums leaves_;
+    // Products that are to be added to the gradients of a node's outputs.
+    std::map<std::pair<const Node*, uint32_t>, std::unique_ptr<ProductSum>> products_;
     std::vector<TensorRef> captured_;  // gradients of the inputs asked for
 };
 

@@ -67,6 +67,7 @@ struct alignas(64) Node {
     uint32_t waiting = 0;   // how many gradients are still to come in it,
     bool needed = false;    // and whether it goes on from here
     bool released = false;  // its saved tensors are gone
+    bool products = false;  // the engine's: products are to be added to `grads`
     Fn* fn = nullptr;
     SmallVector<NodeInput, 3> inputs;
     SmallVector<SavedTensor, 1> saved_outputs;  // as many as outputs, or none
@@ -76,7 +77,8 @@ struct alignas(64) Node {
     Opaque context;  // of a function of the user's: what is called with the gradients; null for an op
     std::unique_ptr<Extras> extras;
     Node* next_dying = nullptr;
-    SmallVector<TensorRef, 1> grads;  // the engine's: of the outputs, as far as they came
+    SmallVector<TensorRef, 1> grads;  // the engine's: of the outputs, as far as they came,
+    uint64_t from_zero = 0;           // and which of these sums began as zeros: a bit each
 };
 
 // A node for a call of `fn`, made on this line; its place in the order is the caller's to give.

@@ -209,28 +209,38 @@ std::unique_ptr<Saves> saves(const Call& call) {
     });
 }
 
-Fn* derivative(Fn& forward, std::span<const Operand> operands, uint64_t needed, uint64_t defined, bool redo) {
+Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& asked) {
     Object described = describe_operands(operands, forward.cls == FnClass::pointwise);
-    Object args = checked(Py_BuildValue("(OOKKi)", handle_of(forward), described.get(),
-                                        (unsigned long long)needed, (unsigned long long)defined, int(redo)));
+    using Mask = unsigned long long;
+    Object args = checked(Py_BuildValue("(OOKKiK)", handle_of(forward), described.get(), Mask(asked.needed),
+                                        Mask(asked.defined), int(asked.redo), Mask(asked.factored)));
     Fn* fn = new_fn(nullptr, forward.name + " backward");
     set_handle(*fn, ask("derivative function", args).get());
     answer_to("derivative", args, [&](Answer& answer) {
         FnClass cls = class_from(answer);
         fn->sources.clear();
         fn->targets.clear();
-        fn->passes.clear();
+        fn->products = fn->several_products = 0;
         for (int64_t count = answer.integer(0, 256); count > 0; --count) {
             auto kind = Source::Kind(answer.integer(0, Source::number + 1));
             fn->sources.push_back({kind, uint8_t(answer.integer(0, 256))});
         }
-        for (int32_t target : answer.slots(0, int64_t(operands.size())))
-            fn->targets.push_back(uint8_t(target));
-        for (int32_t source : answer.slots(0, int64_t(fn->sources.size())))
-            fn->passes.push_back(uint8_t(source));
+        const auto of = answer.slots(0, int64_t(operands.size()));
+        const auto roles = answer.slots(0, Target::right + 1);
+        const auto passes = answer.slots(-1, int64_t(fn->sources.size()));
+        KILN_CHECK(of.size() == roles.size() && of.size() == passes.size(), internal,
+                   "answer: lists of different lengths");
+        for (size_t k = 0; k < of.size(); ++k)
+            fn->targets.push_back({Target::Role(roles[k]), uint8_t(of[k]), int16_t(passes[k])});
+        const auto products = answer.slots(0, 1 << 20);
+        for (size_t i = 0; i < products.size(); ++i) {
+            if (products[i] > 0) fn->products |= bit(i);
+            if (products[i] > 1) fn->several_products |= bit(i);
+        }
         return fn->cls = cls;
     });
-    fn->outputs = uint8_t(fn->targets.size());
+    fn->outputs = uint8_t(
+        std::ranges::count_if(fn->targets, [](const Target& target) { return target.pass < 0; }));
     return fn;
 }
 

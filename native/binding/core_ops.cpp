@@ -18,6 +18,8 @@ PyObject* set_core_function(PyObject*, PyObject* args) {
     Fn** place = name == "add"      ? &fns.add
                  : name == "copy"   ? &fns.copy
                  : name == "sum_to" ? &fns.sum_to
+                 : name == "product" ? &fns.product
+                 : name == "transpose" ? &fns.transpose
                  : dtype            ? &fns.convert[int(*dtype)]
                                     : nullptr;
     KILN_CHECK(place, value, "set_core_function: no role '", name, "'");
@@ -25,9 +27,10 @@ PyObject* set_core_function(PyObject*, PyObject* args) {
     Py_RETURN_NONE;
 }
 
-// Ops whose structure is a number: of dims (as_strided, write), which dim (slice), of sizes (reshape).
-enum ViewOp { as_strided, write, slice, reshape };
-PyObject* view_ops[4] = {};
+// Ops whose structure is a number: of dims (as_strided, write), which dim (slice), of sizes (reshape), of arrays
+// (concat).
+enum ViewOp { as_strided, write, slice, reshape, concat };
+PyObject* view_ops[5] = {};
 
 // The function of one at this number; made when first asked for.
 template <ViewOp op>
@@ -38,17 +41,20 @@ Fn* view_fn(int n) {
     const Object structure = checked(op == as_strided ? Py_BuildValue("(siii)", "t", n, n, 1)
                                      : op == write    ? Py_BuildValue("(ssii)", "t", "t", n, 1)
                                      : op == slice    ? Py_BuildValue("(s(i)i)", "t", n, 3)
+                                     : op == concat   ? Py_BuildValue("(ii)", n, 0)
                                                       : Py_BuildValue("(si)", "t", n));
     return known[size_t(n)] = &fn_of(view_ops[op], structure.get());
 }
 
 PyObject* set_view_ops(PyObject*, PyObject* args) {
-    if (!PyArg_ParseTuple(args, "O!O!O!O!:set_view_ops", op_type, &view_ops[as_strided], op_type,
-                          &view_ops[write], op_type, &view_ops[slice], op_type, &view_ops[reshape]))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!:set_view_ops", op_type, &view_ops[as_strided], op_type,
+                          &view_ops[write], op_type, &view_ops[slice], op_type, &view_ops[reshape], op_type,
+                          &view_ops[concat]))
         return nullptr;
     for (PyObject* op : view_ops) Py_INCREF(op);
     core_fns().as_strided = view_fn<as_strided>;
     core_fns().write = view_fn<write>;
+    core_fns().concat = view_fn<concat>;
     Py_RETURN_NONE;
 }
 
@@ -73,9 +79,10 @@ PyMethodDef functions[] = {
      "A tuple of the views that one function gives, which are not to be written where gradients are "
      "recorded."},
     {"set_view_ops", set_view_ops, METH_VARARGS,
-     "Tells the core the ops as_strided, write, slice and reshape."},
+     "Tells the core the ops as_strided, write, slice, reshape and concat."},
     {"set_core_function", guard<set_core_function>, METH_VARARGS,
-     "Tells the core which op adds, copies, sums to a shape, converts to the dtype of that name."},
+     "Tells the core which op adds, copies, sums to a shape, multiplies or transposes matrices, converts to the "
+     "dtype of that name."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -43,9 +43,15 @@ std::unique_ptr<Program> program(const Call& call, ProgramFor what);
 
 std::unique_ptr<Saves> saves(const Call& call);
 
-// The derivative of `forward` for the needed operands, given the defined output gradients. `redo`: without
-// reading hidden outputs, so that it can itself be differentiated.
-Fn* derivative(Fn& forward, std::span<const Operand> operands, uint64_t needed, uint64_t defined, bool redo);
+// Which derivative: for the needed operands, given the defined gradients of results. `redo`: without reading
+// hidden outputs, so that it can itself be differentiated. `factored`: operands of whose gradients products
+// are given as their factors. A bit each.
+struct Asked {
+    uint64_t needed, defined;
+    bool redo;
+    uint64_t factored = 0;
+};
+Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& asked);
 
 // The function as calls of ops, for operands that look like these; remembered.
 const Recipe& recipe_for(const Call& call);

@@ -49,6 +49,9 @@ struct CoreFns {
     Fn* copy = nullptr;                     // copy(x): x in new memory, or in `out` with its dtype
     Fn* convert[dtype_count] = {};          // convert(x; dtype)
     Fn* sum_to = nullptr;                   // sum_to(g, like): g summed down to like's shape
+    Fn* product = nullptr;                  // product(a, b): of two matrices
+    Fn* transpose = nullptr;                // transpose(a): a view of a matrix
+    Fn* (*concat)(int count) = nullptr;     // concat(arrays...): one below the other
     Fn* (*as_strided)(int ndim) = nullptr;  // as_strided(x; sizes, strides, offset) of a view with ndim dims
     Fn* (*write)(int ndim) = nullptr;       // write(base, x; strides, offset): base with x at strided places
 };

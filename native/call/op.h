@@ -35,6 +35,15 @@ struct Source {
     uint8_t index;
 };
 
+// What a derivative gives: the gradient of an operand, or a factor of a product that is a part of it: left.T @
+// right, with a row for each that the operand was multiplied with.
+struct Target {
+    enum Role : uint8_t { gradient, left, right } role;
+    uint8_t operand;
+    int16_t pass;  // nothing is computed: it is this operand of the derivative, a factor perhaps in another
+                   // shape; -1: it is computed
+};
+
 struct Fn;
 struct PointwiseEntry;
 
@@ -82,8 +91,9 @@ struct Fn {
     Fn* twin = nullptr;            // of a structure that is equal, with parts of another type: 1, 1.0, True
     Opaque handle;                 // the interpreter's object for a derivative
     std::vector<Source> sources;   // of a derivative
-    std::vector<uint8_t> targets;  // output k is the gradient of operand targets[k]
-    std::vector<uint8_t> passes;   // if it computes nothing: output k is its operand passes[k]
+    std::vector<Target> targets;   // of a derivative: what result k is
+    uint64_t products = 0;         // operands whose gradients have products of matrices as parts: a bit each,
+    uint64_t several_products = 0;  // and those with more than one
 
     // Of a pointwise function: what was found for the last call of a kind, and how that call looked. Each is
     // written when all of it is known: other threads may call the function while this one is in a kernel or
