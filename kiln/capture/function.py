@@ -179,9 +179,10 @@ class Forward(Function):
         defined: tuple[bool, ...],
         redo: bool = False,
         factored: tuple[int, ...] = (),
+        onto: int = -1,
     ) -> Derivative:
         """The gradients of the needed operands, given those of the defined outputs."""
-        key = operands, needed, defined, redo, factored
+        key = operands, needed, defined, redo, factored, onto
         found = self._derivatives.get(key)
         if found is None:
             found = self._derivatives[key] = Derivative(self, *key)
@@ -212,8 +213,9 @@ class Derivative(Function):
     `sources`: where each input comes from; `targets`: what each result is: an operand and GRADIENT, its gradient,
     or LEFT or RIGHT, factors of a product that is a part of it; `passes`: the input that is that result as it
     is, or in another shape, or -1: then it is computed; `products`: of how many products each target's gradient
-    is made. With `redo`, hidden outputs are not read but computed again, so that they can be differentiated. Of
-    the operands in `factored`, products of matrices are given as their factors.
+    is made; `scattered`: the targets whose gradient is an array scattered into zeros. With `redo`, hidden outputs are not read but computed again, so that they can be differentiated. Of
+    the operands in `factored`, products of matrices are given as their factors; the gradient of the operand
+    `onto` begins with a sum, the first input.
     """
 
     def __init__(
@@ -224,13 +226,14 @@ class Derivative(Function):
         defined: tuple[bool, ...],
         redo: bool = False,
         factored: tuple[int, ...] = (),
+        onto: int = -1,
     ) -> None:
         super().__init__(f"{forward.name} backward")
         primal = forward.primal(operands)
         self.at_a_point = forward.is_pointwise(operands)
         wrt = tuple(i for i in needed if i in _everything(primal)[0])
         self.forward = forward
-        self._of = primal, wrt, defined, redo, factored
+        self._of = primal, wrt, defined, redo, factored, onto
         self._found = found = run(DERIVATIVE, *self._of)
         everything = [] if redo else run(HIDDEN, primal, *_everything(primal)).hidden
         place = {id(v): k for k, v in enumerate(everything)}
@@ -242,6 +245,7 @@ class Derivative(Function):
             self.sources.append((kind, place[id(found.hidden[k])] if kind == "hidden" else k))
         self.targets, values = _results(found, wrt)
         self.products = {i: n for i, n in zip(wrt, found.products) if n}
+        self.scattered = {i for i, is_so in zip(wrt, found.scattered) if is_so}
         self.contiguous = found.graph
         if factored or not found.graph.nodes:
             self.passes = [

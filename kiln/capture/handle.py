@@ -36,10 +36,16 @@ def forward_of(op: Any, structure: tuple[Any, ...]) -> Handle:
 
 
 def derivative_of(
-    forward: Handle, operands: tuple[Any, ...], needed: int, defined: int, redo: int, factored: int
+    forward: Handle,
+    operands: tuple[Any, ...],
+    needed: int,
+    defined: int,
+    redo: int,
+    factored: int,
+    onto: int,
 ) -> Handle:
     """The handle of a derivative."""
-    what = (forward, operands, needed, defined, redo, factored)
+    what = (forward, operands, needed, defined, redo, factored, onto)
     if forward.identity is None:
         return Handle(what, None)
     return Handle(what, digest(b"derivative", forward.identity, repr(what[1:]).encode()))

@@ -6,6 +6,7 @@ pointwise  := [kernel] [dtype] [dtype before it is cast to that of `out=`]
 program    := see native/program/answer.h
 saves      := hidden [inputs] [outputs] [hiddens] [has a gradient]      a mask per operand
 derivative := class [(source, index)] [operand of each result] [what of it] [input it is or -1] [products]
+              [scattered operand] whether it writes at places of its first input
 recipe     := see recipes.py
 region     := program [storage of each output]
 """
@@ -24,7 +25,7 @@ from kiln.capture.log import log
 from kiln.graph.graph import Graph
 
 HIDDEN, UPDATE = 1, 2  # what a program is asked for; in native/call/op.h too
-SOURCES = ("grad", "input", "output", "hidden", "shape", "number")  # in the order of native/call/op.h
+SOURCES = ("grad", "input", "output", "hidden", "shape", "number", "sum")  # in the order of native/call/op.h
 
 
 def make(request: str, arguments: tuple[Any, ...]) -> bytes:
@@ -71,7 +72,7 @@ def function_of(handle: Handle) -> Function:
 
 
 def derivative_function(
-    handle: Handle, operands: Operands, needed: int, defined: int, redo: int, factored: int
+    handle: Handle, operands: Operands, needed: int, defined: int, redo: int, factored: int, onto: int
 ) -> Derivative:
     """The derivative a request means."""
     forward = function_of(handle)
@@ -80,7 +81,7 @@ def derivative_function(
     wanted = tuple(i for i in range(len(operands)) if needed >> i & 1)
     given = tuple(bool(defined >> k & 1) for k in range(outputs))
     products = tuple(i for i in range(len(operands)) if factored >> i & 1)
-    return forward.derivative(operands, wanted, given, bool(redo), products)
+    return forward.derivative(operands, wanted, given, bool(redo), products, onto)
 
 
 def derivative(made: Derivative, operands: int) -> tuple[Any, ...]:
@@ -90,7 +91,8 @@ def derivative(made: Derivative, operands: int) -> tuple[Any, ...]:
     sources = [(SOURCES.index(kind), k) for kind, k in made.sources]
     of, roles = ([target[k] for target in made.targets] for k in (0, 1))
     products = [made.products.get(i, 0) for i in range(operands)]
-    return _class_of(made), sources, of, roles, made.passes, products
+    writes = int(recipes.writes_at_places(made.contiguous))
+    return _class_of(made), sources, of, roles, made.passes, products, sorted(made.scattered), writes
 
 
 def _class_of(made: Derivative) -> str:

@@ -8,6 +8,9 @@ used several times its contributions are added by descending order of the nodes 
 never becomes zeros. A sum with gradients of slices among its parts begins as +0.0 everywhere, so that it does not
 matter for its bits whether such a part is added as an array with zeros around it or at its place alone.
 
+Of values picked by positions the gradients are added one after the other at their places (`onto`: in an array
+that the engine has of the parts before), in the order of the positions.
+
 The gradient of a matrix W that rows were multiplied with is a product of two matrices with these rows, a.T @ b.
 The engine may ask for such factors instead (`factored`), to stack those of several calls (architecture.md 6).
 
@@ -43,7 +46,7 @@ class Backward(NamedTuple):
     the forward graph to be returned as extra outputs. `results`: for each wanted input the output of `graph`
     that is its gradient, or -1 if there is none. `factors`: the same for each product that is a part of it but
     was asked for as two factors, by descending order of the products. `products`: how many parts are products.
-    `values`: the outputs of `graph`.
+    `scattered`: whether it is nothing but an array scattered into zeros. `values`: the outputs of `graph`.
     """
 
     graph: Graph
@@ -52,6 +55,7 @@ class Backward(NamedTuple):
     results: tuple[int, ...]
     factors: tuple[tuple[tuple[int, int], ...], ...]
     products: tuple[int, ...]
+    scattered: tuple[bool, ...]
     values: tuple[Value, ...]
 
 
@@ -61,16 +65,18 @@ def backward(
     defined: tuple[bool, ...],
     redo: bool = False,
     factored: tuple[int, ...] = (),
+    onto: int = -1,
     calls: bool = False,
 ) -> Backward:
     """The gradients of the inputs `wrt`, given the gradients of those outputs for which `defined` holds.
 
     With `redo` nothing is hidden: what is not an input or an output is computed again. Of the inputs in
-    `factored`, products of matrices are not computed: their factors are given. With `calls`, composites that
-    state their derivative are nodes.
+    `factored`, products of matrices are not computed: their factors are given. The gradient of the input `onto`
+    begins with a sum, the first input of the graph. With `calls`, composites that state their derivative are
+    nodes.
     Raises NotImplementedError if an op on the way has no derivative.
     """
-    run = _Run(forward, wrt, defined, factored, calls)
+    run = _Run(forward, wrt, defined, factored, onto, calls)
     sums = [run.sums.get(id(x)) or _Sum() for x in run.targets]
     wanted: list[Value] = []
 
@@ -87,7 +93,8 @@ def backward(
     graph, sources = _extract(forward, run.seeds, saved, wanted)
     products = tuple(found.products for found in sums)
     hidden, values = tuple(saved.hidden), tuple(graph.outputs)
-    return Backward(graph, sources, hidden, tuple(results), tuple(factors), products, values)
+    scattered = tuple(g is not None and _is_scattered(g) for g in (found.total for found in sums))
+    return Backward(graph, sources, hidden, tuple(results), tuple(factors), products, scattered, values)
 
 
 class _Run:
@@ -99,6 +106,7 @@ class _Run:
         wrt: tuple[int, ...],
         defined: tuple[bool, ...],
         factored: tuple[int, ...] = (),
+        onto: int = -1,
         calls: bool = False,
     ) -> None:
         self.forward = forward
@@ -109,7 +117,13 @@ class _Run:
         self.targets = [work.inputs[i] for i in wrt]
         copied = [self.copies[id(y)] for y in outputs]
         kept = {id(work.inputs[i]) for i in factored}
-        self.sums = _accumulate(work, len(forward.nodes), self.targets, copied, self.seeds, kept)
+        self.begun: dict[int, tuple[Source, Value]] = {}  # sums of parts before, by the ids of their targets
+        if onto >= 0:
+            target = work.inputs[onto]
+            self.begun[id(target)] = (("sum", onto), Value(work, None, target.dtype, target.shape))
+        self.sums = _accumulate(
+            work, len(forward.nodes), self.targets, copied, self.seeds, kept, self.begun
+        )
 
 
 # -- accumulation -----------------------------------------------------------------------------------
@@ -120,11 +134,11 @@ class _Sum:
     its parts that stay products, a.T @ b each.
     """
 
-    def __init__(self) -> None:
-        self.total: Value | None = None
+    def __init__(self, before: Value | None = None) -> None:
+        self.total = before
         self.factors: list[tuple[Value, Value]] = []
         self.products = 0
-        self._from_zero = False
+        self._from_zero = before is not None
 
     def add(self, part: Value, of_slice: bool = False, stays_product: bool = False) -> None:
         """A part that comes after those added before. `of_slice`: an array with zeros around what was sliced."""
@@ -134,12 +148,17 @@ class _Sum:
             if stays_product:
                 self.factors.append(_rows(product, product.out is not part))
                 return
-        if of_slice and not self._from_zero:
+        scattered = _is_scattered(part)
+        if (of_slice or scattered) and not self._from_zero:
             self._from_zero = True
-            if self.total is None:
-                part = _from_zero(part)
-            else:
+            if self.total is not None:
                 self.total = _from_zero(self.total)
+            elif not scattered:
+                part = _from_zero(part)
+        if scattered and self.total is not None and part.node is not None:
+            scatter = part.node
+            self.total = part.graph.add(scatter.op, (self.total, *scatter.inputs[1:]), scatter.attrs)
+            return
         self.total = part if self.total is None else part.graph.add(find("add"), (self.total, part))
 
 
@@ -149,6 +168,16 @@ def _from_zero(x: Value) -> Value:
     if x.node is not None and x.node.op is find("embed"):
         return x.graph.add(x.node.op, (x.graph.add(find("add"), (x.node.inputs[0], zero)),), x.node.attrs)
     return x.graph.add(find("add"), (x, zero))
+
+
+def _is_scattered(part: Value) -> bool:
+    """Whether a value is an array whose elements are added at positions among zeros."""
+    node = part.node
+    if node is None or node.op is not find("scatter_add"):
+        return False
+    base = node.inputs[0].node
+    zero = base.inputs[0].node if base is not None and base.op.kind == "full" else None
+    return zero is not None and zero.op.kind == "constant" and zero.attrs[0] == 0
 
 
 def _product(part: Value) -> Node | None:
@@ -183,11 +212,12 @@ def _accumulate(
     outputs: list[Value],
     seeds: dict[int, Value],
     factored: set[int],
+    begun: dict[int, tuple[Source, Value]],
 ) -> dict[int, _Sum]:
     """The gradient of every value, by id: the reverse sweep over the first `count` nodes."""
     nodes = work.nodes[:count]
     needed = _depends_on(nodes, targets)
-    sums: dict[int, _Sum] = {}
+    sums = {key: _Sum(before) for key, (_, before) in begun.items()}
 
     def gradient(value: Value) -> Value | None:
         return sums[id(value)].total if id(value) in sums else None
@@ -287,6 +317,8 @@ class _Saved:
             self._free[id(copies[id(x)])] = ("input", i)
         for k, seed in run.seeds.items():
             self._free[id(seed)] = ("grad", k)
+        for source, value in run.begun.values():
+            self._free[id(value)] = source
         nodes = [copies[id(n.out)].node for n in forward.nodes]
         self.costly = {} if redo else _costly([n for n in nodes if n is not None], self._free)
         self.needed = self._walk(wanted, frozenset(id(copies[id(forward.nodes[k].out)]) for k in worth))
@@ -367,7 +399,7 @@ def _beyond(value: Value, found: dict[int, frozenset[int]]) -> frozenset[int]:
 
 # -- the new graph ----------------------------------------------------------------------------------
 
-_ORDER = {"grad": 0, "input": 1, "output": 2, "hidden": 3, "number": 4, "shape": 5}
+_ORDER = {"sum": -1, "grad": 0, "input": 1, "output": 2, "hidden": 3, "number": 4, "shape": 5}
 
 
 def _extract(

@@ -83,21 +83,26 @@ bool gives_slices(const Node& node) {
 
 bool SumOfParts::begin_at_zero() { return std::exchange(from_zero, from_zero | mask) & mask; }
 
-void SumOfParts::add_of_slice(TensorRef gradient) {
-    if (!begin_at_zero()) {
+void SumOfParts::add(TensorRef gradient, Part part) {
+    if (part != Part::whole && !begin_at_zero() && (sum || part == Part::slice)) {
         TensorRef& first = sum ? sum : gradient;
         first = plus_zero(first);
     }
     add_gradient(sum, std::move(gradient));
 }
 
+void SumOfParts::prepare_for_places() {
+    if (!begin_at_zero() || !is_ours(sum)) sum = plus_zero(sum);
+}
+
 void SumOfParts::add_at_places(const Node& node) {
     const NodeInput& input = node.inputs[0];
-    const bool from_zero_before = begin_at_zero();
-    if (!sum)
+    if (sum) {
+        prepare_for_places();
+    } else {
+        begin_at_zero();
         sum = full_like(*new_tensor(input.dtype, input.saved.tensor->sizes, StorageRef()), 0.0);
-    else if (!from_zero_before || !is_ours(sum))
-        sum = plus_zero(sum);
+    }
     Operands operands;
     operands.push_back({sum.get(), {}});
     for (const NodeInput& number : std::span(node.inputs.begin(), node.inputs.end()).subspan(1))

@@ -97,7 +97,8 @@ Fn& find_derivative(const Node& node, const compiler::Asked& asked, const std::o
     if (look) {
         key.push(*look);
     } else {
-        for (uint64_t mask : {asked.needed, asked.defined, asked.factored}) key.push(mask);
+        for (uint64_t word : {asked.needed, asked.defined, asked.factored, uint64_t(asked.onto + 1)})
+            key.push(word);
         for (const NodeInput& input : node.inputs) push_input(*node.fn, input, key);
     }
     Fn** found = table->find(key);
@@ -164,7 +165,7 @@ void check_not_released(const Node& node) {
                "freed its saved values. Specify retain_graph=True in the first, or run the forward again.");
 }
 
-Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_graph) {
+Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_graph, const TensorRef& sum) {
     Operands operands;
     auto push = [&](const TensorRef& tensor) { operands.push_back({tensor.get(), {}}); };
     auto push_made = [&](TensorRef tensor) {
@@ -176,6 +177,7 @@ Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_g
         switch (source.kind) {
         case Source::grad: push(node.grads[i]); break;
         case Source::shape: push_made(shape_source(node, node.inputs[i])); break;
+        case Source::sum: push(sum); break;
         case Source::number: operands.push_back({nullptr, node.inputs[i].number}); break;
         default: {
             const SavedTensor* saved = saved_at(node, source.kind, i);

@@ -1,6 +1,7 @@
 #include "autograd/engine.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 
 #include "autograd/accumulate.h"
@@ -247,6 +248,7 @@ private:
     struct Given {
         Results gradients;
         std::span<const Target> targets = {};
+        uint64_t scattered = 0;
         size_t taken = 0;
         TensorRef of(size_t i) {  // called with ascending i: moves the gradient out
             const bool has =
@@ -270,10 +272,8 @@ private:
     }
 
     // Adds a gradient, if there is one, to those of what the edge leads to.
-    void add(const Edge& edge, TensorRef gradient, bool of_slice = false) {
-        if (!gradient || (edge.node && !edge.node->needed)) return;
-        SumOfParts parts = sum_at(edge);
-        of_slice ? parts.add_of_slice(std::move(gradient)) : add_gradient(parts.sum, std::move(gradient));
+    void add(const Edge& edge, TensorRef gradient, Part part = Part::whole) {
+        if (gradient && (!edge.node || edge.node->needed)) sum_at(edge).add(std::move(gradient), part);
     }
 
     // One of the edges that were counted is passed; after the last of them it goes on from there.
@@ -313,7 +313,8 @@ private:
                 given.of(i);
                 continue;
             }
-            add(edge, fitted(node, i, given.of(i)), slices);
+            const Part part = slices ? Part::slice : given.scattered & bit(i) ? Part::scattered : Part::whole;
+            add(edge, fitted(node, i, given.of(i)), part);
             pass(edge);
         }
         if (!reach.options.retain_graph) release_saved(node);
@@ -378,11 +379,31 @@ private:
         asked.factored = products_that_wait(node, *fn);
         if (asked.factored) fn = &derivative_fn(node, asked);
         if (fn->targets.empty()) return {};
+        if (needed == fn->scattered && add_onto_sum(node, asked)) return {};
         Kept keep;
         const Operands own = derivative_operands(node, *fn, keep, reach.options.create_graph);
         Results results = results_of(node, *fn, {own.data(), own.size()});
-        if (!asked.factored) return {std::move(results), fn->targets};
+        if (!asked.factored) return {std::move(results), fn->targets, fn->scattered};
         return without_factors(node, *fn, std::move(results));
+    }
+
+    // Adds the gradient of picked elements at their places in the sum that is there; false if there is none.
+    bool add_onto_sum(Node& node, compiler::Asked asked) {
+        if (std::popcount(asked.needed) != 1 || node.extras || anomaly_mode || reach.options.batched)
+            return false;
+        asked.onto = std::countr_zero(asked.needed);
+        SumOfParts parts = sum_at(node.inputs[size_t(asked.onto)].edge);
+        if (!parts.sum) return false;
+        Fn& fn = derivative_fn(node, asked);
+        parts.prepare_for_places();
+        const TensorRef sum = std::exchange(parts.sum, nullptr);
+        Kept keep;
+        const Operands operands = derivative_operands(node, fn, keep, reach.options.create_graph, sum);
+        if (reach.options.create_graph)
+            parts.sum = std::move(replay(compiler::recipe_for({&fn, operands}), operands)[0]);
+        else
+            parts.sum = std::move(kiln::run(fn, operands, {&sum, 1})[0]);
+        return true;
     }
 
     // All results of a derivative, those that are its operands as they are too.

@@ -212,17 +212,18 @@ std::unique_ptr<Saves> saves(const Call& call) {
 Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& asked) {
     Object described = describe_operands(operands, forward.cls == FnClass::pointwise);
     using Mask = unsigned long long;
-    Object args = checked(Py_BuildValue("(OOKKiK)", handle_of(forward), described.get(), Mask(asked.needed),
-                                        Mask(asked.defined), int(asked.redo), Mask(asked.factored)));
+    Object args = checked(Py_BuildValue("(OOKKiKi)", handle_of(forward), described.get(), Mask(asked.needed),
+                                        Mask(asked.defined), int(asked.redo), Mask(asked.factored),
+                                        asked.onto));
     Fn* fn = new_fn(nullptr, forward.name + " backward");
     set_handle(*fn, ask("derivative function", args).get());
     answer_to("derivative", args, [&](Answer& answer) {
         FnClass cls = class_from(answer);
         fn->sources.clear();
         fn->targets.clear();
-        fn->products = fn->several_products = 0;
+        fn->products = fn->several_products = fn->scattered = 0;
         for (int64_t count = answer.integer(0, 256); count > 0; --count) {
-            auto kind = Source::Kind(answer.integer(0, Source::number + 1));
+            auto kind = Source::Kind(answer.integer(0, Source::sum + 1));
             fn->sources.push_back({kind, uint8_t(answer.integer(0, 256))});
         }
         const auto of = answer.slots(0, int64_t(operands.size()));
@@ -237,6 +238,8 @@ Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& aske
             if (products[i] > 0) fn->products |= bit(i);
             if (products[i] > 1) fn->several_products |= bit(i);
         }
+        for (int32_t i : answer.slots(0, int64_t(operands.size()))) fn->scattered |= bit(size_t(i));
+        fn->updates = answer.integer(0, 2) != 0;
         return fn->cls = cls;
     });
     fn->outputs = uint8_t(

@@ -31,7 +31,7 @@ enum class FnClass : uint8_t { unknown, pointwise, program, view, replay };
 
 // Where a derivative's input comes from.
 struct Source {
-    enum Kind : uint8_t { grad, input, output, hidden, shape, number } kind;
+    enum Kind : uint8_t { grad, input, output, hidden, shape, number, sum } kind;
     uint8_t index;
 };
 
@@ -94,6 +94,7 @@ struct Fn {
     std::vector<Target> targets;   // of a derivative: what result k is
     uint64_t products = 0;         // operands whose gradients have products of matrices as parts: a bit each,
     uint64_t several_products = 0;  // and those with more than one
+    uint64_t scattered = 0;         // operands whose gradients are arrays scattered into zeros
 
     // Of a pointwise function: what was found for the last call of a kind, and how that call looked. Each is
     // written when all of it is known: other threads may call the function while this one is in a kernel or
