@@ -129,6 +129,26 @@ class GradientWriter(Writer):
             f"    {name}[k] = {step}",
         ]
 
+    def unroll(self) -> list[str] | None:
+        """A loop over the rows of an array, which one matrix is multiplied with at each step, this way or that."""
+        x = self.pick(lambda x: x.dtype == "float" and len(x.dims) == 2 and x.bound < 10)
+        if x is None:
+            return None
+        matrix, h = self.new((x.dims[1], x.dims[1]), "float", 3.0), self.new((x.dims[1],), "float", 3.0)
+        rows = self.rng.choice(["{x}[k]", "{x}[k:k + 1]", "{x}.select(0, k)", "{x}[-1 - k:]", "{x}[[k, 0]]"])
+        product = self.rng.choice(
+            ["{row} @ {w}", "{row} @ {w}.t()", "K.nn.functional.linear({row}, {w})", "{row}.matmul({w}.T)"]
+        )
+        step = product.format(row=rows.format(x=x.name), w=matrix)
+        more = self.rng.choice(["", f" + {h} @ {matrix}", f" * {h}.sigmoid()", f" - {matrix}[0]"])
+        reduced = ".reshape(-1, {0}.shape[1]).sum(0)".format(x.name)
+        return [
+            f"{matrix} = K.tanh({x.name}.t() @ {x.name} * 0.1)",
+            f"{h} = K.zeros({x.name}.shape[1])",
+            f"for k in range({x.name}.shape[0]):",
+            f"    {h} = K.tanh(({step}){reduced}{more})",
+        ]
+
     def watch(self) -> list[str] | None:
         """A hook, or a kept gradient, on a value that may be written afterwards."""
         x = self.made()
@@ -144,7 +164,7 @@ class GradientWriter(Writer):
         (Writer.unary, 6), (Writer.binary, 8), (Writer.with_number, 5), (Writer.compare, 3),
         (Writer.reduction, 4), (Writer.product, 4), (Writer.composite, 3), (Writer.index, 4),
         (Writer.branch, 3), (Writer.loop, 2), (Writer.backward, 2), (fresh, 10), (look, 12), (change, 20),
-        (turn, 2), (buffer, 2), (watch, 4),
+        (turn, 2), (buffer, 2), (unroll, 6), (watch, 4),
     )  # fmt: skip
 
 

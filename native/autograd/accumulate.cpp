@@ -83,7 +83,7 @@ bool gives_slices(const Node& node) {
 
 bool SumOfParts::begin_at_zero() { return std::exchange(from_zero, from_zero | mask) & mask; }
 
-void SumOfParts::add(TensorRef gradient, Part part) {
+void SumOfParts::add_to_others(TensorRef gradient, Part part) {
     if (part != Part::whole && !begin_at_zero() && (sum || part == Part::slice)) {
         TensorRef& first = sum ? sum : gradient;
         first = plus_zero(first);

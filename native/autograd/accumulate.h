@@ -26,13 +26,19 @@ struct SumOfParts {
     uint64_t& from_zero;
     uint64_t mask;
 
-    void add(TensorRef gradient, Part part);
+    void add(TensorRef gradient, Part part) {
+        if (part == Part::whole && !sum)
+            sum = std::move(gradient);
+        else
+            add_to_others(std::move(gradient), part);
+    }
     // Before writes at places of the sum that is there: it begins at zero, and is nobody else's.
     void prepare_for_places();
     // Adds the gradients of a node's results, which are slices of the value, at their places.
     void add_at_places(const Node& node);
 
 private:
+    void add_to_others(TensorRef gradient, Part part);
     bool begin_at_zero();  // whether it did before
 };
 // Whether a node's results are slices of its first input.

@@ -298,7 +298,7 @@ private:
     void visit(Node& node) {
         if (!prepare(node)) return pass_over(node);
         call_numbers.forward = node.line.call;
-        const bool slices = gives_slices(node);
+        const bool slices = node.fn->cls == FnClass::view && gives_slices(node);
         if (slices && adds_at_places(node)) {
             sum_at(node.inputs[0].edge).add_at_places(node);
             return pass_over(node);
@@ -369,22 +369,24 @@ private:
         for (size_t k = 0; k < node.grads.size(); ++k)
             if (node.grads[k]) defined |= bit(k);
         if (!needed || !defined) return {};
-        if (TensorRef whole = gradient_of_view(node)) {
-            Given given;
-            given.gradients.push_back(std::move(whole));
-            return given;
-        }
+        if (node.fn->cls == FnClass::view)
+            if (TensorRef whole = gradient_of_view(node)) {
+                Given given;
+                given.gradients.push_back(std::move(whole));
+                return given;
+            }
         compiler::Asked asked{needed, defined, reach.options.create_graph && !node.hidden.empty()};
         Fn* fn = &derivative_fn(node, asked);
-        asked.factored = products_that_wait(node, *fn);
-        if (asked.factored) fn = &derivative_fn(node, asked);
-        if (fn->targets.empty()) return {};
-        if (needed == fn->scattered && add_onto_sum(node, asked)) return {};
+        if (fn->products) {
+            asked.factored = products_that_wait(node, *fn);
+            if (asked.factored) fn = &derivative_fn(node, asked);
+        }
+        if (fn->targets.empty() || (needed == fn->scattered && add_onto_sum(node, asked))) return {};
         Kept keep;
         const Operands own = derivative_operands(node, *fn, keep, reach.options.create_graph);
-        Results results = results_of(node, *fn, {own.data(), own.size()});
-        if (!asked.factored) return {std::move(results), fn->targets, fn->scattered};
-        return without_factors(node, *fn, std::move(results));
+        const std::span<const Operand> operands(own.data(), own.size());
+        if (asked.factored) return without_factors(node, *fn, results_of(node, *fn, operands));
+        return {results_of(node, *fn, operands), fn->targets, fn->scattered};
     }
 
     // Adds the gradient of picked elements at their places in the sum that is there; false if there is none.
@@ -408,6 +410,8 @@ private:
 
     // All results of a derivative, those that are its operands as they are too.
     Results results_of(const Node& node, Fn& fn, std::span<const Operand> operands) {
+        const bool plain = !reach.options.batched && !reach.options.create_graph;
+        if (plain && fn.outputs == fn.targets.size()) return kiln::run(fn, operands);
         Results computed;
         if (!fn.outputs)
             ;  // it has all of them
@@ -429,8 +433,7 @@ private:
     // Of a view of all of its input the gradient looks the other way; null where that is no view, or of others.
     TensorRef gradient_of_view(const Node& node) const {
         const Fn& fn = *node.fn;
-        if (fn.cls != FnClass::view || !fn.op || reach.options.create_graph || reach.options.batched)
-            return nullptr;
+        if (!fn.op || reach.options.create_graph || reach.options.batched) return nullptr;
         const Tensor& gradient = *node.grads[0];
         if (fn.op->view == ViewKind::reshape)
             return view_reshape(gradient, node.inputs[0].saved.tensor->sizes, false);
@@ -472,7 +475,7 @@ private:
 
     // The inputs whose products are not to be computed here: other calls have such products too.
     uint64_t products_that_wait(const Node& node, const Fn& fn) const {
-        if (!fn.products || reach.options.batched) return 0;
+        if (reach.options.batched) return 0;
         uint64_t waiting = fn.several_products;
         for (size_t i = 0; i < node.inputs.size(); ++i)
             if (fn.products & bit(i) && reach.wants(node.inputs[i].edge))
