@@ -23,11 +23,16 @@ from kiln.ops.reductions import core_reductions
 from kiln.ops.views import core_views, memory_formats, splits
 from kiln.table import kinds, registry
 from kiln.table.callables import named
+from kiln.table.record import find
 
 Tensor: Any = _core.Tensor
 
 # The core's names of operator slots that differ from Python's.
 _SLOTS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"}
+
+
+# Ops that the core calls by itself; those that join arrays it asks for when there is something to join.
+_CORE_OPS = ("as_strided", "write", "slice", "reshape", "permute", "expand", "select", "unbind", "split")
 
 
 def type_as(self: Any, other: Any) -> Any:
@@ -171,9 +176,10 @@ def attach() -> None:
     for name, function in METHODS.items():
         nameless = name[0] == "_" or name == "backward"  # what fails in a backward is an op's, or the user's
         setattr(Tensor, name, _core.Function(function, True) if nameless else named(name, function))
+    _core.quicken(Tensor.__iter__, "iter")
+    _core.set_operator("T", _transposed)
+    _core.set_operator("mT", _last_two)
     for name, getter in (
-        ("T", _transposed),
-        ("mT", _last_two),
         ("H", _matrix_transposed),
         ("mH", lambda self: _last_two(self) if self.ndim else self),
         ("real", lambda self: self),
@@ -199,8 +205,7 @@ def attach() -> None:
         _core.set_core_function(name, arithmetic.convert.handle, (name,))
     _core.set_core_function("add", arithmetic.add.handle, ())
     _core.set_core_function("copy", arithmetic.clone.handle, ())
-    views = (core_views.as_strided, core_views.write, core_views.slice_, core_views.reshape)
-    _core.set_view_ops(*(op.handle for op in views))
+    _core.set_core_ops(*(find(name).handle for name in _CORE_OPS))
     _core.set_core_function("sum_to", core_reductions.sum_to.handle, ("t", "t"))
 
 

@@ -61,8 +61,13 @@ Wanted wanted_by(const Saves& saves, uint64_t needed) {
     return wanted;
 }
 
-// Of a pointwise call only dtypes matter, and which operands are 0-d or numbers.
+// Of a pointwise call only dtypes matter, and which operands are 0-d or numbers. Of views and joins nobody has
+// to be asked: their derivatives read no value.
 const Saves& saves_of(Fn& fn, std::span<const Operand> operands) {
+    static const Saves of_view{.inputs = {}, .outputs = {}, .hiddens = {}, .differentiable = 1},
+        of_join{.inputs = {}, .outputs = {}, .hiddens = {}, .differentiable = ~uint64_t(0)};
+    if (fn.cls == FnClass::view) return of_view;
+    if (fn.cls == FnClass::join) return of_join;
     static auto* table = new Table<Saves>();
     Key key;
     key.push(fn.id);
@@ -96,6 +101,7 @@ int common_ndim(const Fn& fn, std::span<const Operand> operands, std::span<const
 NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
                       const Saves& saves, const Wanted& wanted, int result_ndim) {
     NodeRef node = new_node(fn);
+    node->inputs.reserve(operands.size());
     for (size_t i = 0; i < operands.size(); ++i) {
         Tensor* tensor = operands[i].tensor;
         if (!tensor) {
@@ -218,7 +224,50 @@ void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, Tensor
         pack_saved(*node);
 }
 
+namespace {
+
+constexpr size_t most_outputs = 64;  // of a node: a derivative is known by a mask of those with a gradient
+
+// More views than a node has outputs for: one after the other, a node for each.
+Results call_one_by_one(Fn& fn, std::span<const Operand> operands) {
+    const int dim = int(fn.dims[0]);
+    const bool split = fn.op->view == ViewKind::split;
+    Fn& one = split ? *core_fns().slice(dim) : *core_fns().select(dim);
+    Results results;
+    results.reserve(fn.outputs);
+    int64_t start = 0;
+    for (size_t k = 0; k < fn.outputs; ++k) {
+        const Number length = split ? operands[k + 1].number : Number::of(int64_t(1));
+        const Operand given[4] = {
+            operands[0], {nullptr, Number::of(start)}, {nullptr, length}, {nullptr, Number::of(int64_t(1))}};
+        results.push_back(call_one(one, std::span(given).first(split ? 4 : 2)));
+        start += length.integer;
+    }
+    set_bases(fn, {results.data(), results.size()}, *operands[0].tensor);
+    return results;
+}
+
+// A view, or several with one node. Nothing is saved but the viewed tensor's shape.
+Results call_views(Fn& fn, std::span<const Operand> operands) {
+    if (gives_several(fn) && fn.outputs > most_outputs) return call_one_by_one(fn, operands);
+    const Saves& saves = saves_of(fn, operands);
+    Tensor& x = *operands[0].tensor;
+    NodeRef node = record_inputs(fn, operands, {}, saves, {}, unknown);
+    Results results;
+    {
+        const GradMode off(false);
+        results = run(fn, operands);
+    }
+    record_outputs(node, {}, {results.data(), results.size()});
+    set_bases(fn, {results.data(), results.size()}, x);
+    return results;
+}
+
+}  // namespace
+
 Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    if (fn.cls == FnClass::view && fn.op->differentiable && takes_part(*operands[0].tensor))
+        return call_views(fn, operands);
     for (const TensorRef& target : out) check_in_place(fn.name, *target);
     if (fn.cls == FnClass::unknown) compiler::classify({&fn, operands});
     uint64_t needed = 0;
@@ -248,7 +297,6 @@ Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<
     for (size_t k = 0; k < outputs; ++k) {
         if (!is_float(results[k]->dtype)) continue;
         if (!out.empty() && results[k]->base) write_to_base(*results[k]);
-        if (fn.cls == FnClass::view) set_base(*results[k], *operands[0].tensor);
     }
     return results;
 }

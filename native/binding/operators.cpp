@@ -1,5 +1,6 @@
 // Operators of tensors: which function each calls, and what needs no function.
 #include "binding/op.h"
+#include "binding/views.h"
 
 #include <atomic>
 #include <iterator>
@@ -15,7 +16,7 @@ namespace {
 constexpr std::string_view slot_names[] = {
     "add", "sub",    "mul",    "div",     "floor_divide", "remainder", "pow", "matmul", "and", "or",
     "xor", "lshift", "rshift", "neg",     "pos",          "invert",    "abs", "eq",     "ne",  "lt",
-    "le",  "gt",     "ge",     "getitem", "setitem",      "array",     "to",  "fill",   "new"};
+    "le",  "gt",     "ge",     "getitem", "setitem",      "array",     "to",  "fill",   "new", "T",  "mT"};
 using Slot = size_t;  // of a name
 consteval Slot slot_of(std::string_view name) {
     Slot slot = 0;
@@ -145,31 +146,45 @@ PyObject* tensor_zero(PyObject* self, PyObject*) {
     return tensor_fill(self, &zero, 1, nullptr);
 }
 
-// x[key] of ints and slices, which are the views kiln/ops/indexing/getitem.py would make; null (and no
-// exception) where a key is anything else, is wrong, or changes nothing: that is told there.
-TensorRef basic_item(Tensor& x, PyObject* key) {
-    PyObject** entries = &key;
-    Py_ssize_t count = 1;
-    if (PyTuple_CheckExact(key)) {
-        entries = &PyTuple_GET_ITEM(key, 0);
-        count = PyTuple_GET_SIZE(key);
+// The dims of x that the entries of a key take up, and whether they are ints, slices, None and one Ellipsis.
+bool is_basic(std::span<PyObject* const> entries, int* dims) {
+    int ellipses = 0;
+    *dims = 0;
+    for (PyObject* entry : entries) {
+        if (entry == Py_Ellipsis)
+            ++ellipses;
+        else if (PyLong_CheckExact(entry) || PySlice_Check(entry))
+            ++*dims;
+        else if (entry != Py_None)
+            return false;
     }
-    if (count > x.ndim()) return nullptr;
-    for (Py_ssize_t i = 0; i < count; ++i)
-        if (!PyLong_CheckExact(entries[i]) && !PySlice_Check(entries[i])) return nullptr;
+    return ellipses <= 1;
+}
+
+// x[key] of ints, slices, None and an Ellipsis, which are the views kiln/ops/indexing/getitem.py would make;
+// null (and no exception) where a key is anything else, is wrong, or changes nothing: that is told there.
+TensorRef basic_item(Tensor& x, PyObject* key) {
+    const bool several = PyTuple_CheckExact(key);
+    const std::span<PyObject* const> entries(several ? &PyTuple_GET_ITEM(key, 0) : &key,
+                                             several ? size_t(PyTuple_GET_SIZE(key)) : 1);
+    int used;
+    if (!is_basic(entries, &used) || used > x.ndim()) return nullptr;
     TensorRef view;
     int dim = 0;
-    for (Py_ssize_t i = 0; i < count; ++i) {
+    for (PyObject* entry : entries) {
         Tensor& from = view ? *view : x;
-        const int64_t size = from.sizes[size_t(dim)];
-        if (PyLong_CheckExact(entries[i])) {
-            int64_t place = PyLong_AsLongLong(entries[i]);
-            if (place == -1 && PyErr_Occurred()) PyErr_Clear(), place = size;
-            if (place < -size || place >= size) return nullptr;
+        if (entry == Py_Ellipsis) {
+            dim += x.ndim() - used;
+        } else if (entry == Py_None) {
+            view = unsqueezed(from, dim++);
+        } else if (const int64_t size = from.sizes[size_t(dim)]; PyLong_CheckExact(entry)) {
+            int overflow = 0;
+            const int64_t place = PyLong_AsLongLongAndOverflow(entry, &overflow);
+            if (overflow || place < -size || place >= size) return nullptr;
             view = select_view(from, dim, place < 0 ? place + size : place);
         } else {
             Py_ssize_t start, stop, step;
-            if (PySlice_Unpack(entries[i], &start, &stop, &step) < 0) throw Error(ErrorKind::python, "");
+            if (PySlice_Unpack(entry, &start, &stop, &step) < 0) throw Error(ErrorKind::python, "");
             if (step < 1) return nullptr;
             Py_ssize_t length = PySlice_AdjustIndices(size, &start, &stop, step);
             if (start != 0 || length != size) view = slice_view(from, dim, start, length, step);
@@ -271,6 +286,26 @@ PyMethodDef casts[] = {
      "changes.\n\n>>> kiln.tensor([1, 2]).to(kiln.float32)\ntensor([1., 2.])"},
 };
 
+// x.T and x.mT: of matrices (batches, of the latter) here; Python has the rest to say.
+template <Slot slot>
+PyObject* transposed(PyObject* self, void*) {
+    const TensorRef x(&tensor_of(self));
+    const int ndim = x->ndim();
+    if (slot == slot_of("T") ? ndim != 2 : ndim < 2)
+        return in_python([&] { return PyObject_CallOneArg(operators[slot], self); });
+    Dims order;
+    for (int d = 0; d < ndim - 2; ++d) order.push_back(d);
+    order.push_back(ndim - 1);
+    order.push_back(ndim - 2);
+    return wrap(permuted(*x, order));
+}
+
+PyGetSetDef properties[] = {
+    {"T", guard<transposed<slot_of("T")>>, nullptr, "The dims in reverse order: of a matrix, its transpose.",
+     nullptr},
+    {"mT", guard<transposed<slot_of("mT")>>, nullptr, "The last two dims exchanged.", nullptr},
+};
+
 // Tensor(...): what the class is called with goes up whole.
 PyObject* construct(PyTypeObject* type, PyObject* args, PyObject* named) {
     return in_python([&] {
@@ -329,7 +364,7 @@ std::span<const PyType_Slot> operator_slots() {
 }
 
 int add_operators(PyObject* module) {
-    return add_to_tensor(casts, {}) < 0 ? -1 : PyModule_AddFunctions(module, functions);
+    return add_to_tensor(casts, properties) < 0 ? -1 : PyModule_AddFunctions(module, functions);
 }
 
 }  // namespace kiln

@@ -50,6 +50,8 @@ struct CoreFns {
     Fn* convert[dtype_count] = {};          // convert(x; dtype)
     Fn* sum_to = nullptr;                   // sum_to(g, like): g summed down to like's shape
     Fn* (*as_strided)(int ndim) = nullptr;  // as_strided(x; sizes, strides, offset) of a view with ndim dims
+    Fn* (*slice)(int dim) = nullptr;        // slice(x; start, length, step) along dim
+    Fn* (*select)(int dim) = nullptr;       // select(x; place) along dim
     Fn* (*write)(int ndim) = nullptr;       // write(base, x; strides, offset): base with x at strided places
 };
 CoreFns& core_fns();

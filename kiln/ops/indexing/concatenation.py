@@ -46,6 +46,7 @@ def _(g: Tensor, tensors: Any, dim: Any) -> Any:
 
 
 @composite(
+    native="stack",
     public=False,
     samples=d.samples(
         lambda rng, t: (([d.array(rng, (2, 3), t), d.array(rng, (2, 3), t)], 1), {}),
@@ -123,7 +124,7 @@ def _fitting(tensors: list[Any]) -> list[Any]:
     return kept
 
 
-@public("cat", method=False, dtypes="all")
+@public("cat", method=False, dtypes="all", quick=True)
 def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     """Arrays joined along `dim`, in their common dtype. ValueError for none, RuntimeError if other dims
     differ.
@@ -166,7 +167,7 @@ def common(tensors: list[Any]) -> str:
     return result
 
 
-@public("stack", method=False, dtypes="all")
+@public("stack", method=False, dtypes="all", quick=True)
 def stack(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     """Arrays of one shape joined along a new dim. RuntimeError for none, or different shapes.
 

@@ -17,7 +17,7 @@ from kiln.table import drawn as d
 from kiln.table.arguments import INTEGERS, dtype_name, is_symbolic, is_value, number
 from kiln.table.kinds import normalize_dim
 from kiln.table.public import alias, public
-from kiln.table.record import Sizes, Structure, Tensor, find, primitive
+from kiln.table.record import Sizes, Structure, Tensor, composite, find, primitive
 from kiln.table.registry import forms
 
 
@@ -217,10 +217,28 @@ def _(g: Tensor, input: Tensor, strides: Any, offset: Any) -> Any:
     return write(g, zeros, strides, offset), as_strided(g, tuple(input.shape), strides, offset)
 
 
+@composite(
+    native="select",
+    samples=d.samples(lambda rng, t: ((d.array(rng, (3, 4), t), 1, (2,)), {})),
+    reference=d.reference(lambda np, x, dim, place: x.take(place[0], dim)),
+    **_ANY,
+)
+def select_(input: Tensor, dim: Structure, place: Sizes) -> Any:
+    """A view of one position along `dim`, without that dim; both are counted from the front.
+
+    >>> kiln.tensor([[1, 2], [3, 4]])[1]
+    tensor([3, 4])
+    """
+    shape = tuple(input.shape)
+    return reshape(slice_(input, dim, (place[0], 1, 1)), (*shape[:dim], *shape[dim + 1 :]))
+
+
 # Public functions: the core checks sizes and orders of plain ints, and these do where it cannot or where it
 # would say it in other words than PyTorch. Handles, because a call of a record costs as much as the view.
 
-_reshape, _permute, _expand, _slice = (op.handle for op in (reshape, permute, expand, slice_))
+_reshape, _permute, _expand, _slice, _select = (
+    op.handle for op in (reshape, permute, expand, slice_, select_)
+)
 
 
 def sizes_of(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -267,7 +285,7 @@ def _plain(size: Any) -> bool:
     return type(size) is int and size >= 0
 
 
-@public("reshape", dtypes="all")
+@public("reshape", dtypes="all", quick=True)
 def reshape_(input: Any, *sizes: Any, shape: Any = None) -> Any:
     """`input`'s elements in another shape; one size may be -1. A view where possible. RuntimeError if it does
     not fit.
@@ -281,7 +299,7 @@ def reshape_(input: Any, *sizes: Any, shape: Any = None) -> Any:
 forms("view", "(input, *size: int)", "(input, size: Sequence[int])", "(input, dtype: DType)")
 
 
-@public("view", method=True, dtypes="all")
+@public("view", method=True, dtypes="all", quick=True)
 def view(input: Any, *shape: Any, size: Any = None, dtype: Any = None) -> Any:
     """As `reshape`, but RuntimeError where the strides of a tensor would need a copy. Given a dtype: the same
     memory with its bits read as that, without gradients; the last dim grows or shrinks by the widths' ratio.
@@ -325,7 +343,7 @@ def viewable(shape: tuple[int, ...], strides: tuple[int, ...], sizes: tuple[int,
     return not wanted
 
 
-@public("flatten", dtypes="all")
+@public("flatten", dtypes="all", quick=True)
 def flatten(input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
     """Dims start_dim to end_dim (inclusive) as one. RuntimeError if they are out of order.
 
@@ -362,7 +380,7 @@ def unflatten(input: Any, dim: int, sizes: Any) -> Any:
 forms("permute", "(input, *dims: int)", "(input, dims: Sequence[int])")
 
 
-@public("permute", dtypes="all")
+@public("permute", dtypes="all", quick=True)
 def permute_(input: Any, *order: Any, dims: Any = None) -> Any:
     """The dims in another order. RuntimeError unless every dim is named once; TypeError without any.
 
@@ -384,7 +402,7 @@ def permute_(input: Any, *order: Any, dims: Any = None) -> Any:
     return _permute(input, order)
 
 
-@public("transpose", dtypes="all")
+@public("transpose", dtypes="all", quick=True)
 def transpose(input: Any, dim0: int, dim1: int) -> Any:
     """Two dims exchanged. IndexError for a dim out of range.
 
@@ -407,7 +425,7 @@ alias("swapdims", "transpose")
 _REVERSED = ((), (0,), (1, 0))
 
 
-@public("t", dtypes="all")
+@public("t", dtypes="all", quick=True)
 def t(input: Any) -> Any:
     """A matrix transposed; fewer dims stay. RuntimeError for more than 2 dims.
 
@@ -448,7 +466,7 @@ def movedim(input: Any, source: Any, destination: Any) -> Any:
 alias("moveaxis", "movedim")
 
 
-@public("squeeze", dtypes="all")
+@public("squeeze", dtypes="all", quick=True)
 def squeeze(input: Any, dim: Any = None) -> Any:
     """Without dims of size 1: all of them, or those in `dim` (an int or several) that are of size 1.
 
@@ -466,7 +484,7 @@ def squeeze(input: Any, dim: Any = None) -> Any:
     return _reshape(input, tuple([s for k, s in enumerate(shape) if k not in ones]) if ones else shape)
 
 
-@public("unsqueeze", dtypes="all")
+@public("unsqueeze", dtypes="all", quick=True)
 def unsqueeze(input: Any, dim: int) -> Any:
     """With a new dim of size 1 at `dim`. IndexError for a dim out of range.
 
@@ -477,7 +495,7 @@ def unsqueeze(input: Any, dim: int) -> Any:
     return _reshape(input, (*shape[:dim], 1, *shape[dim:]))
 
 
-@public("expand", method=True, dtypes="all")
+@public("expand", method=True, dtypes="all", quick=True)
 def expand_(input: Any, *sizes: Any, size: Any = None) -> Any:
     """Dims of size 1 and new leading dims repeated, as a view; -1 keeps a size. RuntimeError if it does not
     fit.
@@ -529,7 +547,7 @@ def broadcast_to(input: Any, size: Any) -> Any:
     return expand_(input, tuple(size))
 
 
-@public("view_as", dtypes="all")
+@public("view_as", dtypes="all", quick=True)
 def view_as(input: Any, other: Any) -> Any:
     """`input` viewed in other's shape.
 
@@ -539,7 +557,7 @@ def view_as(input: Any, other: Any) -> Any:
     return view(input, tuple(other.shape))
 
 
-@public("narrow", dtypes="all")
+@public("narrow", dtypes="all", quick=True)
 def narrow(input: Any, dim: int, start: int, length: int) -> Any:
     """A view of `length` elements along `dim`, from `start` (which may count from the end).
 
@@ -573,7 +591,7 @@ def narrow(input: Any, dim: int, start: int, length: int) -> Any:
     return _slice(input, dim, (start, length, 1))
 
 
-@public("select", dtypes="all")
+@public("select", dtypes="all", quick=True)
 def select(input: Any, dim: int, index: int) -> Any:
     """A view of position `index` along `dim`, without that dim. IndexError if it is out of range.
 
@@ -589,4 +607,6 @@ def select(input: Any, dim: int, index: int) -> Any:
             f"select(): index {index} out of range for tensor of size {list(shape)} at dimension {dim}"
         )
     start = index + size if index < 0 else index
+    if isinstance(input, _core.Tensor):
+        return _select(input, dim, start)
     return _reshape(_slice(input, dim, (start, 1, 1)), (*shape[:dim], *shape[dim + 1 :]))
