@@ -177,9 +177,9 @@ def attach() -> None:
         nameless = name[0] == "_" or name == "backward"  # what fails in a backward is an op's, or the user's
         setattr(Tensor, name, _core.Function(function, True) if nameless else named(name, function))
     _core.quicken(Tensor.__iter__, "iter")
-    _core.set_operator("T", _transposed)
-    _core.set_operator("mT", _last_two)
     for name, getter in (
+        ("T", _core.quicken(_core.Function(_transposed, True), "T")),
+        ("mT", _core.quicken(_core.Function(_last_two, True), "mT")),
         ("H", _matrix_transposed),
         ("mH", lambda self: _last_two(self) if self.ndim else self),
         ("real", lambda self: self),

@@ -224,50 +224,11 @@ void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, Tensor
         pack_saved(*node);
 }
 
-namespace {
-
-constexpr size_t most_outputs = 64;  // of a node: a derivative is known by a mask of those with a gradient
-
-// More views than a node has outputs for: one after the other, a node for each.
-Results call_one_by_one(Fn& fn, std::span<const Operand> operands) {
-    const int dim = int(fn.dims[0]);
-    const bool split = fn.op->view == ViewKind::split;
-    Fn& one = split ? *core_fns().slice(dim) : *core_fns().select(dim);
-    Results results;
-    results.reserve(fn.outputs);
-    int64_t start = 0;
-    for (size_t k = 0; k < fn.outputs; ++k) {
-        const Number length = split ? operands[k + 1].number : Number::of(int64_t(1));
-        const Operand given[4] = {
-            operands[0], {nullptr, Number::of(start)}, {nullptr, length}, {nullptr, Number::of(int64_t(1))}};
-        results.push_back(call_one(one, std::span(given).first(split ? 4 : 2)));
-        start += length.integer;
-    }
-    set_bases(fn, {results.data(), results.size()}, *operands[0].tensor);
-    return results;
+void record_views(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> views) {
+    record_outputs(record_inputs(fn, operands, {}, saves_of(fn, operands), {}, unknown), {}, views);
 }
-
-// A view, or several with one node. Nothing is saved but the viewed tensor's shape.
-Results call_views(Fn& fn, std::span<const Operand> operands) {
-    if (gives_several(fn) && fn.outputs > most_outputs) return call_one_by_one(fn, operands);
-    const Saves& saves = saves_of(fn, operands);
-    Tensor& x = *operands[0].tensor;
-    NodeRef node = record_inputs(fn, operands, {}, saves, {}, unknown);
-    Results results;
-    {
-        const GradMode off(false);
-        results = run(fn, operands);
-    }
-    record_outputs(node, {}, {results.data(), results.size()});
-    set_bases(fn, {results.data(), results.size()}, x);
-    return results;
-}
-
-}  // namespace
 
 Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
-    if (fn.cls == FnClass::view && fn.op->differentiable && takes_part(*operands[0].tensor))
-        return call_views(fn, operands);
     for (const TensorRef& target : out) check_in_place(fn.name, *target);
     if (fn.cls == FnClass::unknown) compiler::classify({&fn, operands});
     uint64_t needed = 0;

@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view slot_names[] = {
     "add", "sub",    "mul",    "div",     "floor_divide", "remainder", "pow", "matmul", "and", "or",
     "xor", "lshift", "rshift", "neg",     "pos",          "invert",    "abs", "eq",     "ne",  "lt",
-    "le",  "gt",     "ge",     "getitem", "setitem",      "array",     "to",  "fill",   "new", "T",  "mT"};
+    "le",  "gt",     "ge",     "getitem", "setitem",      "array",     "to",  "fill",   "new"};
 using Slot = size_t;  // of a name
 consteval Slot slot_of(std::string_view name) {
     Slot slot = 0;
@@ -286,26 +286,6 @@ PyMethodDef casts[] = {
      "changes.\n\n>>> kiln.tensor([1, 2]).to(kiln.float32)\ntensor([1., 2.])"},
 };
 
-// x.T and x.mT: of matrices (batches, of the latter) here; Python has the rest to say.
-template <Slot slot>
-PyObject* transposed(PyObject* self, void*) {
-    const TensorRef x(&tensor_of(self));
-    const int ndim = x->ndim();
-    if (slot == slot_of("T") ? ndim != 2 : ndim < 2)
-        return in_python([&] { return PyObject_CallOneArg(operators[slot], self); });
-    Dims order;
-    for (int d = 0; d < ndim - 2; ++d) order.push_back(d);
-    order.push_back(ndim - 1);
-    order.push_back(ndim - 2);
-    return wrap(permuted(*x, order));
-}
-
-PyGetSetDef properties[] = {
-    {"T", guard<transposed<slot_of("T")>>, nullptr, "The dims in reverse order: of a matrix, its transpose.",
-     nullptr},
-    {"mT", guard<transposed<slot_of("mT")>>, nullptr, "The last two dims exchanged.", nullptr},
-};
-
 // Tensor(...): what the class is called with goes up whole.
 PyObject* construct(PyTypeObject* type, PyObject* args, PyObject* named) {
     return in_python([&] {
@@ -364,7 +344,7 @@ std::span<const PyType_Slot> operator_slots() {
 }
 
 int add_operators(PyObject* module) {
-    return add_to_tensor(casts, properties) < 0 ? -1 : PyModule_AddFunctions(module, functions);
+    return add_to_tensor(casts, {}) < 0 ? -1 : PyModule_AddFunctions(module, functions);
 }
 
 }  // namespace kiln

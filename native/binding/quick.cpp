@@ -149,6 +149,17 @@ PyObject* t_form(Values values, Py_ssize_t) {
     return wrap(permuted(*x, order));
 }
 
+// x.T of a matrix, x.mT of a batch of them.
+template <bool batched>
+PyObject* transposed_form(Values values, Py_ssize_t) {
+    const TensorRef x(&tensor_of(values[0]));
+    const int ndim = x->ndim();
+    if (ndim < 2 || (ndim > 2 && !batched)) return nullptr;
+    Dims order = in_order(ndim);
+    std::swap(order[size_t(ndim - 1)], order[size_t(ndim - 2)]);
+    return wrap(permuted(*x, order));
+}
+
 PyObject* permute_form(Values args, Py_ssize_t count) {
     const TensorRef x(&tensor_of(args[0]));
     Dims order;
@@ -303,6 +314,8 @@ const QuickForm forms[] = {
     {"unsqueeze", unsqueeze_form, {"input", "dim"}},
     {"transpose", transpose_form, {"input", "dim0", "dim1"}},
     {"t", t_form, {"input"}},
+    {"T", transposed_form<false>, {"input"}},
+    {"mT", transposed_form<true>, {"input"}},
     {"narrow", narrow_form, {"input", "dim", "start", "length"}},
     {"select", select_form, {"input", "dim", "index"}},
     {"chunk", chunk_form, {"input", "chunks", "dim"}},

@@ -146,6 +146,39 @@ Results run_view(const Fn& fn, std::span<const Operand> operands) {
     return results;
 }
 
+// More views than a node has outputs for: one after the other, a node for each.
+Results call_one_by_one(Fn& fn, std::span<const Operand> operands) {
+    const int dim = int(fn.dims[0]);
+    const bool split = fn.op->view == ViewKind::split;
+    Fn& one = split ? *core_fns().slice(dim) : *core_fns().select(dim);
+    const Operand step{nullptr, Number::of(int64_t(1))};
+    Results results;
+    results.reserve(fn.outputs);
+    int64_t start = 0;
+    for (size_t k = 0; k < fn.outputs; ++k) {
+        const Operand length = split ? operands[k + 1] : step;
+        const Operand given[4] = {operands[0], {nullptr, Number::of(start)}, length, step};
+        results.push_back(call_one(one, std::span(given).first(split ? 4 : 2)));
+        start += integer_of(length);
+    }
+    return results;
+}
+
+// A view, or several, of the first operand, and a node for backward if one is needed.
+[[gnu::noinline]] Results call_views(Fn& fn, std::span<const Operand> operands) {
+    Tensor& x = *operands[0].tensor;
+    const bool recorded = grad_enabled() && fn.op->differentiable && takes_part(x);
+    Results results;
+    if (recorded && fn.outputs > most_outputs) {
+        results = call_one_by_one(fn, operands);
+    } else {
+        results = run_view(fn, operands);
+        if (recorded) record_views(fn, operands, {results.data(), results.size()});
+    }
+    set_bases(fn, {results.data(), results.size()}, x);
+    return results;
+}
+
 // ---- what computes values: recorded, or run at once ----
 
 // Raises what running the call would say of the dtypes it writes.
@@ -224,10 +257,10 @@ Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
 // The same with autograd. Not inlined: what calls it is mostly a flat call, and over before it comes here.
 [[gnu::noinline]] Results call_any(Fn& fn, std::span<const Operand> operands,
                                    std::span<const TensorRef> out) {
+    if (fn.cls == FnClass::view) return call_views(fn, operands);
     if (grad_enabled() && needs_gradient(fn, operands, out)) return call_with_gradient(fn, operands, out);
     Results results = run_any(fn, operands, out, false);
     for (const TensorRef& target : out) wrote(*target);
-    if (fn.cls == FnClass::view) set_bases(fn, results, *operands[0].tensor);
     return results;
 }
 
@@ -262,7 +295,9 @@ Results call(Fn& fn, std::span<const Operand> operands, std::span<const TensorRe
 
 TensorRef call_one(Fn& fn, std::span<const Operand> operands) {
     TensorRef result;
-    if (FlatCall flat; fn.outputs == 1 && runs_flat(flat, fn, operands, {}))
+    if (fn.cls == FnClass::view)
+        result = std::move(call_views(fn, operands)[0]);
+    else if (FlatCall flat; fn.outputs == 1 && runs_flat(flat, fn, operands, {}))
         call_flat(fn, flat, operands, &result);
     else
         result = std::move(call_any(fn, operands, {})[0]);
