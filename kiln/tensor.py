@@ -196,6 +196,7 @@ def attach() -> None:
         _core.set_operator(_SLOTS.get(name, name), _core.Function(function, True) if own_frames else function)
     _core.set_operator("setitem", _core.Function(getitem.setitem, True))
     _core.set_operator("array", data.beside)
+    _core.set_operator("take_at", find("take_at").handle)
     absent.leave_out(Tensor, absent.TENSOR)
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
     _core.set_operator("to", _core.Function(interop.to, True))

@@ -44,6 +44,7 @@ PyObject* set_core_ops(PyObject*, PyObject* ops) {
     core_fns().write = [](int ndim) { return &view_fn(CoreOp::write, ndim); };
     core_fns().slice = [](int dim) { return &view_fn(CoreOp::slice, dim); };
     core_fns().select = [](int dim) { return &view_fn(CoreOp::select, dim); };
+    core_fns().concat = [](int count) { return &view_fn(CoreOp::concat, 0, size_t(count)); };
     Py_RETURN_NONE;
 }
 

@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view slot_names[] = {
     "add", "sub",    "mul",    "div",     "floor_divide", "remainder", "pow", "matmul", "and", "or",
     "xor", "lshift", "rshift", "neg",     "pos",          "invert",    "abs", "eq",     "ne",  "lt",
-    "le",  "gt",     "ge",     "getitem", "setitem",      "array",     "to",  "fill",   "new"};
+    "le",  "gt",     "ge",     "getitem", "setitem",      "array",     "to",  "fill",   "new", "take_at"};
 using Slot = size_t;  // of a name
 consteval Slot slot_of(std::string_view name) {
     Slot slot = 0;
@@ -194,8 +194,37 @@ TensorRef basic_item(Tensor& x, PyObject* key) {
     return view;
 }
 
+// The positions along dim 0 that a key says which is one array: a tensor of them, or a list of ints. Null, and
+// no exception, for any other key.
+Object positions_in(const Tensor& x, PyObject* key) {
+    if (!x.ndim()) return {};
+    if (is_tensor(key)) {
+        const Tensor& index = tensor_of(key);
+        return index.dtype == DType::int64 && index.ndim() ? Object::borrow(key) : Object();
+    }
+    if (!PyList_CheckExact(key) || !PyList_GET_SIZE(key)) return {};
+    const TensorRef places = new_tensor(DType::int64, {int64_t(PyList_GET_SIZE(key))});
+    auto* values = reinterpret_cast<int64_t*>(places->data());
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(key); ++i) {
+        PyObject* place = PyList_GET_ITEM(key, i);
+        int overflow = 0;
+        if (!PyLong_CheckExact(place)) return {};
+        values[i] = PyLong_AsLongLongAndOverflow(place, &overflow);
+        if (overflow) return {};
+    }
+    return Object::steal(wrap(places));
+}
+
 PyObject* get_item(PyObject* x, PyObject* key) {
     if (TensorRef view = basic_item(*TensorRef(&tensor_of(x)), key)) return wrap(view);
+    if (const Object places = positions_in(tensor_of(x), key)) {
+        static PyObject* const first = PyLong_FromLong(0);
+        PyObject* args[3] = {x, first, places.get()};
+        PyObject* rows = in_python(
+            [&] { return PyObject_Vectorcall(operators[slot_of("take_at")], args, 3, nullptr); });
+        if (rows || !PyErr_ExceptionMatches(PyExc_IndexError)) return rows;
+        PyErr_Clear();  // which is said in terms of the key below
+    }
     PyObject* args[2] = {x, key};
     return in_python([&] { return PyObject_Vectorcall(operators[slot_of("getitem")], args, 2, nullptr); });
 }

@@ -22,8 +22,8 @@ struct QuickForm {
 namespace {
 
 constexpr int64_t most_results = 4096;  // more are Python's to allow
-constexpr size_t most_recorded = 32;    // arrays joined at once in a recording, as Python has it
-constexpr size_t most_edges = 64;       // and where gradients are recorded
+constexpr size_t most_recorded = 32;    // arrays that a recording joins at once, as Python has it
+constexpr size_t most_edges = 64;       // operands of a node that have gradients
 
 bool int_from(PyObject* object, int64_t* value) {
     if (!object || !PyLong_CheckExact(object)) return false;
@@ -272,6 +272,18 @@ PyObject* iter_form(Values values, Py_ssize_t) {
 
 // ---- joins ----
 
+// Many are joined in groups of `most` first.
+TensorRef joined(CoreOp op, int dim, std::span<const Operand> operands, size_t most) {
+    if (operands.size() <= most) return call_one(view_fn(op, dim, operands.size()), operands);
+    Results groups;
+    Operands parts;
+    for (size_t k = 0; k < operands.size(); k += most) {
+        groups.push_back(joined(op, dim, operands.subspan(k, std::min(most, operands.size() - k)), most));
+        parts.push_back({groups.back().get(), {}});
+    }
+    return joined(CoreOp::concat, dim, {parts.data(), parts.size()}, most);
+}
+
 // Arrays of one dtype and shape (but for `dim`, of a concat) joined.
 template <CoreOp op>
 PyObject* join_form(Values values, Py_ssize_t) {
@@ -298,9 +310,10 @@ PyObject* join_form(Values values, Py_ssize_t) {
         recorded = recorded || takes_part(x);
         operands.push_back({hold(items[i], held), {}});
     }
-    if (count > most_recorded && current_recording()) return nullptr;
-    if (count > most_edges && recorded && grad_enabled()) return nullptr;
-    return wrap(call_one(view_fn(op, dim, count), {operands.data(), operands.size()}));
+    const size_t most = current_recording()          ? most_recorded
+                        : recorded && grad_enabled() ? most_edges
+                                                     : SIZE_MAX;
+    return wrap(joined(op, dim, {operands.data(), operands.size()}, most));
 }
 
 const QuickForm forms[] = {

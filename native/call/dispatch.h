@@ -52,6 +52,7 @@ struct CoreFns {
     Fn* (*as_strided)(int ndim) = nullptr;  // as_strided(x; sizes, strides, offset) of a view with ndim dims
     Fn* (*slice)(int dim) = nullptr;        // slice(x; start, length, step) along dim
     Fn* (*select)(int dim) = nullptr;       // select(x; place) along dim
+    Fn* (*concat)(int count) = nullptr;     // concat(arrays...): one below the other
     Fn* (*write)(int ndim) = nullptr;       // write(base, x; strides, offset): base with x at strided places
 };
 CoreFns& core_fns();

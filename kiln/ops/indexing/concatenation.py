@@ -87,7 +87,7 @@ def _same_sizes(tensors: list[Any], dim: int) -> None:
                 )
 
 
-# Arrays joined at once where a graph is made of it: a program's text grows as the square of how many there are.
+# Arrays joined at once where a graph is made of it: a program's text grows as the square of their number.
 TOGETHER = 32
 
 
@@ -159,11 +159,7 @@ def _joined(op: Any, tensors: list[Any], dim: int, out: Any) -> Any:
 def _by_program(tensors: list[Any]) -> bool:
     """Whether a program joins them, or a derivative's takes them apart; else the core copies any number."""
     plain = all(isinstance(x, _core.Tensor) for x in tensors)
-    return (
-        not plain
-        or _core.recording()
-        or (_core.grad_enabled() and any(x.requires_grad for x in tensors))
-    )
+    return not plain or _core.recording() or (_core.grad_enabled() and any(x.requires_grad for x in tensors))
 
 
 for _name in ("concat", "concatenate"):

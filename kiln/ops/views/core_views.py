@@ -14,10 +14,10 @@ from kiln import _core
 from kiln.graph.size import product, quotient
 from kiln.ops.views.reinterpret import as_bits
 from kiln.table import drawn as d
-from kiln.table.arguments import INTEGERS, dtype_name, is_symbolic, is_value, number
+from kiln.table.arguments import is_value, number
 from kiln.table.kinds import normalize_dim
 from kiln.table.public import alias, public
-from kiln.table.record import Sizes, Structure, Tensor, composite, find, primitive
+from kiln.table.record import Sizes, Structure, Tensor, find, primitive
 from kiln.table.registry import forms
 
 
@@ -217,28 +217,10 @@ def _(g: Tensor, input: Tensor, strides: Any, offset: Any) -> Any:
     return write(g, zeros, strides, offset), as_strided(g, tuple(input.shape), strides, offset)
 
 
-@composite(
-    native="select",
-    samples=d.samples(lambda rng, t: ((d.array(rng, (3, 4), t), 1, (2,)), {})),
-    reference=d.reference(lambda np, x, dim, place: x.take(place[0], dim)),
-    **_ANY,
-)
-def select_(input: Tensor, dim: Structure, place: Sizes) -> Any:
-    """A view of one position along `dim`, without that dim; both are counted from the front.
-
-    >>> kiln.tensor([[1, 2], [3, 4]])[1]
-    tensor([3, 4])
-    """
-    shape = tuple(input.shape)
-    return reshape(slice_(input, dim, (place[0], 1, 1)), (*shape[:dim], *shape[dim + 1 :]))
-
-
 # Public functions: the core checks sizes and orders of plain ints, and these do where it cannot or where it
 # would say it in other words than PyTorch. Handles, because a call of a record costs as much as the view.
 
-_reshape, _permute, _expand, _slice, _select = (
-    op.handle for op in (reshape, permute, expand, slice_, select_)
-)
+_reshape, _permute, _expand = (op.handle for op in (reshape, permute, expand))
 
 
 def sizes_of(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -555,58 +537,3 @@ def view_as(input: Any, other: Any) -> Any:
     kiln.Size([2, 3])
     """
     return view(input, tuple(other.shape))
-
-
-@public("narrow", dtypes="all", quick=True)
-def narrow(input: Any, dim: int, start: int, length: int) -> Any:
-    """A view of `length` elements along `dim`, from `start` (which may count from the end).
-
-    IndexError for a start out of range, RuntimeError for a length that is negative or does not fit.
-
-    >>> kiln.arange(5).narrow(0, 1, 3)
-    tensor([1, 2, 3])
-    """
-    if input.ndim == 0:
-        raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
-    dim = normalize_dim(dim, input.ndim, "narrow")
-    if isinstance(start, _core.Tensor):
-        if start.ndim or dtype_name(start.dtype) not in INTEGERS:
-            raise RuntimeError("start must be an 0-dim integral Tensor.")
-        start = int(start)
-    if isinstance(length, int) and length < 0:
-        raise RuntimeError("narrow(): length must be non-negative.")
-    size = input.shape[dim]
-    if isinstance(size, int) and isinstance(start, int) and isinstance(length, int):
-        if not -size <= start <= size:
-            raise IndexError(
-                f"start out of range (expected to be in range of [{-size}, {size}], but got {start})"
-            )
-        start = start + size if start < 0 else start
-        if start + length > size:
-            raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({size}).")
-    elif is_symbolic((size,)):
-        raise TypeError(
-            f"narrow: the size of dim {dim} is symbolic ({size}), so the bounds cannot be checked here"
-        )
-    return _slice(input, dim, (start, length, 1))
-
-
-@public("select", dtypes="all", quick=True)
-def select(input: Any, dim: int, index: int) -> Any:
-    """A view of position `index` along `dim`, without that dim. IndexError if it is out of range.
-
-    >>> kiln.tensor([[1, 2], [3, 4]]).select(0, -1)
-    tensor([3, 4])
-    """
-    if input.ndim == 0:
-        raise IndexError("select() cannot be applied to a 0-dim tensor.")
-    dim, shape = normalize_dim(dim, input.ndim, "select"), tuple(input.shape)
-    size = shape[dim]
-    if isinstance(size, int) and not -size <= index < size:
-        raise IndexError(
-            f"select(): index {index} out of range for tensor of size {list(shape)} at dimension {dim}"
-        )
-    start = index + size if index < 0 else index
-    if isinstance(input, _core.Tensor):
-        return _select(input, dim, start)
-    return _reshape(_slice(input, dim, (start, 1, 1)), (*shape[:dim], *shape[dim + 1 :]))

@@ -1,4 +1,4 @@
-"""One array as several views along a dim: unbind, split, chunk, tensor_split."""
+"""Parts of an array along a dim, as views: narrow, select, unbind, split, chunk, tensor_split."""
 
 from __future__ import annotations
 
@@ -8,11 +8,28 @@ from typing import Any
 from kiln import _core
 from kiln.ops.views.core_views import reshape, slice_
 from kiln.table import drawn as d
-from kiln.table.arguments import dtype_name, expect_count, number, type_name
+from kiln.table.arguments import INTEGERS, dtype_name, expect_count, is_symbolic, number, type_name
 from kiln.table.kinds import normalize_dim
 from kiln.table.public import public
 from kiln.table.record import Sizes, Structure, Tensor, composite, find
 from kiln.table.registry import forms
+
+
+@composite(
+    native="select",
+    samples=d.samples(lambda rng, t: ((d.array(rng, (3, 4), t), 1, (2,)), {})),
+    reference=d.reference(lambda np, x, dim, place: x.take(place[0], dim)),
+    dtypes="all",
+    public=False,
+)
+def select_(input: Tensor, dim: Structure, place: Sizes) -> Any:
+    """A view of one position along `dim`, without that dim; both are counted from the front.
+
+    >>> kiln.tensor([[1, 2], [3, 4]])[1]
+    tensor([3, 4])
+    """
+    shape = tuple(input.shape)
+    return reshape(slice_(input, dim, (place[0], 1, 1)), (*shape[:dim], *shape[dim + 1 :]))
 
 
 @composite(
@@ -83,7 +100,62 @@ def _joined(gs: Any, input: Tensor, dim: int, lengths: Any) -> Any:
     return reshape(blocks[0] if len(blocks) == 1 else find("concat")(blocks, dim), shape)
 
 
-_reshape, _slice, _several, _all = (op.handle for op in (reshape, slice_, split_, unbind_))
+_reshape, _slice, _select, _several, _all = (op.handle for op in (reshape, slice_, select_, split_, unbind_))
+
+
+@public("narrow", dtypes="all", quick=True)
+def narrow(input: Any, dim: int, start: int, length: int) -> Any:
+    """A view of `length` elements along `dim`, from `start` (which may count from the end).
+
+    IndexError for a start out of range, RuntimeError for a length that is negative or does not fit.
+
+    >>> kiln.arange(5).narrow(0, 1, 3)
+    tensor([1, 2, 3])
+    """
+    if input.ndim == 0:
+        raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
+    dim = normalize_dim(dim, input.ndim, "narrow")
+    if isinstance(start, _core.Tensor):
+        if start.ndim or dtype_name(start.dtype) not in INTEGERS:
+            raise RuntimeError("start must be an 0-dim integral Tensor.")
+        start = int(start)
+    if isinstance(length, int) and length < 0:
+        raise RuntimeError("narrow(): length must be non-negative.")
+    size = input.shape[dim]
+    if isinstance(size, int) and isinstance(start, int) and isinstance(length, int):
+        if not -size <= start <= size:
+            raise IndexError(
+                f"start out of range (expected to be in range of [{-size}, {size}], but got {start})"
+            )
+        start = start + size if start < 0 else start
+        if start + length > size:
+            raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({size}).")
+    elif is_symbolic((size,)):
+        raise TypeError(
+            f"narrow: the size of dim {dim} is symbolic ({size}), so the bounds cannot be checked here"
+        )
+    return _slice(input, dim, (start, length, 1))
+
+
+@public("select", dtypes="all", quick=True)
+def select(input: Any, dim: int, index: int) -> Any:
+    """A view of position `index` along `dim`, without that dim. IndexError if it is out of range.
+
+    >>> kiln.tensor([[1, 2], [3, 4]]).select(0, -1)
+    tensor([3, 4])
+    """
+    if input.ndim == 0:
+        raise IndexError("select() cannot be applied to a 0-dim tensor.")
+    dim, shape = normalize_dim(dim, input.ndim, "select"), tuple(input.shape)
+    size = shape[dim]
+    if isinstance(size, int) and not -size <= index < size:
+        raise IndexError(
+            f"select(): index {index} out of range for tensor of size {list(shape)} at dimension {dim}"
+        )
+    start = index + size if index < 0 else index
+    if isinstance(input, _core.Tensor):
+        return _select(input, dim, start)
+    return _reshape(_slice(input, dim, (start, 1, 1)), (*shape[:dim], *shape[dim + 1 :]))
 
 
 def _known(input: Tensor, dim: int, op: str) -> int:
