@@ -32,7 +32,10 @@ _SLOTS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"}
 
 
 # Ops that the core calls by itself; those that join arrays it asks for when there is something to join.
-_CORE_OPS = ("as_strided", "write", "slice", "reshape", "permute", "expand", "select", "unbind", "split")
+_CORE_OPS = (
+    "as_strided", "write", "slice", "reshape", "permute", "expand", "select", "unbind", "split",
+    "split_with_sizes",
+)  # fmt: skip
 
 
 def type_as(self: Any, other: Any) -> Any:

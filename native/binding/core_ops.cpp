@@ -29,8 +29,8 @@ PyObject* set_core_function(PyObject*, PyObject* args) {
     Py_RETURN_NONE;
 }
 
-constexpr const char* op_names[] = {"as_strided", "write",  "slice", "reshape", "permute", "expand",
-                                    "select",     "unbind", "split", "concat",  "stack"};
+constexpr const char* op_names[] = {"as_strided", "write",  "slice", "reshape",          "permute", "expand",
+                                    "select",     "unbind", "split", "split_with_sizes", "concat",  "stack"};
 PyObject* core_ops[std::size(op_names)] = {};
 
 PyObject* set_core_ops(PyObject*, PyObject* ops) {

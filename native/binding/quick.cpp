@@ -253,7 +253,8 @@ PyObject* split_form(Values values, Py_ssize_t) {
         left -= length;
     }
     if (left || lengths.empty() || int64_t(lengths.size()) > most_results) return nullptr;
-    return several(CoreOp::split, x, dim, {lengths.data(), lengths.size()}, int64_t(lengths.size()));
+    const auto count = int64_t(lengths.size());
+    return several(CoreOp::split_with_sizes, x, dim, {lengths.data(), lengths.size()}, count);
 }
 
 PyObject* unbind_form(Values values, Py_ssize_t) {

@@ -5,7 +5,20 @@
 
 namespace kiln {
 
-enum class CoreOp { as_strided, write, slice, reshape, permute, expand, select, unbind, split, concat, stack };
+enum class CoreOp {
+    as_strided,
+    write,
+    slice,
+    reshape,
+    permute,
+    expand,
+    select,
+    unbind,
+    split,
+    split_with_sizes,
+    concat,
+    stack
+};
 
 // The function of a view at a number: of dims (as_strided, write, reshape, expand), which dim (slice, select).
 Fn& view_fn(CoreOp op, int n);
