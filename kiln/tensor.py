@@ -18,17 +18,25 @@ from kiln.late import later
 from kiln.layout import strided
 from kiln.ops.creation import data, interop
 from kiln.ops.elementwise import arithmetic
-from kiln.ops.indexing import concatenation, getitem
+from kiln.ops.indexing import getitem
 from kiln.ops.products import matrix_products
 from kiln.ops.reductions import core_reductions
 from kiln.ops.views import core_views, memory_formats, splits
 from kiln.table import kinds, registry
 from kiln.table.callables import named
+from kiln.table.record import find
 
 Tensor: Any = _core.Tensor
 
 # The core's names of operator slots that differ from Python's.
 _SLOTS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"}
+
+
+# Ops that the core calls by itself; those that join arrays it asks for when there is something to join.
+_CORE_OPS = (
+    "as_strided", "write", "slice", "reshape", "permute", "expand", "select", "unbind", "split",
+    "split_with_sizes",
+)  # fmt: skip
 
 
 def type_as(self: Any, other: Any) -> Any:
@@ -172,9 +180,10 @@ def attach() -> None:
     for name, function in METHODS.items():
         nameless = name[0] == "_" or name == "backward"  # what fails in a backward is an op's, or the user's
         setattr(Tensor, name, _core.Function(function, True) if nameless else named(name, function))
+    _core.quicken(Tensor.__iter__, "iter")
     for name, getter in (
-        ("T", _transposed),
-        ("mT", _last_two),
+        ("T", _core.quicken(_core.Function(_transposed, True), "T")),
+        ("mT", _core.quicken(_core.Function(_last_two, True), "mT")),
         ("H", _matrix_transposed),
         ("mH", lambda self: _last_two(self) if self.ndim else self),
         ("real", lambda self: self),
@@ -191,6 +200,7 @@ def attach() -> None:
         _core.set_operator(_SLOTS.get(name, name), _core.Function(function, True) if own_frames else function)
     _core.set_operator("setitem", _core.Function(getitem.setitem, True))
     _core.set_operator("array", data.beside)
+    _core.set_operator("take_at", find("take_at").handle)
     absent.leave_out(Tensor, absent.TENSOR)
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
     _core.set_operator("to", _core.Function(interop.to, True))
@@ -200,8 +210,7 @@ def attach() -> None:
         _core.set_core_function(name, arithmetic.convert.handle, (name,))
     _core.set_core_function("add", arithmetic.add.handle, ())
     _core.set_core_function("copy", arithmetic.clone.handle, ())
-    views = (core_views.as_strided, core_views.write, core_views.slice_, core_views.reshape)
-    _core.set_view_ops(*(op.handle for op in (*views, concatenation.concat)))
+    _core.set_core_ops(*(find(name).handle for name in _CORE_OPS))
     _core.set_core_function("sum_to", core_reductions.sum_to.handle, ("t", "t"))
     _core.set_core_function("product", matrix_products.product.handle, ("t", "t"))
     _core.set_core_function("transpose", core_views.permute.handle, ("t", (1, 0)))

@@ -1,7 +1,7 @@
 """Why a view may not be written in place, or may not follow what it views."""
 
-# Of one of several views: what gave them, by the op that made it.
-_GIVERS = {"reshape": "Unbind", "slice": "Split"}
+# Of one of several views: what gave them, by the op that made it (of very many each has its own).
+_GIVERS = {"select": "Unbind", "slice": "Split", "split_with_sizes": "SplitWithSizes"}
 
 
 def view_error(name: str | None, output: int, made: str, what: str) -> str:

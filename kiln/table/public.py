@@ -77,13 +77,15 @@ def public(
     plain: Op | None = None,
     layer: bool = False,
     raw: bool = False,
+    quick: bool = False,
     **settings: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a plain function the public `name` (and a method of tensors; and the in-place method `name_`).
 
     An in-place form calls the function with `out=` the tensor. `plain` is the op the function calls when it
     is given that op's parameters by place and nothing else: then the call stays in C++. `layer`: it is one
-    of kiln.nn.functional. `raw`: it takes data, so that a NumPy integer is not made an int. `settings` are
+    of kiln.nn.functional. `raw`: it takes data, so that a NumPy integer is not made an int. `quick`: calls
+    with tensors and plain ints are made by the core (native/binding/quick.cpp). `settings` are
     facts for the docs; with samples among them it is a record of the harness: see `Function`.
     """
 
@@ -94,6 +96,8 @@ def public(
             function = _with_aliases(function)
             function.__kiln_name__ = name  # type: ignore[attr-defined]
         shown: Any = _core.Function(function, raw, *flags(function))
+        if quick:
+            _core.quicken(shown, name)
         written: Any = _core.Function(_in_place(name, function), False, *flags(function)) if inplace else None
         if plain is not None:
             shown = plain.handle.form(shown)

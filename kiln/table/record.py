@@ -156,6 +156,7 @@ class Op:
         body: Callable[..., Any] | None,
         rule: str = "promote",
         listed: bool = True,
+        native: str = "",
     ) -> None:
         self.name = name
         # what plans are kept under: its name where kiln's own source says what that does, else nothing
@@ -186,7 +187,7 @@ class Op:
         self.checks: IndexCheck | None = None
         self.gives_positions = False  # along `dim` (None: in the flat array): they need no check there
         self.explain: Callable[..., Exception | None] | None = None
-        self.handle = _core.Op(name, kind, params, self)
+        self.handle = _core.Op(name, native or kind, params, self)
         if listed:
             registry.OPS[name] = self
 
@@ -438,11 +439,14 @@ def layer(algorithm: str, shapes: kinds.Rule, **settings: Any) -> Callable[[Call
     return make
 
 
-def composite(**settings: Any) -> Callable[[Callable[..., Any]], Op]:
-    """Makes an op of a plain function over other ops."""
+def composite(native: str = "", **settings: Any) -> Callable[[Callable[..., Any]], Op]:
+    """Makes an op of a plain function over other ops. `native`: what the core knows it as, and computes by
+    itself.
+    """
 
     def make(body: Callable[..., Any]) -> Op:
-        return _finish(Op(body.__name__.rstrip("_"), "composite", params_of(body), body), settings)
+        name = body.__name__.rstrip("_")
+        return _finish(Op(name, "composite", params_of(body), body, native=native), settings)
 
     return make
 

@@ -78,7 +78,8 @@ void add_gradient(TensorRef& sum_so_far, TensorRef gradient) {
 
 bool gives_slices(const Node& node) {
     const Fn& fn = *node.fn;
-    return fn.cls == FnClass::view && fn.op && (fn.op->view == ViewKind::slice || node.outputs > 1);
+    return fn.cls == FnClass::view && fn.op &&
+           (fn.op->view == ViewKind::slice || fn.op->view == ViewKind::select || gives_several(fn));
 }
 
 bool SumOfParts::begin_at_zero() { return std::exchange(from_zero, from_zero | mask) & mask; }
@@ -97,12 +98,18 @@ void SumOfParts::prepare_for_places() {
 
 void SumOfParts::add_at_places(const Node& node) {
     const NodeInput& input = node.inputs[0];
-    if (sum) {
+    const Dims& sizes = input.saved.tensor->sizes;
+    bool all = gives_several(*node.fn);  // parts that stand side by side
+    for (const TensorRef& gradient : node.grads) all = all && gradient;
+    const bool new_everywhere = !sum && all && !current_recording();
+    if (sum)
         prepare_for_places();
-    } else {
+    else
         begin_at_zero();
-        sum = full_like(*new_tensor(input.dtype, input.saved.tensor->sizes, StorageRef()), 0.0);
-    }
+    if (new_everywhere)
+        sum = new_tensor(input.dtype, sizes);
+    else if (!sum)
+        sum = full_like(*new_tensor(input.dtype, sizes, StorageRef()), 0.0);
     Operands operands;
     operands.push_back({sum.get(), {}});
     for (const NodeInput& number : std::span(node.inputs.begin(), node.inputs.end()).subspan(1))
@@ -110,7 +117,8 @@ void SumOfParts::add_at_places(const Node& node) {
     const Results places = run(*node.fn, operands);
     for (size_t k = 0; k < node.grads.size(); ++k) {
         if (!node.grads[k]) continue;
-        Operand both[2] = {{places[k].get(), {}}, {node.grads[k].get(), {}}};
+        const Operand before = new_everywhere ? Operand{nullptr, Number::of(0.0)} : Operand{places[k].get(), {}};
+        Operand both[2] = {before, {node.grads[k].get(), {}}};
         call(*core_fns().add, both, {&places[k], 1});
     }
 }

@@ -61,8 +61,13 @@ Wanted wanted_by(const Saves& saves, uint64_t needed) {
     return wanted;
 }
 
-// Of a pointwise call only dtypes matter, and which operands are 0-d or numbers.
+// Of a pointwise call only dtypes matter, and which operands are 0-d or numbers. Of views and joins nobody has
+// to be asked: their derivatives read no value.
 const Saves& saves_of(Fn& fn, std::span<const Operand> operands) {
+    static const Saves of_view{.inputs = {}, .outputs = {}, .hiddens = {}, .differentiable = 1},
+        of_join{.inputs = {}, .outputs = {}, .hiddens = {}, .differentiable = ~uint64_t(0)};
+    if (fn.cls == FnClass::view) return of_view;
+    if (fn.cls == FnClass::join) return of_join;
     static auto* table = new Table<Saves>();
     Key key;
     key.push(fn.id);
@@ -96,6 +101,7 @@ int common_ndim(const Fn& fn, std::span<const Operand> operands, std::span<const
 NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
                       const Saves& saves, const Wanted& wanted, int result_ndim) {
     NodeRef node = new_node(fn);
+    node->inputs.reserve(operands.size());
     for (size_t i = 0; i < operands.size(); ++i) {
         Tensor* tensor = operands[i].tensor;
         if (!tensor) {
@@ -218,6 +224,10 @@ void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, Tensor
         pack_saved(*node);
 }
 
+void record_views(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> views) {
+    record_outputs(record_inputs(fn, operands, {}, saves_of(fn, operands), {}, unknown), {}, views);
+}
+
 Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     for (const TensorRef& target : out) check_in_place(fn.name, *target);
     if (fn.cls == FnClass::unknown) compiler::classify({&fn, operands});
@@ -248,7 +258,6 @@ Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<
     for (size_t k = 0; k < outputs; ++k) {
         if (!is_float(results[k]->dtype)) continue;
         if (!out.empty() && results[k]->base) write_to_base(*results[k]);
-        if (fn.cls == FnClass::view) set_base(*results[k], *operands[0].tensor);
     }
     return results;
 }

@@ -56,6 +56,9 @@ bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<c
 // Runs a flat call and leaves a node for backward if one is needed.
 void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, TensorRef* results);
 Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
+// Leaves a node for the views of its first operand that a call gave.
+constexpr size_t most_outputs = 64;  // of a node: a derivative is known by a mask of those with a gradient
+void record_views(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> views);
 // A node with the edges of a call whose backward reads no value.
 NodeRef record_edges(Fn& fn, std::span<const Operand> operands);
 

@@ -322,7 +322,7 @@ private:
 
     // Whether the gradients of slices can be written where they belong; else they are arrays with zeros around.
     bool adds_at_places(const Node& node) const {
-        const bool split_recorded = node.outputs > 1 && current_recording();  // one join of all parts is fused
+        const bool split_recorded = gives_several(*node.fn) && current_recording();  // one join of all parts is fused
         return !node.extras && !anomaly_mode && !reach.options.create_graph && !reach.options.batched &&
                !split_recorded && reach.wants(node.inputs[0].edge);
     }
@@ -369,6 +369,8 @@ private:
         for (size_t k = 0; k < node.grads.size(); ++k)
             if (node.grads[k]) defined |= bit(k);
         if (!needed || !defined) return {};
+        if (node.fn->cls == FnClass::join && !reach.options.create_graph && !reach.options.batched)
+            return gradients_of_join(node);
         if (node.fn->cls == FnClass::view)
             if (TensorRef whole = gradient_of_view(node)) {
                 Given given;
@@ -441,6 +443,23 @@ private:
         Dims back(fn.dims.size());
         for (size_t d = 0; d < fn.dims.size(); ++d) back[size_t(fn.dims[d])] = int64_t(d);
         return view_permute(gradient, back);
+    }
+
+    // Of arrays joined, views of their parts.
+    Given gradients_of_join(const Node& node) const {
+        Given given;
+        const Tensor& gradient = *node.grads[0];
+        const int64_t dim = node.fn->dims[0];
+        int64_t at = 0;
+        for (const NodeInput& input : node.inputs) {
+            const bool stacked = node.fn->op->join == JoinKind::stack;
+            const int64_t length = stacked ? 1 : input.saved.tensor->sizes[size_t(dim)];
+            TensorRef& part = given.gradients.emplace_back();
+            if (reach.wants(input.edge))
+                part = stacked ? view_select(gradient, dim, at) : view_slice(gradient, dim, at, length, 1);
+            at += length;
+        }
+        return given;
     }
 
     // ---- products of matrices that several calls share ----

@@ -35,6 +35,14 @@ void set_base(Tensor& view, Tensor& x) {
                                   : Made::recorded;
 }
 
+void set_bases(const Fn& fn, std::span<const TensorRef> views, Tensor& x) {
+    const bool several = gives_several(fn) && grad_enabled();
+    for (const TensorRef& view : views) {
+        set_base(*view, x);
+        if (several) view->made = Made::one_of_several;
+    }
+}
+
 namespace {
 
 constexpr const char* one_place =

@@ -21,6 +21,9 @@ const SourceLine* last_write(const Storage& storage);
 
 // Makes `view` (if it shares x's memory) a view of what x is, or views.
 void set_base(Tensor& view, Tensor& x);
+// The same of all that a view function gives of x. One of several views may not be written where gradients
+// are recorded: their node could not be replaced for it alone.
+void set_bases(const Fn& fn, std::span<const TensorRef> views, Tensor& x);
 // After a recorded write through a view: what it views has the write as its history, and the view is a view
 // of that.
 void write_to_base(Tensor& view);

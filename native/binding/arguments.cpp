@@ -160,7 +160,8 @@ bool Arguments::is_structure_of(const Fn& fn) const {
 bool Arguments::collect_one(const Param& param, PyObject* value) {
     switch (param.kind) {
     case 'S':
-        if (self_.op->kind == OpKind::view) return collect_view_dims(param, value);
+        if (self_.op->view == ViewKind::permute || self_.op->view == ViewKind::slice)
+            return collect_view_dims(param, value);
         if (is_symbolic(value)) return false;
         if (PyBool_Check(param.default_value) && is_no_flag(value)) wrong_argument(param, value, "bool");
         structure_.push_back(is_tensor(value) ? checked(PyNumber_Index(value)) : fixed(plain(value).get()));

@@ -194,10 +194,6 @@ std::pair<Object, Object> python_arguments(PyObject* const* args, Py_ssize_t cou
 // The error that is set, in terms of a call that failed (kiln/table/mistakes.py): null is returned. Or the
 // result of the call that arguments in an older order mean.
 PyObject* describe_error(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names);
-// The views of x along a dim: a range, or one place without the dim.
-TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step);
-TensorRef select_view(Tensor& x, int dim, int64_t place);
-
 // Values that are about to be read, or written from outside: pending work is done first.
 inline void ready(Tensor& tensor) {
     if (tensor.storage) settle(*tensor.storage);

@@ -242,7 +242,7 @@ Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& aske
         fn->updates = answer.integer(0, 2) != 0;
         return fn->cls = cls;
     });
-    fn->outputs = uint8_t(
+    fn->outputs = uint32_t(
         std::ranges::count_if(fn->targets, [](const Target& target) { return target.pass < 0; }));
     return fn;
 }

@@ -1,6 +1,10 @@
 // The ops that the core itself calls: told by the table, found by what they need to know.
+#include <iterator>
+#include <unordered_map>
+
 #include "autograd/autograd.h"
-#include "binding/bind.h"
+#include "binding/op.h"
+#include "binding/views.h"
 
 namespace kiln {
 
@@ -27,42 +31,30 @@ PyObject* set_core_function(PyObject*, PyObject* args) {
     Py_RETURN_NONE;
 }
 
-// Ops whose structure is a number: of dims (as_strided, write), which dim (slice), of sizes (reshape), of arrays
-// (concat).
-enum ViewOp { as_strided, write, slice, reshape, concat };
-PyObject* view_ops[5] = {};
+constexpr const char* op_names[] = {"as_strided", "write",  "slice", "reshape",          "permute", "expand",
+                                    "select",     "unbind", "split", "split_with_sizes", "concat",  "stack"};
+PyObject* core_ops[std::size(op_names)] = {};
 
-// The function of one at this number; made when first asked for.
-template <ViewOp op>
-Fn* view_fn(int n) {
-    static SmallVector<Fn*, 8> known;
-    while (int(known.size()) <= n) known.push_back(nullptr);
-    if (known[size_t(n)]) return known[size_t(n)];
-    const Object structure = checked(op == as_strided ? Py_BuildValue("(siii)", "t", n, n, 1)
-                                     : op == write    ? Py_BuildValue("(ssii)", "t", "t", n, 1)
-                                     : op == slice    ? Py_BuildValue("(s(i)i)", "t", n, 3)
-                                     : op == concat   ? Py_BuildValue("(ii)", n, 0)
-                                                      : Py_BuildValue("(si)", "t", n));
-    return known[size_t(n)] = &fn_of(view_ops[op], structure.get());
-}
-
-PyObject* set_view_ops(PyObject*, PyObject* args) {
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!:set_view_ops", op_type, &view_ops[as_strided], op_type,
-                          &view_ops[write], op_type, &view_ops[slice], op_type, &view_ops[reshape], op_type,
-                          &view_ops[concat]))
-        return nullptr;
-    for (PyObject* op : view_ops) Py_INCREF(op);
-    core_fns().as_strided = view_fn<as_strided>;
-    core_fns().write = view_fn<write>;
-    core_fns().concat = view_fn<concat>;
+PyObject* set_core_ops(PyObject*, PyObject* ops) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(ops); ++i) {
+        PyObject* op = PyTuple_GET_ITEM(ops, i);
+        if (Py_TYPE(op) != op_type) return PyErr_Format(PyExc_TypeError, "set_core_ops: expected ops");
+        for (size_t k = 0; k < std::size(op_names); ++k)
+            if (op_of(op).op->name == op_names[k]) Py_XSETREF(core_ops[k], Py_NewRef(op));
+    }
+    core_fns().as_strided = [](int ndim) { return &view_fn(CoreOp::as_strided, ndim); };
+    core_fns().write = [](int ndim) { return &view_fn(CoreOp::write, ndim); };
+    core_fns().slice = [](int dim) { return &view_fn(CoreOp::slice, dim); };
+    core_fns().select = [](int dim) { return &view_fn(CoreOp::select, dim); };
+    core_fns().concat = [](int count) { return &view_fn(CoreOp::concat, 0, size_t(count)); };
     Py_RETURN_NONE;
 }
 
-PyObject* one_of_several(PyObject*, PyObject* views) {
-    for (Py_ssize_t i = 0; grad_enabled() && i < PyTuple_GET_SIZE(views); ++i)
-        if (PyObject* view = PyTuple_GET_ITEM(views, i); is_tensor(view) && tensor_of(view).base)
-            tensor_of(view).made = Made::one_of_several;
-    return Py_NewRef(views);
+// The op itself; brought by its family if that is not imported yet.
+PyObject* core_op(CoreOp op) {
+    PyObject*& known = core_ops[size_t(op)];
+    if (!known) known = ask("op", "(s)", op_names[size_t(op)]).release();
+    return known;
 }
 
 PyObject* expect_writable_from(PyObject*, PyObject* args) {
@@ -75,11 +67,7 @@ PyObject* expect_writable_from(PyObject*, PyObject* args) {
 PyMethodDef functions[] = {
     {"expect_writable", guard<expect_writable_from>, METH_VARARGS,
      "Raises what writing the first tensor into the second would raise, and writes nothing."},
-    {"one_of_several", one_of_several, METH_O,
-     "A tuple of the views that one function gives, which are not to be written where gradients are "
-     "recorded."},
-    {"set_view_ops", set_view_ops, METH_VARARGS,
-     "Tells the core the ops as_strided, write, slice, reshape and concat."},
+    {"set_core_ops", set_core_ops, METH_VARARGS, "Tells the core ops that make views or join arrays."},
     {"set_core_function", guard<set_core_function>, METH_VARARGS,
      "Tells the core which op adds, copies, sums to a shape, multiplies or transposes matrices, converts to the "
      "dtype of that name."},
@@ -88,19 +76,71 @@ PyMethodDef functions[] = {
 
 }  // namespace
 
-TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step) {
-    Operand operands[4] = {
-        {&x, {}}, {nullptr, Number::of(start)}, {nullptr, Number::of(length)}, {nullptr, Number::of(step)}};
-    return std::move(call(*view_fn<slice>(dim), operands)[0]);
+Fn& view_fn(CoreOp op, int n) {
+    static SmallVector<Fn*, 8> known[std::size(op_names)];
+    SmallVector<Fn*, 8>& fns = known[size_t(op)];
+    while (int(fns.size()) <= n) fns.push_back(nullptr);
+    if (fns[size_t(n)]) return *fns[size_t(n)];
+    const Object structure = checked(op == CoreOp::as_strided ? Py_BuildValue("(siii)", "t", n, n, 1)
+                                     : op == CoreOp::write    ? Py_BuildValue("(ssii)", "t", "t", n, 1)
+                                     : op == CoreOp::slice    ? Py_BuildValue("(s(i)i)", "t", n, 3)
+                                     : op == CoreOp::select   ? Py_BuildValue("(sii)", "t", n, 1)
+                                                      : Py_BuildValue("(si)", "t", n));
+    return *(fns[size_t(n)] = &fn_of(core_op(op), structure.get()));
 }
 
-TensorRef select_view(Tensor& x, int dim, int64_t place) {
-    TensorRef row = slice_view(x, dim, place, 1, 1);
+namespace {
+
+// What was found for a number that says all; `structure` makes the structure otherwise.
+template <class Structure>
+Fn& known_fn(CoreOp op, uint64_t key, Structure&& structure) {
+    static auto* known = new std::unordered_map<uint64_t, Fn*>();
+    Fn*& fn = (*known)[key << 4 | uint64_t(op)];
+    if (!fn) fn = &fn_of(core_op(op), checked(structure()).get());
+    return *fn;
+}
+
+}  // namespace
+
+Fn& view_fn(CoreOp op, int dim, size_t count) {
+    return known_fn(op, uint64_t(count) << 8 | uint64_t(dim), [&] {
+        return op == CoreOp::concat || op == CoreOp::stack ? Py_BuildValue("(ni)", Py_ssize_t(count), dim)
+                                           : Py_BuildValue("(sin)", "t", dim, Py_ssize_t(count));
+    });
+}
+
+Fn& permute_fn(const Dims& order) {
+    auto structure = [&] { return Py_BuildValue("(sN)", "t", dims_object(order)); };
+    if (order.size() > 12) return fn_of(core_op(CoreOp::permute), checked(structure()).get());
+    uint64_t key = order.size();
+    for (int64_t dim : order) key = key << 4 | uint64_t(dim);
+    return known_fn(CoreOp::permute, key, structure);
+}
+
+namespace {
+
+TensorRef view_of(Fn& fn, Tensor& x, const Dims& numbers = {}) {
     Operands operands;
-    operands.push_back({row.get(), {}});
-    for (int d = 0; d < x.ndim(); ++d)
-        if (d != dim) operands.push_back({nullptr, Number::of(x.sizes[size_t(d)])});
-    return std::move(call(*view_fn<reshape>(x.ndim() - 1), operands)[0]);
+    operands.reserve(numbers.size() + 1);
+    operands.push_back({&x, {}});
+    for (int64_t number : numbers) operands.push_back({nullptr, Number::of(number)});
+    return call_one(fn, {operands.data(), operands.size()});
+}
+
+}  // namespace
+
+TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step) {
+    return view_of(view_fn(CoreOp::slice, dim), x, {start, length, step});
+}
+TensorRef select_view(Tensor& x, int dim, int64_t place) { return view_of(view_fn(CoreOp::select, dim), x, {place}); }
+TensorRef reshaped(Tensor& x, const Dims& sizes) { return view_of(view_fn(CoreOp::reshape, sizes.ndim()), x, sizes); }
+TensorRef expanded(Tensor& x, const Dims& sizes) { return view_of(view_fn(CoreOp::expand, sizes.ndim()), x, sizes); }
+TensorRef permuted(Tensor& x, const Dims& order) { return view_of(permute_fn(order), x); }
+TensorRef unsqueezed(Tensor& x, int dim) {
+    Dims sizes(x.sizes.size() + 1);
+    for (int d = 0; d < sizes.ndim(); ++d)
+        sizes[size_t(d)] = d == dim ? 1 : x.sizes[size_t(d - (d > dim))];
+    return reshaped(x, sizes);
 }
 
 int add_core_ops(PyObject* module) { return PyModule_AddFunctions(module, functions); }

@@ -1,6 +1,6 @@
 // Public functions that are written in Python, as callables of the core: what they are given is made Python's
 // own, and what goes wrong in them is told in terms of the call.
-#include "binding/bind.h"
+#include "binding/views.h"
 
 #include <structmember.h>
 
@@ -18,6 +18,7 @@ struct FunctionObject {
     Py_ssize_t places;  // parameters that are given by place
     // Null, or a tuple: for each place its name if it takes a flag, else None; then other parameters' names.
     PyObject* flags;
+    const QuickForm* quick;  // null, or how calls of its usual form are made without Python
     Casts casts;
 };
 
@@ -88,9 +89,29 @@ PyObject* function_vectorcall(PyObject* object, PyObject* const* args, size_t fl
         FunctionObject& self = function_of(object);
         if (autocasts(object, self.casts)) [[unlikely]]
             return call_cast(object, args, flags, names);
+        if (self.quick)
+            if (PyObject* made = call_quick(*self.quick, args, PyVectorcall_NARGS(flags), names)) return made;
         return call_in_python(self, args, flags, names);
     });
     return result ? result : describe_error(object, args, flags, names);
+}
+
+void function_dealloc(PyObject* object) {
+    PyTypeObject* type = Py_TYPE(object);
+    Py_DECREF(function_of(object).function);
+    Py_XDECREF(function_of(object).flags);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+// The same callable, whose calls with tensors and plain ints the core makes.
+PyObject* quicken(PyObject*, PyObject* args) {
+    PyObject* object;
+    const char* name;
+    if (!PyArg_ParseTuple(args, "Os:quicken", &object, &name)) return nullptr;
+    KILN_CHECK(Py_TYPE(object)->tp_dealloc == function_dealloc, type, "quicken: expected a Function");
+    function_of(object).quick = &quick_form(name);
+    return Py_NewRef(object);
 }
 
 // (function, raw=False, places=0, flags=None)
@@ -109,14 +130,6 @@ PyObject* function_new(PyTypeObject* type, PyObject* args, PyObject*) {
     self.places = places;
     self.flags = Py_XNewRef(flags);
     return object;
-}
-
-void function_dealloc(PyObject* object) {
-    PyTypeObject* type = Py_TYPE(object);
-    Py_DECREF(function_of(object).function);
-    Py_XDECREF(function_of(object).flags);
-    type->tp_free(object);
-    Py_DECREF(type);
 }
 
 PyObject* function_attribute(PyObject* self, PyObject* name) {
@@ -173,6 +186,8 @@ PyObject* plain_value(PyObject*, PyObject* value) { return plain(value).release(
 PyMethodDef functions[] = {
     {"plain", guard<plain_value>, METH_O,
      "A value as Python's own: a NumPy integer as an int, in lists and tuples too."},
+    {"quicken", guard<quicken>, METH_VARARGS,
+     "quicken(function, form): the function, whose calls with tensors and plain ints the core makes by itself."},
     {"set_handled", set_handled, METH_O,
      "Makes an exception the one that a bare `raise` in `except` raises."},
     {"set_error_describer", set_error_describer, METH_O,

@@ -75,6 +75,7 @@ PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, P
         if (!arguments.out.empty() && !self.in_place) refuse_history(fn, operands, arguments.out);
         fit_out(fn, operands, arguments.out);
         Results results = call_of_program(fn, operands, arguments.out);
+        if (gives_several(fn)) return tuple_of({results.data(), results.size()}).release();
         return self.in_place ? Py_NewRef(args[0]) : wrap_results(results);
     });
     return result ? result : describe_error(object, args, flags, names);
@@ -87,17 +88,21 @@ void op_dealloc(PyObject* object) {
     Py_DECREF(type);
 }
 
-OpKind op_kind(const std::string& kind, ViewKind* view) {
+OpKind op_kind(const std::string& kind, ViewKind* view, JoinKind* join) {
     static const std::pair<const char*, ViewKind> views[] = {{"reshape", ViewKind::reshape},
                                                              {"permute", ViewKind::permute},
                                                              {"expand", ViewKind::expand},
                                                              {"slice", ViewKind::slice},
-                                                             {"as_strided", ViewKind::as_strided}};
+                                                             {"as_strided", ViewKind::as_strided},
+                                                             {"select", ViewKind::select},
+                                                             {"unbind", ViewKind::unbind},
+                                                             {"split", ViewKind::split}};
     for (const auto& [text, code] : views)
         if (kind == text) {
             *view = code;
             return OpKind::view;
         }
+    *join = kind == "concat" ? JoinKind::concat : kind == "stack" ? JoinKind::stack : JoinKind::none;
     return kind == "pointwise" ? OpKind::pointwise : OpKind::general;
 }
 
@@ -111,7 +116,7 @@ PyObject* op_new(PyTypeObject* type, PyObject* args, PyObject*) {
     self.vectorcall = op_vectorcall;
     self.op = new Op();
     self.op->name = name;
-    self.op->kind = op_kind(kind, &self.op->view);
+    self.op->kind = op_kind(kind, &self.op->view, &self.op->join);
     self.op->record = Py_NewRef(record);
     self.record = record;
     self.functions = checked(PyDict_New()).release();
@@ -239,6 +244,27 @@ bool same_types(PyObject* a, PyObject* b) {
 
 }  // namespace
 
+namespace {
+
+// The dims of a view or a join, and how many results it gives. A permute and a slice have them in a tuple; of
+// the others the second entry is the dim, and a third the count.
+void read_dims(Fn& fn, PyObject* structure) {
+    const bool joins = fn.op->join != JoinKind::none;
+    if (fn.op->kind != OpKind::view && !joins) return;
+    const Py_ssize_t entries = PyTuple_GET_SIZE(structure);
+    if (joins || fn.op->view >= ViewKind::select) {
+        KILN_CHECK(entries >= 2, type, fn.name, ": a dim is missing");
+        fn.dims = dims_from(PyTuple_GET_ITEM(structure, 1), "dim");
+        if (gives_several(fn)) fn.outputs = uint32_t(PyLong_AsLong(PyTuple_GET_ITEM(structure, 2)));
+        return;
+    }
+    for (Py_ssize_t i = 0; i < entries; ++i)
+        if (PyTuple_Check(PyTuple_GET_ITEM(structure, i)))
+            fn.dims = dims_from(PyTuple_GET_ITEM(structure, i), "dims");
+}
+
+}  // namespace
+
 Fn& fn_of(PyObject* op, PyObject* structure) {
     OpObject& self = op_of(op);
     Fn* first = nullptr;
@@ -255,10 +281,7 @@ Fn& fn_of(PyObject* op, PyObject* structure) {
     self.op->at_once = says("at_once");
     Fn* fn = new_fn(self.op, self.op->name);
     fn->structure = Opaque(structure);
-    if (self.op->kind == OpKind::view)
-        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(structure); ++i)
-            if (PyTuple_Check(PyTuple_GET_ITEM(structure, i)))
-                fn->dims = dims_from(PyTuple_GET_ITEM(structure, i), "dims");
+    read_dims(*fn, structure);
     if (first) {
         fn->twin = std::exchange(first->twin, fn);
         return *fn;

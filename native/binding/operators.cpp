@@ -1,5 +1,6 @@
 // Operators of tensors: which function each calls, and what needs no function.
 #include "binding/op.h"
+#include "binding/views.h"
 
 #include <atomic>
 #include <iterator>
@@ -15,7 +16,7 @@ namespace {
 constexpr std::string_view slot_names[] = {
     "add", "sub",    "mul",    "div",     "floor_divide", "remainder", "pow", "matmul", "and", "or",
     "xor", "lshift", "rshift", "neg",     "pos",          "invert",    "abs", "eq",     "ne",  "lt",
-    "le",  "gt",     "ge",     "getitem", "setitem",      "array",     "to",  "fill",   "new"};
+    "le",  "gt",     "ge",     "getitem", "setitem",      "array",     "to",  "fill",   "new", "take_at"};
 using Slot = size_t;  // of a name
 consteval Slot slot_of(std::string_view name) {
     Slot slot = 0;
@@ -145,31 +146,45 @@ PyObject* tensor_zero(PyObject* self, PyObject*) {
     return tensor_fill(self, &zero, 1, nullptr);
 }
 
-// x[key] of ints and slices, which are the views kiln/ops/indexing/getitem.py would make; null (and no
-// exception) where a key is anything else, is wrong, or changes nothing: that is told there.
-TensorRef basic_item(Tensor& x, PyObject* key) {
-    PyObject** entries = &key;
-    Py_ssize_t count = 1;
-    if (PyTuple_CheckExact(key)) {
-        entries = &PyTuple_GET_ITEM(key, 0);
-        count = PyTuple_GET_SIZE(key);
+// The dims of x that the entries of a key take up, and whether they are ints, slices, None and one Ellipsis.
+bool is_basic(std::span<PyObject* const> entries, int* dims) {
+    int ellipses = 0;
+    *dims = 0;
+    for (PyObject* entry : entries) {
+        if (entry == Py_Ellipsis)
+            ++ellipses;
+        else if (PyLong_CheckExact(entry) || PySlice_Check(entry))
+            ++*dims;
+        else if (entry != Py_None)
+            return false;
     }
-    if (count > x.ndim()) return nullptr;
-    for (Py_ssize_t i = 0; i < count; ++i)
-        if (!PyLong_CheckExact(entries[i]) && !PySlice_Check(entries[i])) return nullptr;
+    return ellipses <= 1;
+}
+
+// x[key] of ints, slices, None and an Ellipsis, which are the views kiln/ops/indexing/getitem.py would make;
+// null (and no exception) where a key is anything else, is wrong, or changes nothing: that is told there.
+TensorRef basic_item(Tensor& x, PyObject* key) {
+    const bool several = PyTuple_CheckExact(key);
+    const std::span<PyObject* const> entries(several ? &PyTuple_GET_ITEM(key, 0) : &key,
+                                             several ? size_t(PyTuple_GET_SIZE(key)) : 1);
+    int used;
+    if (!is_basic(entries, &used) || used > x.ndim()) return nullptr;
     TensorRef view;
     int dim = 0;
-    for (Py_ssize_t i = 0; i < count; ++i) {
+    for (PyObject* entry : entries) {
         Tensor& from = view ? *view : x;
-        const int64_t size = from.sizes[size_t(dim)];
-        if (PyLong_CheckExact(entries[i])) {
-            int64_t place = PyLong_AsLongLong(entries[i]);
-            if (place == -1 && PyErr_Occurred()) PyErr_Clear(), place = size;
-            if (place < -size || place >= size) return nullptr;
+        if (entry == Py_Ellipsis) {
+            dim += x.ndim() - used;
+        } else if (entry == Py_None) {
+            view = unsqueezed(from, dim++);
+        } else if (const int64_t size = from.sizes[size_t(dim)]; PyLong_CheckExact(entry)) {
+            int overflow = 0;
+            const int64_t place = PyLong_AsLongLongAndOverflow(entry, &overflow);
+            if (overflow || place < -size || place >= size) return nullptr;
             view = select_view(from, dim, place < 0 ? place + size : place);
         } else {
             Py_ssize_t start, stop, step;
-            if (PySlice_Unpack(entries[i], &start, &stop, &step) < 0) throw Error(ErrorKind::python, "");
+            if (PySlice_Unpack(entry, &start, &stop, &step) < 0) throw Error(ErrorKind::python, "");
             if (step < 1) return nullptr;
             Py_ssize_t length = PySlice_AdjustIndices(size, &start, &stop, step);
             if (start != 0 || length != size) view = slice_view(from, dim, start, length, step);
@@ -179,8 +194,37 @@ TensorRef basic_item(Tensor& x, PyObject* key) {
     return view;
 }
 
+// The positions along dim 0 that a key says which is one array: a tensor of them, or a list of ints. Null, and
+// no exception, for any other key.
+Object positions_in(const Tensor& x, PyObject* key) {
+    if (!x.ndim()) return {};
+    if (is_tensor(key)) {
+        const Tensor& index = tensor_of(key);
+        return index.dtype == DType::int64 && index.ndim() ? Object::borrow(key) : Object();
+    }
+    if (!PyList_CheckExact(key) || !PyList_GET_SIZE(key)) return {};
+    const TensorRef places = new_tensor(DType::int64, {int64_t(PyList_GET_SIZE(key))});
+    auto* values = reinterpret_cast<int64_t*>(places->data());
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(key); ++i) {
+        PyObject* place = PyList_GET_ITEM(key, i);
+        int overflow = 0;
+        if (!PyLong_CheckExact(place)) return {};
+        values[i] = PyLong_AsLongLongAndOverflow(place, &overflow);
+        if (overflow) return {};
+    }
+    return Object::steal(wrap(places));
+}
+
 PyObject* get_item(PyObject* x, PyObject* key) {
     if (TensorRef view = basic_item(*TensorRef(&tensor_of(x)), key)) return wrap(view);
+    if (const Object places = positions_in(tensor_of(x), key)) {
+        static PyObject* const first = PyLong_FromLong(0);
+        PyObject* args[3] = {x, first, places.get()};
+        PyObject* rows = in_python(
+            [&] { return PyObject_Vectorcall(operators[slot_of("take_at")], args, 3, nullptr); });
+        if (rows || !PyErr_ExceptionMatches(PyExc_IndexError)) return rows;
+        PyErr_Clear();  // which is said in terms of the key below
+    }
     PyObject* args[2] = {x, key};
     return in_python([&] { return PyObject_Vectorcall(operators[slot_of("getitem")], args, 2, nullptr); });
 }

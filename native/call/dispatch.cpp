@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "call/busy.h"
 #include "call/compiler.h"
+#include "call/join.h"
 #include "call/pointwise.h"
 #include "call/recipe.h"
 #include "call/value_checks.h"
@@ -58,6 +59,7 @@ void expect_castable(const Fn& fn, DType result, DType target) {
 
 Results execute(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
     return fn.cls == FnClass::pointwise ? execute_pointwise(fn, operands, out)
+           : fn.cls == FnClass::join    ? execute_join(fn, operands, out)
                                         : execute_program(fn, operands, out, hidden);
 }
 
@@ -92,6 +94,26 @@ Dims integers(std::span<const Operand> operands) {
     return result;
 }
 
+// The views that a function of several gives.
+Results make_views(const Fn& fn, std::span<const Operand> operands) {
+    const Tensor& x = *operands[0].tensor;
+    const int64_t dim = fn.dims[0];
+    Results results;
+    results.reserve(fn.outputs);
+    if (fn.op->view == ViewKind::unbind) {
+        KILN_CHECK(dim < x.ndim() && x.sizes[dim] == int64_t(fn.outputs), runtime, "unbind: ", fn.outputs,
+                   " views along dim ", dim, " of ", shape_text(x.sizes));
+        for (int64_t k = 0; k < int64_t(fn.outputs); ++k) results.push_back(view_select(x, dim, k));
+        return results;
+    }
+    int64_t start = 0;
+    for (const Operand& length : operands.subspan(1)) {
+        results.push_back(view_slice(x, dim, start, integer_of(length), 1));
+        start += integer_of(length);
+    }
+    return results;
+}
+
 // The view `fn` gives of its first operand; null for a reshape that has to copy.
 TensorRef make_view(const Fn& fn, std::span<const Operand> operands) {
     const Tensor& x = *operands[0].tensor;
@@ -108,17 +130,52 @@ TensorRef make_view(const Fn& fn, std::span<const Operand> operands) {
         return view_as_strided(x, integers(numbers.subspan(0, ndim)), integers(numbers.subspan(ndim, ndim)),
                                integer_of(numbers.back()));
     }
-    case ViewKind::none: break;
+    case ViewKind::select: return view_select(x, fn.dims[0], integer_of(numbers[0]));
+    default: break;
     }
     raise(ErrorKind::internal, concat(fn.name, ": not a view"));
 }
 
 // The view, or the reshaped copy where strides do not let it be one.
 Results run_view(const Fn& fn, std::span<const Operand> operands) {
+    if (gives_several(fn)) return make_views(fn, operands);
     Results results;
     results.push_back(make_view(fn, operands));
     if (results[0]) return results;
     results[0] = view_reshape(*copy_of(*operands[0].tensor), integers(operands.subspan(1)), true);
+    return results;
+}
+
+// More views than a node has outputs for: one after the other, a node for each.
+Results call_one_by_one(Fn& fn, std::span<const Operand> operands) {
+    const int dim = int(fn.dims[0]);
+    const bool split = fn.op->view == ViewKind::split;
+    Fn& one = split ? *core_fns().slice(dim) : *core_fns().select(dim);
+    const Operand step{nullptr, Number::of(int64_t(1))};
+    Results results;
+    results.reserve(fn.outputs);
+    int64_t start = 0;
+    for (size_t k = 0; k < fn.outputs; ++k) {
+        const Operand length = split ? operands[k + 1] : step;
+        const Operand given[4] = {operands[0], {nullptr, Number::of(start)}, length, step};
+        results.push_back(call_one(one, std::span(given).first(split ? 4 : 2)));
+        start += integer_of(length);
+    }
+    return results;
+}
+
+// A view, or several, of the first operand, and a node for backward if one is needed.
+[[gnu::noinline]] Results call_views(Fn& fn, std::span<const Operand> operands) {
+    Tensor& x = *operands[0].tensor;
+    const bool recorded = grad_enabled() && fn.op->differentiable && takes_part(x);
+    Results results;
+    if (recorded && fn.outputs > most_outputs) {
+        results = call_one_by_one(fn, operands);
+    } else {
+        results = run_view(fn, operands);
+        if (recorded) record_views(fn, operands, {results.data(), results.size()});
+    }
+    set_bases(fn, {results.data(), results.size()}, x);
     return results;
 }
 
@@ -128,6 +185,8 @@ Results run_view(const Fn& fn, std::span<const Operand> operands) {
 void check_written(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     if (fn.cls == FnClass::pointwise)
         check_pointwise_dtypes(fn, operands, out);
+    else if (fn.cls == FnClass::join)
+        expect_castable(fn, operands[0].tensor->dtype, out[0]->dtype);
     else
         expect_castable_results(fn, program_for(fn, operands, ProgramFor::results), out);
 }
@@ -176,7 +235,7 @@ void ensure_class(Fn& fn, std::span<const Operand> operands) {
 Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
     // 1. What the function is made of: may ask the compiler, and everything below goes by it.
     ensure_class(fn, operands);
-    if (on_call && (fn.cls == FnClass::pointwise || fn.cls == FnClass::program)) on_call(fn, operands);
+    if (on_call && fn.cls != FnClass::view && fn.cls != FnClass::replay) on_call(fn, operands);
     // 2. Values it refuses, which may have to be computed first. Other threads may write them while this one
     //    waits or compiles: until the end of this function every launch of it looks again.
     const auto look = [&] { check_values(fn, operands); };
@@ -198,10 +257,10 @@ Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
 // The same with autograd. Not inlined: what calls it is mostly a flat call, and over before it comes here.
 [[gnu::noinline]] Results call_any(Fn& fn, std::span<const Operand> operands,
                                    std::span<const TensorRef> out) {
+    if (fn.cls == FnClass::view) return call_views(fn, operands);
     if (grad_enabled() && needs_gradient(fn, operands, out)) return call_with_gradient(fn, operands, out);
     Results results = run_any(fn, operands, out, false);
     for (const TensorRef& target : out) wrote(*target);
-    if (fn.cls == FnClass::view) set_base(*results[0], *operands[0].tensor);
     return results;
 }
 
@@ -236,7 +295,9 @@ Results call(Fn& fn, std::span<const Operand> operands, std::span<const TensorRe
 
 TensorRef call_one(Fn& fn, std::span<const Operand> operands) {
     TensorRef result;
-    if (FlatCall flat; fn.outputs == 1 && runs_flat(flat, fn, operands, {}))
+    if (fn.cls == FnClass::view)
+        result = std::move(call_views(fn, operands)[0]);
+    else if (FlatCall flat; fn.outputs == 1 && runs_flat(flat, fn, operands, {}))
         call_flat(fn, flat, operands, &result);
     else
         result = std::move(call_any(fn, operands, {})[0]);
@@ -255,6 +316,7 @@ std::vector<Dims> result_sizes(Fn& fn, std::span<const Operand> operands) {
     ensure_class(fn, operands);
     std::vector<Dims> sizes;
     if (fn.cls == FnClass::pointwise) sizes.assign(fn.outputs, broadcast_shape(fn, operands));
+    if (fn.cls == FnClass::join) sizes.assign(1, join_sizes(fn, operands));
     if (fn.cls != FnClass::program) return sizes;
     const Program& program = program_for(fn, operands, ProgramFor::results);
     const Dims slots = slots_of(program, fn, operands);

@@ -51,8 +51,10 @@ struct CoreFns {
     Fn* sum_to = nullptr;                   // sum_to(g, like): g summed down to like's shape
     Fn* product = nullptr;                  // product(a, b): of two matrices
     Fn* transpose = nullptr;                // transpose(a): a view of a matrix
-    Fn* (*concat)(int count) = nullptr;     // concat(arrays...): one below the other
     Fn* (*as_strided)(int ndim) = nullptr;  // as_strided(x; sizes, strides, offset) of a view with ndim dims
+    Fn* (*slice)(int dim) = nullptr;        // slice(x; start, length, step) along dim
+    Fn* (*select)(int dim) = nullptr;       // select(x; place) along dim
+    Fn* (*concat)(int count) = nullptr;     // concat(arrays...): one below the other
     Fn* (*write)(int ndim) = nullptr;       // write(base, x; strides, offset): base with x at strided places
 };
 CoreFns& core_fns();

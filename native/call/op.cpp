@@ -26,6 +26,7 @@ Fn* new_fn(const Op* op, std::string name) {
     fn->name = std::move(name);
     if (op && op->kind == OpKind::pointwise) fn->cls = FnClass::pointwise;
     if (op && op->kind == OpKind::view) fn->cls = FnClass::view;
+    if (op && op->join != JoinKind::none) fn->cls = FnClass::join;
     return fn;
 }
 

@@ -14,12 +14,14 @@ namespace kiln {
 
 // What the core knows of an op. The mathematics lives in the table (`record`, the interpreter's object).
 enum class OpKind : uint8_t { pointwise, view, general };
-enum class ViewKind : uint8_t { none, reshape, permute, expand, slice, as_strided };
+enum class ViewKind : uint8_t { none, reshape, permute, expand, slice, as_strided, select, unbind, split };
+enum class JoinKind : uint8_t { none, concat, stack };  // along a dim they have, or a new one
 
 struct Op {
     std::string name;
     OpKind kind = OpKind::general;
     ViewKind view = ViewKind::none;
+    JoinKind join = JoinKind::none;
     bool differentiable = true;
     bool divides = false;    // operand 0 by operand 1: of integers the latter may not be 0
     bool at_once = false;    // runs on its line where others are recorded
@@ -27,7 +29,7 @@ struct Op {
 };
 
 // How the core runs a function; learnt at its first call from what its graph is made of.
-enum class FnClass : uint8_t { unknown, pointwise, program, view, replay };
+enum class FnClass : uint8_t { unknown, pointwise, program, view, join, replay };
 
 // Where a derivative's input comes from.
 struct Source {
@@ -74,7 +76,7 @@ struct Fn {
     uint32_t id = 0;
     Identity identity{};  // what it is, the same in every process; all 0: not known yet
     FnClass cls = FnClass::unknown;
-    uint8_t outputs = 1;
+    uint32_t outputs = 1;
     const Op* op = nullptr;  // of a forward
     std::string name;
     int8_t index_input = -1;      // operand whose values are positions, -1: none
@@ -86,7 +88,7 @@ struct Fn {
     int8_t gives_along = no_dim;  // the results are positions along this dim, or in the flat array
     ErrorKind index_error_kind = ErrorKind::index;
     std::string index_error;       // with {index}, {dim} and {size}
-    Dims dims;                     // of a permute its dims, of a slice its dim
+    Dims dims;                     // of a permute its dims; of other views and joins their dim
     Opaque structure;              // the interpreter's tuple
     Fn* twin = nullptr;            // of a structure that is equal, with parts of another type: 1, 1.0, True
     Opaque handle;                 // the interpreter's object for a derivative
@@ -129,6 +131,11 @@ struct Fn {
 };
 
 Fn* new_fn(const Op* op, std::string name);
+
+// Whether it gives several views, be it of one part.
+inline bool gives_several(const Fn& fn) {
+    return fn.op && (fn.op->view == ViewKind::unbind || fn.op->view == ViewKind::split);
+}
 
 // Sets the default dtype; functions go on with what was learnt of them under it, or start anew.
 void change_default_dtype(DType dtype);

@@ -352,6 +352,18 @@ TensorRef view_slice(const Tensor& x, int64_t dim, int64_t start, int64_t length
                     x.offset + (length ? start * x.strides[dim] : 0));
 }
 
+TensorRef view_select(const Tensor& x, int64_t dim, int64_t place) {
+    KILN_CHECK(dim >= 0 && dim < x.ndim() && place >= 0 && place < x.sizes[dim], index, "select(): index ",
+               place, " out of range for tensor of size ", shape_text(x.sizes), " at dimension ", dim);
+    Dims sizes(x.sizes.size() - 1), strides(x.sizes.size() - 1);
+    for (size_t d = 0, to = 0; d < x.sizes.size(); ++d)
+        if (d != size_t(dim)) {
+            sizes[to] = x.sizes[d];
+            strides[to++] = x.strides[d];
+        }
+    return new_view(x, std::move(sizes), std::move(strides), x.offset + place * x.strides[dim]);
+}
+
 TensorRef view_as_strided(const Tensor& x, const Dims& sizes, const Dims& strides, int64_t offset) {
     KILN_CHECK(sizes.size() == strides.size(), runtime,
                "as_strided: mismatch in length of strides and shape");

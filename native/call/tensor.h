@@ -172,6 +172,7 @@ bool can_view(const Tensor& x, const Dims& sizes, Dims* strides);
 TensorRef view_permute(const Tensor& x, const Dims& dims);
 TensorRef view_expand(const Tensor& x, const Dims& sizes);
 TensorRef view_slice(const Tensor& x, int64_t dim, int64_t start, int64_t length, int64_t step);
+TensorRef view_select(const Tensor& x, int64_t dim, int64_t place);  // without that dim
 TensorRef view_as_strided(const Tensor& x, const Dims& sizes, const Dims& strides, int64_t offset);
 
 }  // namespace kiln

@@ -188,6 +188,10 @@ CALLS: dict[str, list[tuple[tuple[Any, ...], Callable[..., Any], Callable[..., A
         ((CUBE,), lambda f, x: f(x, -1, 2), lambda x: np.roll(x, -1, 2)),
         ((CUBE,), lambda f, x: f(x, shifts=(1, 3), dims=(0, 2)), lambda x: np.roll(x, (1, 3), (0, 2))),
     ],
+    "select": [((CUBE,), lambda f, x: f(x, -1, 1), lambda x: x[..., 1])],
+    "unbind": [((X,), lambda f, x: f(x, dim=1), lambda x: tuple(x.T))],
+    "split": [((X,), lambda f, x: f(x, [1, x.shape[0] - 1]), lambda x: (x[:1], x[1:]))],
+    "split_with_sizes": [((X,), lambda f, x: f(x, [1, x.shape[0] - 1]), lambda x: (x[:1], x[1:]))],
     **{
         name: [
             ((X,), lambda f, x: f(x), lambda x, of=of: of(x, ddof=1)),

@@ -46,6 +46,7 @@ def _(g: Tensor, tensors: Any, dim: Any) -> Any:
 
 
 @composite(
+    native="stack",
     public=False,
     samples=d.samples(
         lambda rng, t: (([d.array(rng, (2, 3), t), d.array(rng, (2, 3), t)], 1), {}),
@@ -86,7 +87,8 @@ def _same_sizes(tensors: list[Any], dim: int) -> None:
                 )
 
 
-TOGETHER = 32  # arrays joined at once: a program's text grows as the square of how many there are
+# Arrays joined at once where a graph is made of it: a program's text grows as the square of their number.
+TOGETHER = 32
 
 
 def _listed(tensors: Any, name: str) -> list[Any]:
@@ -123,7 +125,7 @@ def _fitting(tensors: list[Any]) -> list[Any]:
     return kept
 
 
-@public("cat", method=False, dtypes="all")
+@public("cat", method=False, dtypes="all", quick=True)
 def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     """Arrays joined along `dim`, in their common dtype. ValueError for none, RuntimeError if other dims
     differ.
@@ -144,7 +146,7 @@ def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
 
 def _joined(op: Any, tensors: list[Any], dim: int, out: Any) -> Any:
     """Arrays that fit, joined along `dim` by `op`, many in groups first; to `out` if it is given."""
-    while len(tensors) > TOGETHER:
+    while len(tensors) > TOGETHER and _by_program(tensors):
         groups = range(0, len(tensors), TOGETHER)
         tensors, op = [op.handle(tensors[k : k + TOGETHER], dim) for k in groups], concat
     result = op.handle(tensors, dim)
@@ -152,6 +154,12 @@ def _joined(op: Any, tensors: list[Any], dim: int, out: Any) -> Any:
         kind = type_name(dtype_name(out.dtype))
         raise TypeError(f"torch.cat(): input types can't be cast to the desired output type {kind}")
     return p.written_to(result, out)
+
+
+def _by_program(tensors: list[Any]) -> bool:
+    """Whether a program joins them, or a derivative's takes them apart; else the core copies any number."""
+    plain = all(isinstance(x, _core.Tensor) for x in tensors)
+    return not plain or _core.recording() or (_core.grad_enabled() and any(x.requires_grad for x in tensors))
 
 
 for _name in ("concat", "concatenate"):
@@ -166,7 +174,7 @@ def common(tensors: list[Any]) -> str:
     return result
 
 
-@public("stack", method=False, dtypes="all")
+@public("stack", method=False, dtypes="all", quick=True)
 def stack(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     """Arrays of one shape joined along a new dim. RuntimeError for none, or different shapes.
 

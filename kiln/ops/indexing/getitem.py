@@ -23,8 +23,9 @@ from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.indexing.gathering import rows_at, scatter_add, take_at
 from kiln.ops.indexing.masks import flat_places
 from kiln.ops.indexing.scattering import scatter_set, wrapped
-from kiln.ops.views.core_views import expand_, permute, reshape, select, slice_, unsqueeze
+from kiln.ops.views.core_views import expand_, permute, reshape, slice_, unsqueeze
 from kiln.ops.views.core_views import view as as_view
+from kiln.ops.views.splits import select
 from kiln.table import drawn as d
 from kiln.table import registry
 from kiln.table.arguments import dtype_name, fitting, has_values, is_value, numel, run

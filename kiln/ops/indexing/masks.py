@@ -11,7 +11,8 @@ from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.indexing.concatenation import cat, stack
 from kiln.ops.indexing.gathering import gather, rows_at
 from kiln.ops.reductions.scans import scan_sum
-from kiln.ops.views.core_views import expand_, reshape, select, slice_
+from kiln.ops.views.core_views import expand_, reshape, slice_
+from kiln.ops.views.splits import select
 from kiln.table import drawn as d
 from kiln.table.arguments import broadcast_shape, dtype_name, into, is_value, number, numel, run
 from kiln.table.public import alias, public

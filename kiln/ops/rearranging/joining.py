@@ -13,9 +13,9 @@ from kiln.ops.elementwise.arithmetic import convert
 from kiln.ops.indexing.concatenation import cat, common, stack
 from kiln.ops.indexing.gathering import index_select
 from kiln.ops.rearranging.padding import surround
-from kiln.ops.views import core_views
 from kiln.ops.views.core_views import expand, reshape
 from kiln.ops.views.shapes import atleast_1d, atleast_2d, atleast_3d
+from kiln.ops.views.splits import narrow
 from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, expect_count, is_value, numel
 from kiln.table.public import alias, public
@@ -223,7 +223,7 @@ def combinations(input: Any, r: int = 2, with_replacement: bool = False) -> Any:
     if r < 0:
         raise RuntimeError(f"Expect a non-negative number, but got {r}")
     if r == 0:
-        return core_views.narrow(input, 0, 0, 0)
+        return narrow(input, 0, 0, 0)
     size = input.shape[0]
     if not isinstance(size, int):
         raise TypeError(
@@ -234,6 +234,6 @@ def combinations(input: Any, r: int = 2, with_replacement: bool = False) -> Any:
     rows = list((_with_replacement if with_replacement else _combinations)(range(size), r))
     flat = [k for row in rows for k in row]
     if is_value(input):
-        chosen = [core_views.narrow(input, 0, k, 1) for k in flat] or [core_views.narrow(input, 0, 0, 0)]
+        chosen = [narrow(input, 0, k, 1) for k in flat] or [narrow(input, 0, 0, 0)]
         return _reshape(cat(chosen, 0), (len(rows), r))
     return _reshape(index_select(input, 0, tensor(flat, dtype="int64")), (len(rows), r))

@@ -15,7 +15,8 @@ from kiln.ops.indexing.scattering import scatter_set
 from kiln.ops.named_results import named
 from kiln.ops.reductions.scans import scan_sum
 from kiln.ops.sorting.sorts import argsort, searchsorted, sort
-from kiln.ops.views.core_views import expand, movedim, reshape, select, slice_
+from kiln.ops.views.core_views import expand, movedim, reshape, slice_
+from kiln.ops.views.splits import select
 from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, is_float, numel, run, type_name
 from kiln.table.kinds import normalize_dim

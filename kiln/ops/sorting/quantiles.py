@@ -17,7 +17,8 @@ from kiln.ops.reductions.core_reductions import reduce_any, reduce_argmax, reduc
 from kiln.ops.reductions.extrema import not_empty
 from kiln.ops.reductions.scans import scan_argmax
 from kiln.ops.sorting.sorts import sort, sort_positions
-from kiln.ops.views.core_views import movedim, reshape, select
+from kiln.ops.views.core_views import movedim, reshape
+from kiln.ops.views.splits import select
 from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, has_values, is_float, is_symbolic, numel, run
 from kiln.table.kinds import normalize_dim

@@ -11,7 +11,8 @@ from kiln.ops.creation.constants import full
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.indexing.gathering import gather
 from kiln.ops.named_results import located
-from kiln.ops.views.core_views import expand, permute, reshape, select
+from kiln.ops.views.core_views import expand, permute, reshape
+from kiln.ops.views.splits import select
 from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, run
 from kiln.table.kinds import normalize_dim

@@ -14,7 +14,7 @@ from kiln import _core
 from kiln.graph.size import product, quotient
 from kiln.ops.views.reinterpret import as_bits
 from kiln.table import drawn as d
-from kiln.table.arguments import INTEGERS, dtype_name, is_symbolic, is_value, number
+from kiln.table.arguments import is_value, number
 from kiln.table.kinds import normalize_dim
 from kiln.table.public import alias, public
 from kiln.table.record import Sizes, Structure, Tensor, find, primitive
@@ -220,7 +220,7 @@ def _(g: Tensor, input: Tensor, strides: Any, offset: Any) -> Any:
 # Public functions: the core checks sizes and orders of plain ints, and these do where it cannot or where it
 # would say it in other words than PyTorch. Handles, because a call of a record costs as much as the view.
 
-_reshape, _permute, _expand, _slice = (op.handle for op in (reshape, permute, expand, slice_))
+_reshape, _permute, _expand = (op.handle for op in (reshape, permute, expand))
 
 
 def sizes_of(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -267,7 +267,7 @@ def _plain(size: Any) -> bool:
     return type(size) is int and size >= 0
 
 
-@public("reshape", dtypes="all")
+@public("reshape", dtypes="all", quick=True)
 def reshape_(input: Any, *sizes: Any, shape: Any = None) -> Any:
     """`input`'s elements in another shape; one size may be -1. A view where possible. RuntimeError if it does
     not fit.
@@ -281,7 +281,7 @@ def reshape_(input: Any, *sizes: Any, shape: Any = None) -> Any:
 forms("view", "(input, *size: int)", "(input, size: Sequence[int])", "(input, dtype: DType)")
 
 
-@public("view", method=True, dtypes="all")
+@public("view", method=True, dtypes="all", quick=True)
 def view(input: Any, *shape: Any, size: Any = None, dtype: Any = None) -> Any:
     """As `reshape`, but RuntimeError where the strides of a tensor would need a copy. Given a dtype: the same
     memory with its bits read as that, without gradients; the last dim grows or shrinks by the widths' ratio.
@@ -325,7 +325,7 @@ def viewable(shape: tuple[int, ...], strides: tuple[int, ...], sizes: tuple[int,
     return not wanted
 
 
-@public("flatten", dtypes="all")
+@public("flatten", dtypes="all", quick=True)
 def flatten(input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
     """Dims start_dim to end_dim (inclusive) as one. RuntimeError if they are out of order.
 
@@ -362,7 +362,7 @@ def unflatten(input: Any, dim: int, sizes: Any) -> Any:
 forms("permute", "(input, *dims: int)", "(input, dims: Sequence[int])")
 
 
-@public("permute", dtypes="all")
+@public("permute", dtypes="all", quick=True)
 def permute_(input: Any, *order: Any, dims: Any = None) -> Any:
     """The dims in another order. RuntimeError unless every dim is named once; TypeError without any.
 
@@ -384,7 +384,7 @@ def permute_(input: Any, *order: Any, dims: Any = None) -> Any:
     return _permute(input, order)
 
 
-@public("transpose", dtypes="all")
+@public("transpose", dtypes="all", quick=True)
 def transpose(input: Any, dim0: int, dim1: int) -> Any:
     """Two dims exchanged. IndexError for a dim out of range.
 
@@ -407,7 +407,7 @@ alias("swapdims", "transpose")
 _REVERSED = ((), (0,), (1, 0))
 
 
-@public("t", dtypes="all")
+@public("t", dtypes="all", quick=True)
 def t(input: Any) -> Any:
     """A matrix transposed; fewer dims stay. RuntimeError for more than 2 dims.
 
@@ -448,7 +448,7 @@ def movedim(input: Any, source: Any, destination: Any) -> Any:
 alias("moveaxis", "movedim")
 
 
-@public("squeeze", dtypes="all")
+@public("squeeze", dtypes="all", quick=True)
 def squeeze(input: Any, dim: Any = None) -> Any:
     """Without dims of size 1: all of them, or those in `dim` (an int or several) that are of size 1.
 
@@ -466,7 +466,7 @@ def squeeze(input: Any, dim: Any = None) -> Any:
     return _reshape(input, tuple([s for k, s in enumerate(shape) if k not in ones]) if ones else shape)
 
 
-@public("unsqueeze", dtypes="all")
+@public("unsqueeze", dtypes="all", quick=True)
 def unsqueeze(input: Any, dim: int) -> Any:
     """With a new dim of size 1 at `dim`. IndexError for a dim out of range.
 
@@ -477,7 +477,7 @@ def unsqueeze(input: Any, dim: int) -> Any:
     return _reshape(input, (*shape[:dim], 1, *shape[dim:]))
 
 
-@public("expand", method=True, dtypes="all")
+@public("expand", method=True, dtypes="all", quick=True)
 def expand_(input: Any, *sizes: Any, size: Any = None) -> Any:
     """Dims of size 1 and new leading dims repeated, as a view; -1 keeps a size. RuntimeError if it does not
     fit.
@@ -529,7 +529,7 @@ def broadcast_to(input: Any, size: Any) -> Any:
     return expand_(input, tuple(size))
 
 
-@public("view_as", dtypes="all")
+@public("view_as", dtypes="all", quick=True)
 def view_as(input: Any, other: Any) -> Any:
     """`input` viewed in other's shape.
 
@@ -537,56 +537,3 @@ def view_as(input: Any, other: Any) -> Any:
     kiln.Size([2, 3])
     """
     return view(input, tuple(other.shape))
-
-
-@public("narrow", dtypes="all")
-def narrow(input: Any, dim: int, start: int, length: int) -> Any:
-    """A view of `length` elements along `dim`, from `start` (which may count from the end).
-
-    IndexError for a start out of range, RuntimeError for a length that is negative or does not fit.
-
-    >>> kiln.arange(5).narrow(0, 1, 3)
-    tensor([1, 2, 3])
-    """
-    if input.ndim == 0:
-        raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
-    dim = normalize_dim(dim, input.ndim, "narrow")
-    if isinstance(start, _core.Tensor):
-        if start.ndim or dtype_name(start.dtype) not in INTEGERS:
-            raise RuntimeError("start must be an 0-dim integral Tensor.")
-        start = int(start)
-    if isinstance(length, int) and length < 0:
-        raise RuntimeError("narrow(): length must be non-negative.")
-    size = input.shape[dim]
-    if isinstance(size, int) and isinstance(start, int) and isinstance(length, int):
-        if not -size <= start <= size:
-            raise IndexError(
-                f"start out of range (expected to be in range of [{-size}, {size}], but got {start})"
-            )
-        start = start + size if start < 0 else start
-        if start + length > size:
-            raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({size}).")
-    elif is_symbolic((size,)):
-        raise TypeError(
-            f"narrow: the size of dim {dim} is symbolic ({size}), so the bounds cannot be checked here"
-        )
-    return _slice(input, dim, (start, length, 1))
-
-
-@public("select", dtypes="all")
-def select(input: Any, dim: int, index: int) -> Any:
-    """A view of position `index` along `dim`, without that dim. IndexError if it is out of range.
-
-    >>> kiln.tensor([[1, 2], [3, 4]]).select(0, -1)
-    tensor([3, 4])
-    """
-    if input.ndim == 0:
-        raise IndexError("select() cannot be applied to a 0-dim tensor.")
-    dim, shape = normalize_dim(dim, input.ndim, "select"), tuple(input.shape)
-    size = shape[dim]
-    if isinstance(size, int) and not -size <= index < size:
-        raise IndexError(
-            f"select(): index {index} out of range for tensor of size {list(shape)} at dimension {dim}"
-        )
-    start = index + size if index < 0 else index
-    return _reshape(_slice(input, dim, (start, 1, 1)), (*shape[:dim], *shape[dim + 1 :]))

@@ -1,4 +1,4 @@
-"""One array as several views along a dim: unbind, split, chunk, tensor_split."""
+"""Parts of an array along a dim, as views: narrow, select, unbind, split, chunk, tensor_split."""
 
 from __future__ import annotations
 
@@ -8,13 +8,178 @@ from typing import Any
 from kiln import _core
 from kiln.ops.views.core_views import reshape, slice_
 from kiln.table import drawn as d
-from kiln.table.arguments import dtype_name, expect_count, type_name
+from kiln.table.arguments import INTEGERS, dtype_name, expect_count, is_symbolic, number, type_name
 from kiln.table.kinds import normalize_dim
 from kiln.table.public import public
-from kiln.table.record import Tensor
+from kiln.table.record import Sizes, Structure, Tensor, composite, find
 from kiln.table.registry import forms
 
-_reshape, _slice = reshape.handle, slice_.handle
+
+@composite(
+    native="select",
+    samples=d.samples(lambda rng, t: ((d.array(rng, (3, 4), t), 1, (2,)), {})),
+    reference=d.reference(lambda np, x, dim, place: x.take(place[0], dim)),
+    dtypes="all",
+    public=False,
+)
+def select_(input: Tensor, dim: Structure, place: Sizes) -> Any:
+    """A view of one position along `dim`, without that dim; both are counted from the front.
+
+    >>> kiln.tensor([[1, 2], [3, 4]])[1]
+    tensor([3, 4])
+    """
+    shape = tuple(input.shape)
+    return reshape(slice_(input, dim, (place[0], 1, 1)), (*shape[:dim], *shape[dim + 1 :]))
+
+
+@composite(
+    native="split",
+    public=False,
+    dtypes="all",
+    samples=d.samples(lambda rng, t: ((d.array(rng, (2, 5), t), 1, (2, 0, 3)), {})),
+    reference=d.reference(lambda np, x, dim, lengths: np.split(x, np.cumsum(lengths)[:-1], dim)),
+)
+def split_(input: Tensor, dim: Structure, lengths: Sizes) -> Any:
+    """Views along `dim` (counted from the front) of lengths that add up to its size: one call, one node.
+
+    >>> [part.tolist() for part in kiln.arange(3).split([1, 2])]
+    [[0], [1, 2]]
+    """
+    starts = accumulate(lengths, initial=0)
+    return tuple([slice_(input, dim, (start, n, 1)) for start, n in zip(starts, lengths)])
+
+
+@split_.derivative
+def _(gs: Any, input: Tensor, dim: Any, lengths: Any) -> Tensor:
+    return _joined(gs, input, dim, lengths)
+
+
+@composite(
+    native="split",
+    public=False,
+    dtypes="all",
+    samples=d.samples(lambda rng, t: ((d.array(rng, (5, 2), t), 0, (4, 1)), {})),
+    reference=d.reference(lambda np, x, dim, lengths: np.split(x, np.cumsum(lengths)[:-1], dim)),
+)
+def split_with_sizes_(input: Tensor, dim: Structure, lengths: Sizes) -> Any:
+    """The same where the caller gave the lengths: another name in the graph that backward passes.
+
+    >>> kiln.ones(3, requires_grad=True).split([1, 2])[1].grad_fn.name()
+    'SplitWithSizesBackward0'
+    """
+    assert split_.body is not None
+    return split_.body(input, dim, lengths)
+
+
+@split_with_sizes_.derivative
+def _(gs: Any, input: Tensor, dim: Any, lengths: Any) -> Tensor:
+    return _joined(gs, input, dim, lengths)
+
+
+@composite(
+    native="unbind",
+    public=False,
+    dtypes="all",
+    samples=d.samples(lambda rng, t: ((d.array(rng, (2, 3), t), 1, 3), {})),
+    reference=d.reference(lambda np, x, dim, count: [x.take(k, dim) for k in range(count)]),
+)
+def unbind_(input: Tensor, dim: Structure, count: Structure) -> Any:
+    """All `count` views along `dim` (counted from the front), each without it: one call, one node.
+
+    >>> kiln.tensor([1, 2]).unbind()
+    (tensor(1), tensor(2))
+    """
+    shape = tuple(input.shape)
+    rest = (*shape[:dim], *shape[dim + 1 :])
+    return tuple([reshape(slice_(input, dim, (k, 1, 1)), rest) for k in range(count)])
+
+
+@unbind_.derivative
+def _(gs: Any, input: Tensor, dim: Any, count: Any) -> Tensor:
+    shape = tuple(input.shape)
+    row = (*shape[:dim], 1, *shape[dim + 1 :])
+    return _joined([g if g is None else reshape(g, row) for g in gs], input, dim, (1,) * count)
+
+
+def _joined(gs: Any, input: Tensor, dim: int, lengths: Any) -> Any:
+    """Gradients of parts side by side, in the shape of `input`; neighbours without one are one block of
+    zeros.
+    """
+    shape, blocks, absent = tuple(input.shape), list[Any](), 0
+    known = next(g for g in gs if g is not None)
+
+    def zeros(length: Any) -> Any:
+        sizes = (*shape[:dim], length, *shape[dim + 1 :])
+        return known.graph.add(find("full"), (number(known, 0),), (sizes, known.dtype))
+
+    for g, length in zip(gs, lengths):
+        if g is None:
+            absent = absent + length
+            continue
+        blocks += [g] if isinstance(absent, int) and absent == 0 else [zeros(absent), g]
+        absent = 0
+    blocks += [] if isinstance(absent, int) and absent == 0 else [zeros(absent)]
+    return reshape(blocks[0] if len(blocks) == 1 else find("concat")(blocks, dim), shape)
+
+
+_reshape, _slice, _select, _several, _sized, _all = (
+    op.handle for op in (reshape, slice_, select_, split_, split_with_sizes_, unbind_)
+)
+
+
+@public("narrow", dtypes="all", quick=True)
+def narrow(input: Any, dim: int, start: int, length: int) -> Any:
+    """A view of `length` elements along `dim`, from `start` (which may count from the end).
+
+    IndexError for a start out of range, RuntimeError for a length that is negative or does not fit.
+
+    >>> kiln.arange(5).narrow(0, 1, 3)
+    tensor([1, 2, 3])
+    """
+    if input.ndim == 0:
+        raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
+    dim = normalize_dim(dim, input.ndim, "narrow")
+    if isinstance(start, _core.Tensor):
+        if start.ndim or dtype_name(start.dtype) not in INTEGERS:
+            raise RuntimeError("start must be an 0-dim integral Tensor.")
+        start = int(start)
+    if isinstance(length, int) and length < 0:
+        raise RuntimeError("narrow(): length must be non-negative.")
+    size = input.shape[dim]
+    if isinstance(size, int) and isinstance(start, int) and isinstance(length, int):
+        if not -size <= start <= size:
+            raise IndexError(
+                f"start out of range (expected to be in range of [{-size}, {size}], but got {start})"
+            )
+        start = start + size if start < 0 else start
+        if start + length > size:
+            raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({size}).")
+    elif is_symbolic((size,)):
+        raise TypeError(
+            f"narrow: the size of dim {dim} is symbolic ({size}), so the bounds cannot be checked here"
+        )
+    return _slice(input, dim, (start, length, 1))
+
+
+@public("select", dtypes="all", quick=True)
+def select(input: Any, dim: int, index: int) -> Any:
+    """A view of position `index` along `dim`, without that dim. IndexError if it is out of range.
+
+    >>> kiln.tensor([[1, 2], [3, 4]]).select(0, -1)
+    tensor([3, 4])
+    """
+    if input.ndim == 0:
+        raise IndexError("select() cannot be applied to a 0-dim tensor.")
+    dim, shape = normalize_dim(dim, input.ndim, "select"), tuple(input.shape)
+    size = shape[dim]
+    if isinstance(size, int) and not -size <= index < size:
+        raise IndexError(
+            f"select(): index {index} out of range for tensor of size {list(shape)} at dimension {dim}"
+        )
+    start = index + size if index < 0 else index
+    if isinstance(input, _core.Tensor):
+        return _select(input, dim, start)
+    return _reshape(_slice(input, dim, (start, 1, 1)), (*shape[:dim], *shape[dim + 1 :]))
 
 
 def _known(input: Tensor, dim: int, op: str) -> int:
@@ -32,7 +197,7 @@ def _has_dims(input: Tensor, op: str) -> None:
         raise RuntimeError(f"{op} expects at least a 1-dimensional tensor")
 
 
-@public("unbind", dtypes="all")
+@public("unbind", dtypes="all", quick=True)
 def unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
     """The views along `dim`, each without it.
 
@@ -44,8 +209,9 @@ def unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
     rest = (*shape[:dim], *shape[dim + 1 :])
     places = range(_known(input, dim, "unbind"))
     expect_count("unbind", len(places), "results")
-    parts = tuple([_reshape(_slice(input, dim, (k, 1, 1)), rest) for k in places])
-    return _core.one_of_several(parts)
+    if isinstance(input, _core.Tensor):
+        return _all(input, dim, len(places))  # type: ignore[no-any-return]
+    return tuple([_reshape(_slice(input, dim, (k, 1, 1)), rest) for k in places])
 
 
 forms(
@@ -55,7 +221,7 @@ forms(
 )
 
 
-@public("split", dtypes="all")
+@public("split", dtypes="all", quick=True)
 def split(
     input: Any, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None
 ) -> tuple[Any, ...]:
@@ -69,11 +235,25 @@ def split(
         split_size_or_sections = split_size
     if split_size_or_sections is None:
         raise TypeError('split() missing 1 required positional argument: "split_size_or_sections"')
-    return _core.one_of_several(_split(input, split_size_or_sections, dim))
+    dim, lengths = _split(input, split_size_or_sections, dim)
+    return _parts(_several if isinstance(split_size_or_sections, int) else _sized, input, dim, lengths)
 
 
-def _split(input: Any, split_size_or_sections: Any, dim: int) -> tuple[Any, ...]:
+def _parts(op: Any, input: Any, dim: int, lengths: list[Any]) -> tuple[Any, ...]:
+    """The views of one call, which are not to be written where gradients are recorded."""
+    if isinstance(input, _core.Tensor):
+        return op(input, dim, lengths)  # type: ignore[no-any-return]
+    return _unsafe(input, dim, lengths)
+
+
+def _unsafe(input: Any, dim: int, lengths: list[Any]) -> tuple[Any, ...]:
     """Views, each of which may be written in place alone."""
+    starts = accumulate(lengths, initial=0)
+    return tuple([_slice(input, dim, (start, n, 1)) for start, n in zip(starts, lengths)])
+
+
+def _split(input: Any, split_size_or_sections: Any, dim: int) -> tuple[int, list[Any]]:
+    """The dim from the front, and the lengths of the parts."""
     _has_dims(input, "split")
     dim = normalize_dim(dim, input.ndim, "split")
     size = _known(input, dim, "split")
@@ -94,21 +274,20 @@ def _split(input: Any, split_size_or_sections: Any, dim: int) -> tuple[Any, ...]
                 f"split_with_sizes expects split_sizes to sum exactly to {size} (input tensor's size at "
                 f"dimension {dim}), but got split_sizes={lengths}"
             )
-    starts = accumulate(lengths, initial=0)
-    return tuple([_slice(input, dim, (start, n, 1)) for start, n in zip(starts, lengths)])
+    return dim, lengths
 
 
-@public("chunk", dtypes="all")
+@public("chunk", dtypes="all", quick=True)
 def chunk(input: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
     """At most `chunks` views along `dim`, of equal size but for the last. RuntimeError unless chunks > 0.
 
     >>> [part.tolist() for part in kiln.arange(5).chunk(2)]
     [[0, 1, 2], [3, 4]]
     """
-    return _core.one_of_several(_chunk(input, chunks, dim))
+    return _parts(_several, input, *_chunk(input, chunks, dim))
 
 
-def _chunk(input: Any, chunks: int, dim: int) -> tuple[Any, ...]:
+def _chunk(input: Any, chunks: int, dim: int) -> tuple[int, list[Any]]:
     if chunks <= 0:
         raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
     _has_dims(input, "chunk")
@@ -147,7 +326,7 @@ def unsafe_split(input: Any, split_size: int, dim: int = 0) -> tuple[Any, ...]:
     >>> x.unsafe_split(2)[0].mul_(2).tolist()
     [2.0, 2.0]
     """
-    return _split(input, split_size, dim)
+    return _unsafe(input, *_split(input, split_size, dim))
 
 
 @public(
@@ -163,7 +342,7 @@ def unsafe_chunk(input: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
     >>> x.unsafe_chunk(2)[0].mul_(2).tolist()
     [2.0, 2.0]
     """
-    return _chunk(input, chunks, dim)
+    return _unsafe(input, *_chunk(input, chunks, dim))
 
 
 @public(
@@ -178,7 +357,7 @@ def unsafe_split_with_sizes(input: Any, split_sizes: Any, dim: int = 0) -> tuple
     >>> [part.tolist() for part in kiln.arange(3).unsafe_split_with_sizes([1, 2])]
     [[0], [1, 2]]
     """
-    return _split(input, list(split_sizes), dim)
+    return _unsafe(input, *_split(input, list(split_sizes), dim))
 
 
 def _at(input: Tensor, dim: int, places: list[int]) -> tuple[Any, ...]:

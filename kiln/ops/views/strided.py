@@ -19,13 +19,13 @@ from kiln.ops.views.core_views import (
     gathered_back,
     permute,
     reshape,
-    select,
     slice_,
     strided_reference,
     transpose,
     write,
     written_reference,
 )
+from kiln.ops.views.splits import select
 from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, into, is_value, numel
 from kiln.table.kinds import normalize_dim
