@@ -21,6 +21,7 @@ from kiln.capture.answers import packed
 from kiln.capture.function import Derivative, Forward, Function, Operands, classify
 from kiln.capture.handle import Handle
 from kiln.capture.log import log
+from kiln.capture.pure.function import CellFunction
 from kiln.graph.graph import Graph
 
 HIDDEN, UPDATE = 1, 2  # what a program is asked for; in native/call/op.h too
@@ -65,7 +66,7 @@ def function_of(handle: Handle) -> Function:
         if isinstance(first, Handle):
             handle.function = derivative_function(first, *rest)
         else:
-            handle.function = Forward(first, *rest)
+            handle.function = getattr(first, "make_function", lambda s: Forward(first, s))(*rest)
     function: Function = handle.function
     return function
 
@@ -90,7 +91,8 @@ def derivative(made: Derivative, operands: int) -> tuple[Any, ...]:
     sources = [(SOURCES.index(kind), k) for kind, k in made.sources]
     place = {id(v): k for k, v in enumerate(graph.inputs)}
     passes = [] if graph.nodes else [place[id(y)] for y in graph.outputs]
-    return classify(graph), sources, list(made.targets), passes
+    whole = graph.nodes and isinstance(made.forward, CellFunction)  # of these ranks, whatever it is made of
+    return "program" if whole else classify(graph), sources, list(made.targets), passes
 
 
 def _classify(function: Function, operands: Operands) -> tuple[Any, ...]:

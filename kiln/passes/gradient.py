@@ -17,7 +17,8 @@ fewer values.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from kiln.graph.graph import Graph, Node, Value
 from kiln.graph.size import Dim, single_slot, substitute, symbol
@@ -55,10 +56,30 @@ def backward(
     composites that state their derivative are nodes.
     Raises NotImplementedError if an op on the way has no derivative.
     """
+    floats = tuple(i for i, v in enumerate(forward.inputs) if v.dtype in FLOATS and not v.weak)
+    everything = tuple(v.dtype in FLOATS for v in forward.outputs)
     run = _Run(forward, wrt, defined, calls)
+    return finish(run, redo, lambda: _Run(forward, floats, everything))
+
+
+class Sweep(Protocol):
+    """Gradients found on a copy of a forward graph: `gradients` of values by id, among them `targets`, from
+    `seeds` of outputs by number; `copies`: of every value of `forward` by id, in their graph.
+    """
+
+    forward: Graph
+    copies: dict[int, Value]
+    seeds: dict[int, Value]
+    targets: list[Value]
+    gradients: dict[int, Value]
+
+
+def finish(run: Sweep, redo: bool, everything: Callable[[], Sweep]) -> Backward:
+    """The graph of the gradients a sweep found; `everything`: the sweep for all gradients of all outputs."""
+    forward = run.forward
     found = [run.gradients.get(id(x)) for x in run.targets]
     wanted = [g for g in found if g is not None]
-    saved = _Saved(run, wanted, redo, frozenset() if redo else _worth_saving(forward))
+    saved = _Saved(run, wanted, redo, frozenset() if redo else _worth_saving(everything()))
     graph, sources = _extract(forward, run.seeds, saved, wanted)
     numbers = iter(range(len(wanted)))
     results = tuple(-1 if g is None else next(numbers) for g in found)
@@ -180,7 +201,7 @@ class _Saved:
     `leaves`: id of a value of the work graph -> its source; `hidden`: forward values to be returned.
     """
 
-    def __init__(self, run: _Run, wanted: list[Value], redo: bool, worth: frozenset[int]) -> None:
+    def __init__(self, run: Sweep, wanted: list[Value], redo: bool, worth: frozenset[int]) -> None:
         self.hidden: list[Value] = []
         self.leaves: dict[int, tuple[Source, Value]] = {}
         self._free: dict[int, Source] = {}
@@ -222,13 +243,12 @@ class _Saved:
         return found
 
 
-def _worth_saving(forward: Graph) -> frozenset[int]:
+def _worth_saving(run: Sweep) -> frozenset[int]:
     """Positions of products and the like that are saved instead of what is needed, being fewer.
 
     Decided for all gradients of all outputs at once: what fewer gradients need is then hidden for all too.
     """
-    floats = tuple(i for i, v in enumerate(forward.inputs) if v.dtype in FLOATS and not v.weak)
-    run = _Run(forward, floats, tuple(v.dtype in FLOATS for v in forward.outputs))
+    forward = run.forward
     wanted = [run.gradients[id(x)] for x in run.targets if id(x) in run.gradients]
     saved = _Saved(run, wanted, False, frozenset())
     groups: dict[frozenset[int], int] = {}

@@ -7,6 +7,7 @@
 #include "autograd/engine.h"
 #include "autograd/hooks.h"
 #include "autograd/inplace.h"
+#include "call/trace.h"
 
 namespace kiln {
 
@@ -151,6 +152,7 @@ PyObject* deeper(Object call, PyObject* args) {
 
 PyObject* backward(PyObject* core, PyObject* args) {
     return guarded([&]() -> PyObject* {
+        refuse_in_trace("calls backward");
         if (nested_too_deeply()) [[unlikely]]
             return deeper(checked(PyObject_GetAttrString(core, "run_backward")), args);
         PyObject *roots, *gradients, *inputs;
@@ -179,6 +181,7 @@ PyObject* backward(PyObject* core, PyObject* args) {
 // The plain case of Tensor.backward.
 PyObject* tensor_backward(PyObject* self, PyObject* retain) {
     return guarded([&]() -> PyObject* {
+        refuse_in_trace("calls backward");
         if (nested_too_deeply()) [[unlikely]]
             return deeper(checked(PyObject_GetAttrString(self, "_backward")),
                           checked(PyTuple_Pack(1, retain)).get());

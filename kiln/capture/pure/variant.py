@@ -1,0 +1,218 @@
+"""One way a function went: its steps as an op, what that is given, and what is made of its results.
+
+    results of the op, arguments, tensors met  --recipes of views-->  leaves  --structure-->  what was returned
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from kiln import _core
+from kiln.capture.pure.function import CellFunction, CellOp
+from kiln.capture.pure.steps import Steps
+from kiln.capture.pure.surroundings import Place, Watch, ways_to
+from kiln.capture.pure.trace import Tracer
+from kiln.errors import describe
+
+_NUMBERS = (int, float, bool, complex, str, bytes, type(None), _core.dtype)
+
+
+class Leaf(NamedTuple):
+    """A tensor of a result: ("result", k), ("operand", k), or ("view", the views made so far, its own)."""
+
+    kind: str
+    which: int
+    history: bool
+
+
+class Tree(NamedTuple):
+    """A container of results; of a plain class what makes it of its items."""
+
+    make: Callable[[list[Any]], Any]
+    items: list[Any]
+    what: str
+
+
+def flat(value: Any, found: list[Any]) -> Any:
+    """The structure of what was returned, its tensors in `found`. TypeError for what no cell gives."""
+    if isinstance(value, _core.Tensor):
+        found.append(value)
+        return None
+    if isinstance(value, (tuple, list)):
+        items = [flat(x, found) for x in value]
+        kind = type(value)
+        make: Any = kind if kind in (tuple, list) or not hasattr(kind, "_make") else kind._make  # type: ignore[attr-defined]
+        return Tree(make, items, kind.__name__)
+    if isinstance(value, dict):
+        keys = list(value)
+        items = [flat(value[k], found) for k in keys]
+        kind = type(value)
+        return Tree(lambda xs: kind(zip(keys, xs)), items, f"{kind.__name__} {keys!r}")
+    if isinstance(value, _NUMBERS):
+        return Tree(lambda xs: value, [], repr(value))
+    raise TypeError(describe(value))
+
+
+def filled(tree: Any, leaves: Iterator[Any]) -> Any:
+    """What was returned, of these tensors."""
+    return next(leaves) if tree is None else tree.make([filled(x, leaves) for x in tree.items])
+
+
+def shape_of(tree: Any) -> Any:
+    """What two runs must return alike."""
+    return "tensor" if tree is None else (tree.what, tuple(map(shape_of, tree.items)))
+
+
+class Variant:
+    """See the module's text."""
+
+    def __init__(self, name: str, tracer: Tracer, leaves: list[Any], returned: Any) -> None:
+        self.calls = 0
+        self.checked_at = 0
+        self.lines = tracer.lines
+        self.what = [s.what() for s in tracer.steps]
+        outputs: list[Any] = []
+        try:
+            self.tree = flat(returned, outputs)
+        except TypeError as error:
+            tracer.refuse(f"returns {error}, which is made of neither tensors nor numbers")
+        self.shape = shape_of(self.tree)
+        self.views: list[tuple[tuple[str, int], Any, tuple[Any, ...], tuple[Any, ...], int]] = []
+        self.results: list[int] = []
+        self._places: dict[int, tuple[str, int]] = {}
+        self.leaves = [self._leaf(y, tracer) for y in outputs]
+        self.steps = tracer.finish(self.results)
+        self.numbers = tracer.numbers
+        self.random = _core.random_state()[1] - tracer.random[1]
+        place = {id(x): k for k, x in enumerate(leaves)}
+        # per operand: the number of an argument, or a tensor that was met
+        self.operands = [place.get(id(x), x) for x in tracer.operands]
+        self.met = [x for x in self.operands if not isinstance(x, int)]
+        self.op = CellOp(name, self.steps) if self.steps.results else None
+        self.guards: list[Place] = []
+        self.sizes = self._sizes_by_value(tracer, leaves)
+        self.plain = self._plain()
+
+    # -- results ----------------------------------------------------------------------------------------
+
+    def _leaf(self, y: Any, tracer: Tracer) -> Leaf:
+        kind, which = self._place(y, tracer)
+        return Leaf(kind, which, bool(y.requires_grad))
+
+    def _place(self, y: Any, tracer: Tracer) -> tuple[str, int]:
+        known = self._places.get(id(y))
+        if known is None:
+            known = self._places[id(y)] = self._new_place(y, tracer)
+        return known
+
+    def _new_place(self, y: Any, tracer: Tracer) -> tuple[str, int]:
+        value = tracer.value(y)
+        source = tracer.source(y)
+        if source is None:
+            if not tracer.result(y):
+                return "operand", next(k for k, x in enumerate(tracer.operands) if x is y)
+            self.results.append(value)
+            return "result", len(self.results) - 1
+        base = self._place(source.source, tracer)
+        args = tuple([None if x is source.source else x for x in source.args])
+        if any(isinstance(x, _core.Tensor) for x in args):
+            tracer.refuse("returns a view that depends on another tensor")
+        self.views.append((base, source.op, source.structure, args, source.which))
+        return "view", len(self.views) - 1
+
+    def _plain(self) -> bool:
+        """Whether the op's results are what is returned, in order: one, or a tuple of them."""
+        wanted = [("result", k) for k in range(len(self.results))]
+        straight = [(leaf.kind, leaf.which) for leaf in self.leaves] == wanted
+        one = self.tree is None
+        several = isinstance(self.tree, Tree) and self.tree.make is tuple and all(x is None for x in self.tree.items)
+        return straight and (one or several) and all(leaf.history for leaf in self.leaves)
+
+    def give(self, results: Any, leaves: list[Any]) -> Any:
+        """What the function returns, of the op's results."""
+        views: list[Any] = []
+
+        def at(kind: str, which: int) -> Any:
+            if kind == "view":
+                return views[which]
+            if kind == "result":
+                return results[which]
+            found = self.operands[which]
+            return leaves[found] if isinstance(found, int) else found
+
+        for base, op, structure, args, which in self.views:
+            x = at(*base)
+            if op is None:
+                views.append(x.detach())
+            else:
+                given = tuple([x if a is None else a for a in args])
+                views.append(_core.call_op(op.handle, structure, given)[which])
+        made = []
+        for leaf in self.leaves:
+            y = at(leaf.kind, leaf.which)
+            if not leaf.history and leaf.kind != "operand" and y.requires_grad:
+                y = y.detach()
+            made.append(y)
+        return filled(self.tree, iter(made))
+
+    # -- what it depends on -----------------------------------------------------------------------------
+
+    def _sizes_by_value(self, tracer: Tracer, leaves: list[Any]) -> list[tuple[int, int, int]]:
+        """(argument, dim, size) of the sizes that became numbers on the way."""
+        from_slot: dict[int, tuple[int, int]] = {}
+        operands = self.described(leaves)
+        first = 0
+        for k, described in enumerate(operands):
+            if isinstance(described, str):
+                first += 1
+                continue
+            for d in range(len(described[1])):
+                from_slot[first + d] = (k, d)
+            first += len(described[1])
+        if self.op is None:
+            return [(k, d, n) for k, x in enumerate(leaves) for d, n in enumerate(_core.place(x)[2])]
+        # all steps, those no result needs too: Python may have branched on their sizes
+        found = _slots_by_value(tracer, operands)
+        sizes = []
+        for slot in found:
+            k, d = from_slot[slot]
+            which = self.operands[k]
+            if isinstance(which, int):
+                sizes.append((which, d, leaves[which].shape[d]))
+        return sorted(sizes)
+
+    def described(self, leaves: list[Any]) -> tuple[Any, ...]:
+        """How the op's operands look."""
+        tensors = [leaves[x] if isinstance(x, int) else x for x in self.operands]
+        looks: list[Any] = []
+        for x in tensors:
+            sizes = _core.place(x)[2]
+            looks.append((str(x.dtype).rpartition(".")[2], tuple(int(n == 1) for n in sizes), None))
+        return (*looks, *("i" for _ in self.numbers))
+
+    def watch(self, roots: list[Any], watch: Watch) -> None:
+        """Learns by which places the tensors it met are found, and the modules that ran."""
+        modules = [x for x in watch.objects_met() if "training" in getattr(x, "__dict__", ())]
+        found = ways_to(roots, [*self.met, *modules])
+        guards = {(id(p.container), p.key): p for way in found.values() for p in way}
+        for module in modules:
+            state = module.__dict__
+            guards[id(state), "training"] = Place(state, "training", state["training"])
+        self.guards = list(guards.values())
+
+
+def _slots_by_value(tracer: Tracer, operands: tuple[Any, ...]) -> set[int]:
+    """The slots of operands' sizes that values whose sizes were read, or that equal them, are made of."""
+    from kiln.graph.size import Size, slots_named
+
+    every = tracer.finish([])._replace(steps=tracer.finish_all())
+    function = CellFunction(CellOp("sizes", every), ())
+    walk = function.walk(operands)
+    found: set[int] = set()
+    for k, size in tracer.numbered_sizes():
+        value = walk.values[k]
+        for d, dim in enumerate(value.shape):
+            if isinstance(dim, Size) and (tracer.reads(k, d) or size[d] in tracer.numbers_seen):
+                found |= slots_named(dim)
+    return found

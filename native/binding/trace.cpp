@@ -1,0 +1,118 @@
+// Traces as Python has them: a function is called, and a Python object is told of every call of an op.
+#include "call/trace.h"
+
+#include "autograd/autograd.h"
+#include "binding/bind.h"
+
+namespace kiln {
+namespace {
+
+// (tensors and numbers)
+Object objects_of(std::span<const Operand> operands) {
+    Object given = checked(PyTuple_New(Py_ssize_t(operands.size())));
+    for (size_t i = 0; i < operands.size(); ++i) {
+        const Operand& x = operands[i];
+        PyTuple_SET_ITEM(given.get(), Py_ssize_t(i),
+                         checked(x.tensor ? wrap(TensorRef(x.tensor)) : number_object(x.number)).release());
+    }
+    return given;
+}
+
+struct PythonTrace : CallTrace {
+    PyObject* tracer;  // borrowed
+};
+
+PyObject* tracer_of(CallTrace& trace) { return static_cast<PythonTrace&>(trace).tracer; }
+
+void told(CallTrace& trace, Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
+          const Results& results) {
+    trace.inside = true;  // what the tracer itself asks for is not the program's
+    struct End {
+        ~End() { trace.inside = false; }
+        CallTrace& trace;
+    } end{trace};
+    const Object given = objects_of(operands), written = tuple_of(out),
+                 made = tuple_of({results.data(), results.size()});
+    if (!fn.op) {
+        trace.inside = false;
+        trace.refuse(trace, "calls a derivative");
+    }
+    PyObject* const structure = static_cast<PyObject*>(fn.structure.object);
+    checked(in_python([&] {
+        return PyObject_CallMethod(tracer_of(trace), "called", "OOOOOO", fn.op->record, structure,
+                                   given.get(), written.get(), made.get(),
+                                   grad_enabled() ? Py_True : Py_False);
+    }));
+}
+
+void sizes_read(CallTrace& trace, Tensor& tensor) {
+    const Object object = checked(wrap(TensorRef(&tensor)));
+    checked(in_python(
+        [&] { return PyObject_CallMethod(tracer_of(trace), "sizes_read", "O", object.get()); }));
+}
+
+void refuse(CallTrace& trace, const char* what) {
+    checked(in_python([&] { return PyObject_CallMethod(tracer_of(trace), "refuse", "s", what); }));
+    throw Error(ErrorKind::internal, "a trace's `refuse` returned");
+}
+
+PyObject* trace(PyObject*, PyObject* args) {
+    PyObject *tracer, *function, *positional, *keywords;
+    int abstract;
+    if (!PyArg_ParseTuple(args, "OpOO!O!:trace", &tracer, &abstract, &function, &PyTuple_Type, &positional,
+                          &PyDict_Type, &keywords))
+        return nullptr;
+    PythonTrace own;
+    own.told = told;
+    own.sizes_read = sizes_read;
+    own.refuse = refuse;
+    own.abstract = abstract;
+    own.tracer = tracer;
+    const Traced here(own);
+    return in_python([&] { return PyObject_Call(function, positional, keywords); });
+}
+
+// (storage, offset, sizes, strides)
+PyObject* place(PyObject*, PyObject* tensor) {
+    if (!is_tensor(tensor)) return PyErr_Format(PyExc_TypeError, "place: expected a Tensor");
+    const Tensor& x = tensor_of(tensor);
+    return Py_BuildValue("(nLNN)", Py_ssize_t(x.storage.get()), (long long)x.offset,
+                         dims_object(x.sizes), dims_object(x.strides));
+}
+
+// An op at a structure, called with tensors and numbers: (results).
+PyObject* call_op(PyObject*, PyObject* args) {
+    PyObject *op, *structure, *given;
+    if (!PyArg_ParseTuple(args, "O!O!O!:call_op", op_type, &op, &PyTuple_Type, &structure, &PyTuple_Type,
+                          &given))
+        return nullptr;
+    Held held;
+    Operands operands;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); ++i) {
+        PyObject* const item = PyTuple_GET_ITEM(given, i);
+        Operand& operand = operands.emplace_back();
+        if (is_tensor(item))
+            operand.tensor = hold(item, held);
+        else
+            KILN_CHECK(number_from(item, &operand.number), type, "call_op: expected tensors and numbers");
+    }
+    const Results results = call(fn_of(op, structure), operands);
+    return tuple_of({results.data(), results.size()}).release();
+}
+
+PyMethodDef functions[] = {
+    {"call_op", guard<call_op>, METH_VARARGS,
+     "call_op(op, structure, operands): the results, a tuple."},
+    {"trace", guard<trace>, METH_VARARGS,
+     "trace(tracer, abstract, function, args, kwargs): calls the function; `tracer.called(op, structure, "
+     "operands, out, results, grad)` is told of each op, `tracer.sizes_read(tensor)` of sizes the program "
+     "reads, and `tracer.refuse(what)` raises. Abstract: nothing runs, and no value may be read."},
+    {"place", place, METH_O, "Where a tensor lies: (storage, offset, sizes, strides)."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+int add_traces(PyObject* module) { return PyModule_AddFunctions(module, functions); }
+
+}  // namespace kiln
