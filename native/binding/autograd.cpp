@@ -103,6 +103,7 @@ PyObject* record_user_call(PyObject*, PyObject* args) {
     if (!PyArg_ParseTuple(args, "sOOOOO:record_user", &name, &context, &inputs, &results, &saved, &dirty))
         return nullptr;
     return guarded([&]() -> PyObject* {
+        refuse_in_trace("calls an autograd.Function, whose backward is Python");
         UserCall call{user_fn(name),
                       Opaque(context),
                       tensors_from(inputs, "record_user", false),

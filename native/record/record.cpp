@@ -165,7 +165,7 @@ void take_memory(Storage& to, Storage& from) {
 }
 
 void settle(Storage& storage, bool for_write) {
-    if (traces && !for_write) [[unlikely]]
+    if (traces) [[unlikely]]
         refuse_if_traced("reads a value", true);
     if (auto* recording = static_cast<Recording*>(storage.recording); recording) [[unlikely]]
         if (for_write || recording->pending(storage))

@@ -130,9 +130,11 @@ class _Cell:
             numbers = [seed if kind == "seed" else start + delta for kind, delta in variant.numbers]
         if variant.op is not None:
             tensors = [leaves[x] if isinstance(x, int) else x for x in variant.operands]
-            results = variant.op.handle(tensors, *numbers)
-            if isinstance(results, _core.Tensor):
-                results = (results,)
+            if _symbolic(leaves):
+                made = variant.op.handle(tensors, *numbers)
+                results = made if isinstance(made, tuple) else (made,)
+            else:
+                results = _core.call_op(variant.op.handle, variant.op.structure, (*tensors, *numbers))
         return variant.give(results, leaves)
 
     # -- tracing and checking ---------------------------------------------------------------------------

@@ -8,18 +8,21 @@ the function meets that tensor; modules on the way are asked for `training` too.
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dis import get_instructions
-from types import BuiltinMethodType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from kiln import _core
 from kiln.errors import is_own, place
 
 _MOST = 20_000  # objects looked at for tensors
+_PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]
+_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), _core.dtype)
 
 
@@ -121,6 +124,7 @@ class Watch:
         self.objects: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._contents: dict[int, tuple[Any, Any]] = {}
         self._new: set[int] = set()
+        self._drawn = ""
         self._random = random.getstate()
         self._numpy = _numpy_state()
 
@@ -133,15 +137,14 @@ class Watch:
         sys.setprofile(self._before)
 
     def _called(self, frame: FrameType, event: str, what: Any) -> None:
-        if event == "c_call" and isinstance(what, BuiltinMethodType):
-            if isinstance(getattr(what, "__self__", None), random.Random) and not is_own(frame):
-                line = place(frame.f_code.co_filename, frame.f_lineno)
-                sys.setprofile(self._before)
-                self._refuse("draws random numbers from Python", line)
+        if event == "c_call":
+            if getattr(what, "__self__", None) is _PYTHON and (line := _line_above(frame)):
+                self._drawn = line
+            return
         if event != "call":
             return
         code = frame.f_code
-        own = is_own(frame)
+        own = is_own(frame) or _is_below(frame.f_code.co_filename)
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         if own and "training" not in getattr(first, "__dict__", ()):
             return  # kiln's own, and no layer
@@ -185,7 +188,7 @@ class Watch:
             if not _same(held, before):
                 self._refuse(f"changes a {type(held).__name__} that outlives it", "")
         if random.getstate() != self._random:
-            self._refuse("draws random numbers from Python", "")
+            self._refuse("draws random numbers from Python", self._drawn)
         if _numpy_state() != self._numpy:
             self._refuse("draws random numbers from NumPy", self._line("random"))
 
@@ -200,6 +203,21 @@ class Watch:
                 if instruction.argval == name:
                     return _line_of(code, instruction.offset)
         return ""
+
+
+def _is_below(file: str) -> bool:
+    """Whether code is Python's own, or of what kiln stands on."""
+    if file.startswith(_LIBRARY):
+        inside = file[len(_LIBRARY) :].split(os.sep)
+        return inside[0] != "site-packages" or inside[1] in ("numpy", "llvmlite")
+    return file.startswith("<frozen") or f"{os.sep}numpy{os.sep}" in file or f"{os.sep}llvmlite{os.sep}" in file
+
+
+def _line_above(frame: FrameType | None) -> str:
+    """The line of the program that the frame runs for."""
+    while frame is not None and _is_below(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None or is_own(frame) else place(frame.f_code.co_filename, frame.f_lineno)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -10,7 +10,7 @@ A tensor nobody has seen is a parameter, a buffer or another tensor that lay abo
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kiln import _core
@@ -81,7 +81,7 @@ class Tracer:
         """An op has run."""
         if op.name in ("as_strided", "write") or op.tests.sees_layout:
             self._expect_whole(operands[0])
-        args = tuple([self._argument(op, i, x) for i, x in enumerate(operands)])
+        args = tuple([self._argument(name, x) for name, x in zip(_names(op, structure), operands)])
         if op.kind == "slice":
             self.by_value.update((args[0][1], d) for d in structure[1])
         elif op.kind in ("reshape", "expand", "as_strided") or any(p.kind == "Z" for p in op.params):
@@ -194,10 +194,10 @@ class Tracer:
         self.lines.append(user_line())
         self.sizes.update(zip(made, shapes))
 
-    def _argument(self, op: Op, i: int, x: Any) -> Argument:
+    def _argument(self, name: str, x: Any) -> Argument:
         if isinstance(x, _core.Tensor):
             return "value", self.value(x)
-        if type(x) is int and (name := _named(op, i)) in ("position", "seed"):
+        if type(x) is int and name in ("position", "seed"):
             seed, position = self.random
             if name == "seed" and x != seed:
                 self.refuse("draws random numbers from a generator other than kiln's own")
@@ -230,7 +230,7 @@ class Tracer:
         raw = [self._new() for _ in out]
         shapes = [_core.place(target)[2] for target in out]
         # what the op gives is cast and repeated to what it is written into
-        self.steps.append(Step(op, structure, args, tuple(raw), ("",) * len(raw), ((),) * len(raw), history))
+        self.steps.append(Step(op, structure, args, tuple(raw), tuple(dtypes), ((),) * len(raw), history))
         self.lines.append(user_line())
         for target, k, r, dtype, shape in zip(out, made, raw, dtypes, shapes):
             self._append(CAST, (shape,), (("value", r),), [k], [dtype], [shape], history)
@@ -315,7 +315,15 @@ class Tracer:
         return PurityError(message(self.name, expected, came, what))
 
 
-def _named(op: Op, i: int) -> str:
-    """The name of the parameter that an operand is given for, of ops that take one operand for each."""
-    names = [p.name for p in op.params if p.kind in "TVN"]
-    return names[i] if i < len(names) and all(p.kind in "TVNS" for p in op.params) else ""
+def _names(op: Op, structure: tuple[Any, ...]) -> Iterator[str]:
+    """The parameter that each operand is given for."""
+    entries = iter(structure)
+    for param in op.params:
+        if op.kind == "pointwise" and param.kind != "S":
+            yield param.name
+            continue
+        entry = next(entries)
+        if param.kind in "ZL":
+            yield from (param.name,) * entry
+        elif param.kind != "S" and entry is not None:
+            yield param.name
