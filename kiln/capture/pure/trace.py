@@ -198,11 +198,11 @@ class Tracer:
         if isinstance(x, _core.Tensor):
             return "value", self.value(x)
         if type(x) is int and name in ("position", "seed"):
-            seed, position = self.random
-            if name == "seed" and x != seed:
-                self.refuse("draws random numbers from a generator other than kiln's own")
-            self.numbers.append((name, 0 if name == "seed" else x - position))
-            return "operand", len(self.numbers) - 1
+            (seed, start), now = self.random, _core.random_state()[1]
+            drawn = now > start and (x == seed if name == "seed" else start <= x < now)
+            if drawn:  # else they belong to a generator of the program's, which a check notices, or to none
+                self.numbers.append((name, 0 if name == "seed" else x - start))
+                return "operand", len(self.numbers) - 1
         return "number", x
 
     # -- writes -----------------------------------------------------------------------------------------
