@@ -44,7 +44,7 @@ class Pure(Compiled):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return self._cell(args, kwargs)
+            return self._cell.fast(*args, **kwargs)
         except Exception as error:
             shorten(error)
             raise
@@ -77,9 +77,14 @@ class _Cell:
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.function, self.name = function, name
         self.variants: OrderedDict[Any, list[Variant]] = OrderedDict()
-        self.calls = self.checks = self.forgotten = 0
+        self.slow_calls = self.checks = self.forgotten = 0
+        self.fast = _core.Cell(self._slow)
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fast(*args, **kwargs)
+
+    def _slow(self, due: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that the core does not know, or (`due`) one that is to be checked."""
         leaves: list[Any] = []
         try:
             key = self._key(args, kwargs, leaves)
@@ -89,11 +94,26 @@ class _Cell:
         if variant is None:
             variant = self._trace(key, args, kwargs, leaves)
         variant.calls += 1
-        self.calls += 1
-        if variant.calls <= _FIRST or variant.calls % _EVERY == 0 or _core.checking():
-            if not _core.recording() and not _symbolic(leaves):
-                return self._check(variant, args, kwargs, leaves)
+        self.slow_calls += 1
+        due = due or variant.calls <= _FIRST or variant.calls % _EVERY == 0 or _core.checking()
+        if due and not _core.recording() and not _symbolic(leaves):
+            return self._check(variant, args, kwargs, leaves)
+        if not _symbolic(leaves):
+            self._teach(variant, args, kwargs)
         return self._run(variant, leaves)
+
+    def _teach(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Gives the core what it needs to run such calls alone."""
+        if variant.op is None or variant.taught > 2:
+            return
+        variant.taught += 1
+        give = None if variant.plain else variant.give
+        guards = [tuple(guard) for guard in variant.guards]
+        one = variant.plain and variant.tree is None
+        op, structure = variant.op.handle, variant.op.structure
+        self.fast.add(
+            args, kwargs, guards, variant.sizes, variant.parts(), variant.random, op, structure, one, give
+        )
 
     # -- how a call looks -------------------------------------------------------------------------------
 
@@ -196,7 +216,7 @@ class _Cell:
         for k, (a, b) in enumerate(zip(expected, found)):
             if not same_bits(a, b):
                 raise self._differs(variant, f"result {k} by the op with other values than by Python", "", "")
-        variant.checked_at = variant.calls
+        variant.checked_at = self.slow_calls + self.fast.calls
         return made
 
     def _compare(self, variant: Variant, tracer: Tracer, returned: Any) -> None:
@@ -226,12 +246,13 @@ class _Cell:
                 raise self._differs(variant, f"another tensor, {describe(x)}, from outside", "", "")
 
     def _differs(self, variant: Variant, what: str, was: str, now: str) -> PurityError:
-        since = f"since call {variant.checked_at + 1}" if variant.checked_at else "since its first call"
+        since = f"since call {variant.checked_at + 1}" if variant.checked_at else "since the first call"
         lines = f" at {now}" if now else ""
         before = f" (before at {was})" if was and was != now else ""
         self.variants.clear()
+        self.fast.forget()
         return PurityError(
-            f"{self.name}: call {variant.calls} that looks like this gave {what}{lines}{before}; it may have gone on "
+            f"{self.name}: call {self.slow_calls + self.fast.calls} gave {what}{lines}{before}; it may have gone on "
             f"{since} that looks so: what it does depends on more than its arguments, parameters and buffers"
         )
 
@@ -239,13 +260,13 @@ class _Cell:
 
     def stats(self) -> dict[str, Any]:
         count = sum(map(len, self.variants.values()))
-        return {"variants": count, "calls": self.calls, "checks": self.checks, "forgotten": self.forgotten}
+        return {"variants": count, "calls": self.slow_calls + self.fast.calls, "checks": self.checks, "forgotten": self.forgotten}
 
     def explain(self) -> str:
-        lines = [f"{self.name}: pure; {self.calls} calls, of which {self.checks} were checked by running the Python"]
+        lines = [f"{self.name}: pure; {self.slow_calls + self.fast.calls} calls, of which {self.checks} were checked by running the Python"]
         for found in self.variants.values():
             for v in found:
-                lines.append(f"  {len(v.steps.steps)} ops on {len(v.operands)} tensors: {v.calls} calls")
+                lines.append(f"  {len(v.steps.steps)} ops on {len(v.operands)} tensors")
         return "\n".join(lines)
 
 

@@ -7,7 +7,6 @@ what backward keeps is found as for any composite (`passes/gradient.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from kiln.capture.function import (
@@ -393,4 +392,15 @@ def _everything(graph: Graph) -> tuple[tuple[int, ...], tuple[bool, ...]]:
     return wrt, tuple(v.dtype in FLOATS for v in graph.outputs)
 
 
-Finder = Callable[[], Any]
+_known: dict[str, CellOp] = {}
+
+
+def cell_op(name: str, cell: Steps) -> CellOp:
+    """The op of these steps; the same for the same steps, as ops live as long as the process."""
+    identity = cell.identity()
+    if identity is None:
+        return CellOp(name, cell)
+    found = _known.get(identity)
+    if found is None:
+        found = _known[identity] = CellOp(name, cell)
+    return found

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from kiln import _core
-from kiln.capture.pure.function import CellFunction, CellOp
+from kiln.capture.pure.function import CellFunction, CellOp, cell_op
 from kiln.capture.pure.steps import Steps
 from kiln.capture.pure.surroundings import Place, Watch, ways_to
 from kiln.capture.pure.trace import Tracer
@@ -70,6 +70,7 @@ class Variant:
     def __init__(self, name: str, tracer: Tracer, leaves: list[Any], returned: Any) -> None:
         self.calls = 0
         self.checked_at = 0
+        self.taught = 0
         self.lines = tracer.lines
         self.what = [s.what() for s in tracer.steps]
         outputs: list[Any] = []
@@ -89,7 +90,7 @@ class Variant:
         # per operand: the number of an argument, or a tensor that was met
         self.operands = [place.get(id(x), x) for x in tracer.operands]
         self.met = [x for x in self.operands if not isinstance(x, int)]
-        self.op = CellOp(name, self.steps) if self.steps.results else None
+        self.op = cell_op(name, self.steps) if self.steps.results else None
         self.guards: list[Place] = []
         self.sizes = self._sizes_by_value(tracer, leaves)
         self.plain = self._plain()
@@ -190,6 +191,11 @@ class Variant:
             sizes = _core.place(x)[2]
             looks.append((str(x.dtype).rpartition(".")[2], tuple(int(n == 1) for n in sizes), None))
         return (*looks, *("i" for _ in self.numbers))
+
+    def parts(self) -> list[tuple[str, Any]]:
+        """The op's operands, as the core has them."""
+        tensors = [("leaf", x) if isinstance(x, int) else ("met", x) for x in self.operands]
+        return [*tensors, *self.numbers]
 
     def watch(self, roots: list[Any], watch: Watch) -> None:
         """Learns by which places the tensors it met are found, and the modules that ran."""
