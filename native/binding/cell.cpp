@@ -260,16 +260,17 @@ PyObject* cell_call(PyObject* object, PyObject* const* args, size_t flags, PyObj
         CellObject& self = cell_of(object);
         const size_t count = size_t(PyVectorcall_NARGS(flags));
         Variants& variants = *self.variants;
+        bool check = false;
         for (size_t k = 0; k < variants.size(); ++k) {
             Leaves leaves;
             if (!matches(*variants[k], args, count, names, leaves)) continue;
             const std::shared_ptr<Variant> variant = variants[k];
             if (k) std::rotate(variants.begin(), variants.begin() + long(k), variants.begin() + long(k) + 1);
-            if (++variant->calls % every == 0 || check_mode) break;
+            check = ++variant->calls % every == 0 || check_mode;
+            if (check) break;
             ++self.calls;
             return run(*variant, leaves);
         }
-        const bool check = !variants.empty() && variants[0]->calls % every == 0;
         return call_slow(self, check, args, count, names);
     });
 }

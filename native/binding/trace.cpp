@@ -1,8 +1,15 @@
 // Traces as Python has them: a function is called, and a Python object is told of every call of an op.
 #include "call/trace.h"
 
-#include "autograd/autograd.h"
 #include "binding/bind.h"
+
+#include <cstring>
+#include <unordered_map>
+#include <vector>
+
+#include "autograd/autograd.h"
+#include "base/hash.h"
+#include "call/look.h"
 
 namespace kiln {
 namespace {
@@ -19,13 +26,38 @@ Object objects_of(std::span<const Operand> operands) {
 }
 
 struct PythonTrace : CallTrace {
-    PyObject* tracer;  // borrowed
+    PyObject* tracer;  // borrowed; None: nobody is told
+    // Of all calls: which function, of which of the tensors seen so far, and which numbers.
+    Hash128 hash;
+    std::unordered_map<const Tensor*, uint64_t> numbers;
+    std::vector<TensorRef> seen;  // so that addresses stay theirs
+
+    uint64_t number_of(Tensor* tensor) {
+        const auto [found, added] = numbers.emplace(tensor, seen.size());
+        if (added) seen.push_back(TensorRef(tensor));
+        return found->second;
+    }
+    void mix(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
+             const Results& results) {
+        hash.mix(fn.id | uint64_t(grad_enabled()) << 32 | uint64_t(out.size()) << 33);
+        for (const Operand& operand : operands) {
+            hash.mix(operand.tensor ? number_of(operand.tensor) : uint64_t(operand.number.bits()));
+            if (!operand.tensor) hash.mix(uint64_t(operand.number.kind) + 1000);
+        }
+        for (const TensorRef& target : out) hash.mix(number_of(target.get()));
+        for (const TensorRef& result : results) {
+            hash.mix(number_of(result.get()) | uint64_t(result->dtype) << 32 | ones_of(result->sizes) << 40);
+            hash.mix(uint64_t(result->ndim()));
+        }
+    }
 };
 
 PyObject* tracer_of(CallTrace& trace) { return static_cast<PythonTrace&>(trace).tracer; }
 
 void told(CallTrace& trace, Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
           const Results& results) {
+    static_cast<PythonTrace&>(trace).mix(fn, operands, out, results);
+    if (tracer_of(trace) == Py_None) return;
     trace.inside = true;  // what the tracer itself asks for is not the program's
     struct End {
         ~End() { trace.inside = false; }
@@ -46,21 +78,23 @@ void told(CallTrace& trace, Fn& fn, std::span<const Operand> operands, std::span
 }
 
 void sizes_read(CallTrace& trace, Tensor& tensor) {
+    if (tracer_of(trace) == Py_None) return;
     const Object object = checked(wrap(TensorRef(&tensor)));
     checked(in_python(
         [&] { return PyObject_CallMethod(tracer_of(trace), "sizes_read", "O", object.get()); }));
 }
 
 void refuse(CallTrace& trace, const char* what) {
+    if (tracer_of(trace) == Py_None) raise(ErrorKind::runtime, concat("a pure function ", what));
     checked(in_python([&] { return PyObject_CallMethod(tracer_of(trace), "refuse", "s", what); }));
     throw Error(ErrorKind::internal, "a trace's `refuse` returned");
 }
 
 PyObject* trace(PyObject*, PyObject* args) {
-    PyObject *tracer, *function, *positional, *keywords;
+    PyObject *tracer, *function, *positional, *keywords, *leaves;
     int abstract;
-    if (!PyArg_ParseTuple(args, "OpOO!O!:trace", &tracer, &abstract, &function, &PyTuple_Type, &positional,
-                          &PyDict_Type, &keywords))
+    if (!PyArg_ParseTuple(args, "OpOO!O!O!:trace", &tracer, &abstract, &function, &PyTuple_Type, &positional,
+                          &PyDict_Type, &keywords, &PyTuple_Type, &leaves))
         return nullptr;
     PythonTrace own;
     own.told = told;
@@ -68,8 +102,24 @@ PyObject* trace(PyObject*, PyObject* args) {
     own.refuse = refuse;
     own.abstract = abstract;
     own.tracer = tracer;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(leaves); ++i)
+        if (is_tensor(PyTuple_GET_ITEM(leaves, i))) own.number_of(&tensor_of(PyTuple_GET_ITEM(leaves, i)));
     const Traced here(own);
-    return in_python([&] { return PyObject_Call(function, positional, keywords); });
+    Object returned = checked(in_python([&] { return PyObject_Call(function, positional, keywords); }));
+    return Py_BuildValue("(N(KK))", returned.release(), (unsigned long long)own.hash.low,
+                         (unsigned long long)own.hash.high);
+}
+
+// Whether two tensors hold the same bytes; false also where that is not told at once.
+PyObject* same_bytes(PyObject*, PyObject* args) {
+    PyObject *first, *second;
+    if (!PyArg_ParseTuple(args, "O!O!:same_bytes", tensor_type, &first, tensor_type, &second)) return nullptr;
+    const TensorRef a(&tensor_of(first)), b(&tensor_of(second));
+    if (a->dtype != b->dtype || a->sizes != b->sizes || !a->contiguous || !b->contiguous) Py_RETURN_FALSE;
+    settle(*a->storage);
+    settle(*b->storage);
+    const size_t bytes = size_t(a->numel) * itemsize(a->dtype);
+    return PyBool_FromLong(!bytes || std::memcmp(a->data(), b->data(), bytes) == 0);
 }
 
 // (storage, offset, sizes, strides)
@@ -104,9 +154,12 @@ PyMethodDef functions[] = {
     {"call_op", guard<call_op>, METH_VARARGS,
      "call_op(op, structure, operands): the results, a tuple."},
     {"trace", guard<trace>, METH_VARARGS,
-     "trace(tracer, abstract, function, args, kwargs): calls the function; `tracer.called(op, structure, "
+     "trace(tracer, abstract, function, args, kwargs, leaves): (what the function gives, a hash of the calls "
+     "it made on the tensors `leaves` and others); `tracer.called(op, structure, "
      "operands, out, results, grad)` is told of each op, `tracer.sizes_read(tensor)` of sizes the program "
      "reads, and `tracer.refuse(what)` raises. Abstract: nothing runs, and no value may be read."},
+    {"same_bytes", guard<same_bytes>, METH_VARARGS,
+     "Whether two contiguous tensors hold the same bytes; False where it is not so simple."},
     {"place", place, METH_O, "Where a tensor lies: (storage, offset, sizes, strides)."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -71,6 +71,7 @@ class Variant:
         self.calls = 0
         self.checked_at = 0
         self.taught = 0
+        self.seen: Any = None  # the hash of a run that was found to be as written down
         self.lines = tracer.lines
         self.what = [s.what() for s in tracer.steps]
         outputs: list[Any] = []
