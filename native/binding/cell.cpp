@@ -12,10 +12,12 @@
 #include <algorithm>
 #include <bit>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "binding/op.h"
 #include "call/look.h"
+#include "call/value_checks.h"
 
 namespace kiln {
 namespace {
@@ -45,11 +47,18 @@ struct FixedSize {
     int64_t size;
 };
 
-// An operand: an argument's tensor, one that was met, a seed, or a position so far behind the first.
+// An operand: an argument's tensor, one that was met, a seed, a position so far behind the first, a number.
 struct Part {
-    enum Kind : uint8_t { leaf, met, seed, position } kind;
-    int64_t number = 0;
+    enum Kind : uint8_t { leaf, met, seed, position, number } kind;
+    int64_t which = 0;
+    Number value;
     Object tensor;
+};
+
+// Values that an op inside would refuse.
+struct Check {
+    Fn* fn;
+    std::vector<Part> parts;
 };
 
 struct Variant {
@@ -59,6 +68,7 @@ struct Variant {
     std::vector<Place> places;
     std::vector<FixedSize> sizes;
     std::vector<Part> parts;
+    std::vector<Check> checks;
     int64_t random = 0;  // numbers drawn
     Fn* fn = nullptr;
     bool one = false;    // the result is a tensor, not a tuple
@@ -223,18 +233,24 @@ bool matches(const Variant& variant, PyObject* const* args, size_t count, PyObje
 
 PyObject* run(Variant& variant, const Leaves& leaves) {
     Held held;
-    Operands operands;
-    const auto [seed, start] = variant.random ? reserve_random(variant.random) : std::pair<int64_t, int64_t>();
-    for (const Part& part : variant.parts) {
-        Operand& operand = operands.emplace_back();
-        switch (part.kind) {
-        case Part::leaf: operand.tensor = hold(leaves[size_t(part.number)], held); break;
-        case Part::met: operand.tensor = hold(part.tensor.get(), held); break;
-        case Part::seed: operand.number = Number::of(seed); break;
-        case Part::position: operand.number = Number::of(start + part.number); break;
+    std::pair<int64_t, int64_t> drawn;
+    const auto operands_of = [&](const std::vector<Part>& parts) {
+        Operands operands;
+        for (const Part& part : parts) {
+            Operand& operand = operands.emplace_back();
+            switch (part.kind) {
+            case Part::leaf: operand.tensor = hold(leaves[size_t(part.which)], held); break;
+            case Part::met: operand.tensor = hold(part.tensor.get(), held); break;
+            case Part::seed: operand.number = Number::of(drawn.first); break;
+            case Part::position: operand.number = Number::of(drawn.second + part.which); break;
+            case Part::number: operand.number = part.value; break;
+            }
         }
-    }
-    const Results results = call(*variant.fn, operands);
+        return operands;
+    };
+    for (const Check& check : variant.checks) check_values(*check.fn, operands_of(check.parts));
+    if (variant.random) drawn = reserve_random(variant.random);
+    const Results results = call(*variant.fn, operands_of(variant.parts));
     if (variant.one) return wrap(results[0]);
     Object made = tuple_of({results.data(), results.size()});
     if (!variant.give) return made.release();
@@ -322,14 +338,37 @@ void cell_dealloc(PyObject* object) {
     Py_DECREF(type);
 }
 
-// (args, kwargs, places, sizes, parts, random, op, structure, one, give): whether calls like this are known.
+std::vector<Part> parts_from(PyObject* list) {
+    std::vector<Part> parts;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+        const char* kind;
+        PyObject* what;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "sO", &kind, &what)) throw Error(ErrorKind::python, "");
+        Part& part = parts.emplace_back();
+        const std::string_view name = kind;
+        part.kind = name == "leaf"     ? Part::leaf
+                    : name == "met"    ? Part::met
+                    : name == "seed"   ? Part::seed
+                    : name == "number" ? Part::number
+                                       : Part::position;
+        if (part.kind == Part::met)
+            part.tensor = Object::borrow(what);
+        else if (part.kind == Part::number)
+            KILN_CHECK(number_from(what, &part.value), type, "Cell: expected a number");
+        else
+            part.which = PyLong_AsLongLong(what);
+    }
+    return parts;
+}
+
+// (args, kwargs, places, sizes, parts, random, op, structure, one, give, checks): whether calls like this are known.
 PyObject* cell_add(PyObject* object, PyObject* args) {
-    PyObject *positional, *keywords, *places, *sizes, *parts, *op, *structure, *give;
+    PyObject *positional, *keywords, *places, *sizes, *parts, *op, *structure, *give, *checks;
     long long random;
     int one;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!LO!O!pO:add", &PyTuple_Type, &positional, &PyDict_Type, &keywords,
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!LO!O!pOO!:add", &PyTuple_Type, &positional, &PyDict_Type, &keywords,
                           &PyList_Type, &places, &PyList_Type, &sizes, &PyList_Type, &parts, &random, op_type,
-                          &op, &PyTuple_Type, &structure, &one, &give))
+                          &op, &PyTuple_Type, &structure, &one, &give, &PyList_Type, &checks))
         return nullptr;
     auto variant = std::make_shared<Variant>();
     variant->modes = modes();
@@ -358,16 +397,13 @@ PyObject* cell_add(PyObject* object, PyObject* args) {
         fixed.size = size;
         variant->sizes.push_back(fixed);
     }
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(parts); ++i) {
-        const char* kind;
-        PyObject* what;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(parts, i), "sO", &kind, &what)) return nullptr;
-        Part& part = variant->parts.emplace_back();
-        part.kind = *kind == 'l' ? Part::leaf : *kind == 'm' ? Part::met : *kind == 's' ? Part::seed : Part::position;
-        if (part.kind == Part::met)
-            part.tensor = Object::borrow(what);
-        else
-            part.number = PyLong_AsLongLong(what);
+    variant->parts = parts_from(parts);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(checks); ++i) {
+        PyObject *checked_op, *its_structure, *its_parts;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(checks, i), "O!O!O!", op_type, &checked_op, &PyTuple_Type,
+                              &its_structure, &PyList_Type, &its_parts))
+            return nullptr;
+        variant->checks.push_back({&fn_of(checked_op, its_structure), parts_from(its_parts)});
     }
     variant->random = random;
     variant->op = Object::borrow(op);
@@ -387,7 +423,7 @@ PyObject* cell_forget(PyObject* object, PyObject*) {
 
 PyMethodDef cell_methods[] = {
     {"add", guard<cell_add>, METH_VARARGS,
-     "add(args, kwargs, places, sizes, parts, random, op, structure, one, give): calls that look like this "
+     "add(args, kwargs, places, sizes, parts, random, op, structure, one, give, checks): calls that look like this "
      "one, while every place holds what it held, run `op` on `parts`. False if that cannot be told here."},
     {"forget", cell_forget, METH_NOARGS, "Forgets all calls."},
     {nullptr, nullptr, 0, nullptr},

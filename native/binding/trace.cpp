@@ -2,6 +2,7 @@
 #include "call/trace.h"
 
 #include "binding/bind.h"
+#include "binding/op.h"
 
 #include <cstring>
 #include <unordered_map>
@@ -9,7 +10,9 @@
 
 #include "autograd/autograd.h"
 #include "base/hash.h"
+#include "call/compiler.h"
 #include "call/look.h"
+#include "call/value_checks.h"
 
 namespace kiln {
 namespace {
@@ -130,10 +133,11 @@ PyObject* place(PyObject*, PyObject* tensor) {
                          dims_object(x.sizes), dims_object(x.strides));
 }
 
-// An op at a structure, called with tensors and numbers: (results).
-PyObject* call_op(PyObject*, PyObject* args) {
+// An op at a structure, and tensors and numbers.
+template <class Then>
+PyObject* with_operands(PyObject* args, Then then) {
     PyObject *op, *structure, *given;
-    if (!PyArg_ParseTuple(args, "O!O!O!:call_op", op_type, &op, &PyTuple_Type, &structure, &PyTuple_Type,
+    if (!PyArg_ParseTuple(args, "O!O!O!:operands", op_type, &op, &PyTuple_Type, &structure, &PyTuple_Type,
                           &given))
         return nullptr;
     Held held;
@@ -144,10 +148,24 @@ PyObject* call_op(PyObject*, PyObject* args) {
         if (is_tensor(item))
             operand.tensor = hold(item, held);
         else
-            KILN_CHECK(number_from(item, &operand.number), type, "call_op: expected tensors and numbers");
+            KILN_CHECK(number_from(item, &operand.number), type, "expected tensors and numbers");
     }
-    const Results results = call(fn_of(op, structure), operands);
-    return tuple_of({results.data(), results.size()}).release();
+    return then(fn_of(op, structure), operands);
+}
+
+PyObject* call_op(PyObject*, PyObject* args) {
+    return with_operands(args, [](Fn& fn, const Operands& operands) {
+        const Results results = call(fn, operands);
+        return tuple_of({results.data(), results.size()}).release();
+    });
+}
+
+PyObject* check_op(PyObject*, PyObject* args) {
+    return with_operands(args, [](Fn& fn, const Operands& operands) -> PyObject* {
+        if (fn.cls == FnClass::unknown) compiler::classify({&fn, operands});
+        check_values(fn, operands);
+        Py_RETURN_NONE;
+    });
 }
 
 PyMethodDef functions[] = {
@@ -158,6 +176,8 @@ PyMethodDef functions[] = {
      "it made on the tensors `leaves` and others); `tracer.called(op, structure, "
      "operands, out, results, grad)` is told of each op, `tracer.sizes_read(tensor)` of sizes the program "
      "reads, and `tracer.refuse(what)` raises. Abstract: nothing runs, and no value may be read."},
+    {"check_op", guard<check_op>, METH_VARARGS,
+     "check_op(op, structure, operands): raises what the op would say of values it refuses."},
     {"same_bytes", guard<same_bytes>, METH_VARARGS,
      "Whether two contiguous tensors hold the same bytes; False where it is not so simple."},
     {"place", place, METH_O, "Where a tensor lies: (storage, offset, sizes, strides)."},

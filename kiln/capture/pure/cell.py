@@ -112,7 +112,7 @@ class _Cell:
         one = variant.plain and variant.tree is None
         op, structure = variant.op.handle, variant.op.structure
         self.fast.add(
-            args, kwargs, guards, variant.sizes, variant.parts(), variant.random, op, structure, one, give
+            args, kwargs, guards, variant.sizes, variant.parts(), variant.random, op, structure, one, give, variant.checks
         )
 
     # -- how a call looks -------------------------------------------------------------------------------
@@ -143,6 +143,8 @@ class _Cell:
     # -- running ----------------------------------------------------------------------------------------
 
     def _run(self, variant: Variant, leaves: list[Any]) -> Any:
+        if not _symbolic(leaves):
+            variant.check(leaves)
         results: Any = ()
         numbers: list[int] = []
         if variant.random:

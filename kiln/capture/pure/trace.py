@@ -53,6 +53,7 @@ class Tracer:
         self.numbers: list[tuple[str, int]] = []  # ("seed", 0) and ("position", how far behind the start)
         self.by_value: set[tuple[int, int]] = set()  # (value, dim, or -1: all) whose sizes became numbers
         self.sizes: dict[int, tuple[int, ...]] = {}  # of every value
+        self.dtypes: dict[int, str] = {}  # of the values that steps made
         self.numbers_seen: set[int] = set()  # sizes that ops were given as numbers
         self.random = _core.random_state()
         self.kept: list[Any] = []  # so that ids and addresses stay theirs
@@ -81,7 +82,7 @@ class Tracer:
         """An op has run."""
         if op.name in ("as_strided", "write") or op.tests.sees_layout:
             self._expect_whole(operands[0])
-        args = tuple([self._argument(name, x) for name, x in zip(_names(op, structure), operands)])
+        args = tuple([self._argument(name, x) for name, x in zip(names_of(op, structure), operands)])
         if op.kind == "slice":
             self.by_value.update((args[0][1], d) for d in structure[1])
         elif op.kind in ("reshape", "expand", "as_strided") or any(p.kind == "Z" for p in op.params):
@@ -193,6 +194,7 @@ class Tracer:
         self.steps.append(Step(op, structure, args, tuple(made), tuple(dtypes), ones, history))
         self.lines.append(user_line())
         self.sizes.update(zip(made, shapes))
+        self.dtypes.update(zip(made, dtypes))
 
     def _argument(self, name: str, x: Any) -> Argument:
         if isinstance(x, _core.Tensor):
@@ -315,7 +317,7 @@ class Tracer:
         return PurityError(message(self.name, expected, came, what))
 
 
-def _names(op: Op, structure: tuple[Any, ...]) -> Iterator[str]:
+def names_of(op: Op, structure: tuple[Any, ...]) -> Iterator[str]:
     """The parameter that each operand is given for."""
     entries = iter(structure)
     for param in op.params:

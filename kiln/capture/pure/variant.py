@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 from kiln import _core
 from kiln.capture.pure.function import CellFunction, CellOp, cell_op
-from kiln.capture.pure.steps import Steps
+from kiln.capture.pure.steps import Step, Steps
 from kiln.capture.pure.surroundings import Place, Watch, ways_to
-from kiln.capture.pure.trace import Tracer
+from kiln.capture.pure.trace import Tracer, names_of
 from kiln.errors import describe
+from kiln.graph.size import Size, slots_named
+from kiln.table.kinds import FLOATS
 
 _NUMBERS = (int, float, bool, complex, str, bytes, type(None), _core.dtype)
 
@@ -84,12 +86,16 @@ class Variant:
         self.results: list[int] = []
         self._places: dict[int, tuple[str, int]] = {}
         self.leaves = [self._leaf(y, tracer) for y in outputs]
-        self.steps = tracer.finish(self.results)
-        self.numbers = tracer.numbers
-        self.random = _core.random_state()[1] - tracer.random[1]
+        self.checks: list[tuple[Any, tuple[Any, ...], list[tuple[str, Any]]]] = []
         place = {id(x): k for k, x in enumerate(leaves)}
         # per operand: the number of an argument, or a tensor that was met
         self.operands = [place.get(id(x), x) for x in tracer.operands]
+        for step in tracer.steps:
+            if not isinstance(step.op, str) and (step.op.checks is not None or step.op.divides):
+                self._add_check(step, tracer)
+        self.steps = tracer.finish(self.results)
+        self.numbers = tracer.numbers
+        self.random = _core.random_state()[1] - tracer.random[1]
         self.met = [x for x in self.operands if not isinstance(x, int)]
         self.op = cell_op(name, self.steps) if self.steps.results else None
         self.guards: list[Place] = []
@@ -158,6 +164,31 @@ class Variant:
             made.append(y)
         return filled(self.tree, iter(made))
 
+    def _add_check(self, step: Step, tracer: Tracer) -> None:
+        """What the core is to check of values that an op refuses: positions, and integers it divides by."""
+        names = tuple(names_of(step.op, step.structure))
+        looked_at = step.op.checks.positions if step.op.checks is not None else names[1]
+        if step.op.checks is None and step.dtypes[0] in FLOATS:
+            return
+        parts: list[tuple[str, Any]] = []
+        for name, (kind, k) in zip(names, step.args):
+            if kind == "number":
+                parts.append(("number", k))
+            elif kind == "operand":
+                return  # of the generator's
+            elif k < len(self.operands):
+                own = self.operands[k]
+                parts.append(("leaf", own) if isinstance(own, int) else ("met", own))
+            elif name == looked_at:
+                maker = next(s for s in tracer.steps if k in s.outs)
+                if isinstance(maker.op, str) or not maker.op.gives_positions:
+                    tracer.refuse(f"computes what {step.name} takes as positions or divides by")
+                return
+            else:  # of which only the sizes matter
+                tracer.by_value.add((k, -1))
+                parts.append(("met", _core.from_nested(0, tracer.dtypes[k]).expand(tracer.sizes[k])))
+        self.checks.append((step.op.handle, step.structure, parts))
+
     # -- what it depends on -----------------------------------------------------------------------------
 
     def _sizes_by_value(self, tracer: Tracer, leaves: list[Any]) -> list[tuple[int, int, int]]:
@@ -198,6 +229,11 @@ class Variant:
         tensors = [("leaf", x) if isinstance(x, int) else ("met", x) for x in self.operands]
         return [*tensors, *self.numbers]
 
+    def check(self, leaves: list[Any]) -> None:
+        """Raises what the ops would raise of values they refuse."""
+        for op, structure, parts in self.checks:
+            _core.check_op(op, structure, tuple([leaves[x] if kind == "leaf" else x for kind, x in parts]))
+
     def watch(self, roots: list[Any], watch: Watch) -> None:
         """Learns by which places the tensors it met are found, and the modules that ran."""
         modules = [x for x in watch.objects_met() if "training" in getattr(x, "__dict__", ())]
@@ -211,8 +247,6 @@ class Variant:
 
 def _slots_by_value(tracer: Tracer, operands: tuple[Any, ...]) -> set[int]:
     """The slots of operands' sizes that values whose sizes were read, or that equal them, are made of."""
-    from kiln.graph.size import Size, slots_named
-
     every = tracer.finish([])._replace(steps=tracer.finish_all())
     function = CellFunction(CellOp("sizes", every), ())
     walk = function.walk(operands)
