@@ -151,7 +151,7 @@ class _Cell:
             seed, start = _core.next_random(variant.random)
             numbers = [seed if kind == "seed" else start + delta for kind, delta in variant.numbers]
         if variant.op is not None:
-            tensors = [leaves[x] if isinstance(x, int) else x for x in variant.operands]
+            tensors = [leaves[x] if isinstance(x, int) else x for x in variant.all_operands()]
             if _symbolic(leaves):
                 made = variant.op.handle(tensors, *numbers)
                 results = made if isinstance(made, tuple) else (made,)

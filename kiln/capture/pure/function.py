@@ -78,7 +78,9 @@ def _sweep(
 ) -> dict[int, Value]:
     """The gradient of every operand of `wrt`, by its number."""
     cell = walk.cell
-    needed = _depending(walk, set(wrt))
+    uses = cell.uses()
+    wanted_here = {at for at, k in uses.items() if k in wrt}
+    needed = _depending(walk, wanted_here)
     gradients: dict[int, Value] = {}
 
     def contribute(k: int, part: Value) -> None:
@@ -93,7 +95,11 @@ def _sweep(
         grads = [gradients.get(k) for k in step.outs]
         if not step.history or all(g is None for g in grads):
             continue
-        wanted = [i for i, (kind, k) in enumerate(step.args) if kind == "value" and k in needed]
+        wanted = [
+            i
+            for i, (kind, k) in enumerate(step.args)
+            if kind == "value" and (k in needed or (at, i) in wanted_here)
+        ]
         if not wanted:
             continue
         inputs = [copies[id(v)] if isinstance(v, Value) else v for v in own.inputs]
@@ -103,16 +109,17 @@ def _sweep(
             part = unbroadcast(part, like)
             if part.dtype != like.dtype:
                 part = work.add(find("convert"), (part,), (like.dtype,))
-            contribute(step.args[i][1], part)
+            contribute(uses.get((at, i), step.args[i][1]), part)
     return {i: gradients[i] for i in wrt if i in gradients}
 
 
-def _depending(walk: _Walk, targets: set[int]) -> set[int]:
-    """The values that gradients go through on their way to the targets."""
-    needed = {k for k in targets if walk.values[k].dtype in FLOATS}
-    for step in walk.cell.steps:
-        differentiable = step.history and (isinstance(step.op, str) or step.op.differentiable)
-        if differentiable and any(kind == "value" and k in needed for kind, k in step.args):
+def _depending(walk: _Walk, first: set[tuple[int, int]]) -> set[int]:
+    """The values that gradients go through on their way to some arguments of steps."""
+    needed: set[int] = set()
+    for at, step in enumerate(walk.cell.steps):
+        if not step.history or not (isinstance(step.op, str) or step.op.differentiable):
+            continue
+        if any((at, i) in first or (kind == "value" and k in needed) for i, (kind, k) in enumerate(step.args)):
             needed.update(k for k, dtype in zip(step.outs, step.dtypes) if dtype in FLOATS)
     return needed
 

@@ -49,12 +49,21 @@ class Steps(NamedTuple):
     numbers: str  # a letter each: "f" or "i"
     steps: tuple[Step, ...]
     results: tuple[int, ...]
+    # a tensor that several steps use is an operand once for each, so that the engine adds what they give one
+    # after another, as it would without a cell: the first operand of each of the last ones of `tensors`
+    again: tuple[int, ...] = ()
+
+    def uses(self) -> dict[tuple[int, int], int]:
+        """(step, argument) -> the operand that gets the gradient it gives."""
+        first = self.tensors - len(self.again)
+        left = {k: [k, *(first + j for j, own in enumerate(self.again) if own == k)] for k in range(first)}
+        return {at: left[k].pop(0) for at, k in using(self.steps, first)}
 
     def identity(self) -> str | None:
         """The same text for the same computation in every process; None if an op has none."""
         if any(not isinstance(s.op, str) and s.op.identity is None for s in self.steps):
             return None
-        text = repr((self.tensors, self.numbers, [s.what() for s in self.steps], self.results))
+        text = repr((self.tensors, self.numbers, [s.what() for s in self.steps], self.results, self.again))
         return f"cell {digest(b'cell', text.encode()).hex()}"
 
     def needed(self) -> Steps:
@@ -65,3 +74,13 @@ class Steps(NamedTuple):
                 kept.append(step)
                 wanted.update(k for kind, k in step.args if kind == "value")
         return self._replace(steps=tuple(reversed(kept)))
+
+
+def using(steps: tuple[Step, ...], tensors: int) -> list[tuple[tuple[int, int], int]]:
+    """((step, argument), operand) wherever a gradient may come to an operand from, in the engine's order."""
+    found = []
+    for at in range(len(steps) - 1, -1, -1):
+        step = steps[at]
+        if step.history and step.op != DETACH and (isinstance(step.op, str) or step.op.differentiable):
+            found += [((at, i), k) for i, (kind, k) in enumerate(step.args) if kind == "value" and k < tensors]
+    return found

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from kiln import _core
 from kiln.capture.pure.errors import PurityError
-from kiln.capture.pure.steps import CAST, DETACH, STRIDED, WRITE, Argument, Step, Steps
+from kiln.capture.pure.steps import CAST, DETACH, STRIDED, WRITE, Argument, Step, Steps, using
 from kiln.errors import is_own, message, place
+from kiln.table.kinds import FLOATS
 from kiln.table.record import Op
 
 _MOVES = {"a value was read": "reads a value", "of a write": "writes to memory that others can see"}
@@ -279,27 +280,40 @@ class Tracer:
     # -- the end ----------------------------------------------------------------------------------------
 
     def finish(self, results: Sequence[int]) -> Steps:
-        """The steps, with operands and values numbered one after another."""
+        """The steps that the results need, with operands and values numbered one after another."""
         numbers = "i" * len(self.numbers)
-        own = tuple(map(self._number, results))
-        return Steps(len(self.operands), numbers, self.finish_all(), own).needed()
+        tensors = len(self.operands)
+        found = Steps(tensors, numbers, tuple(self.steps), tuple(results)).needed()
+        seen: set[int] = set()
+        again = [k for _, k in using(found.steps, tensors) if k in seen or seen.add(k)]  # type: ignore[func-returns-value]
+        again = [k for k in again if str(self.operands[k].dtype).rpartition(".")[2] in FLOATS]
+        found = self._numbered(found, len(again))
+        return found._replace(tensors=tensors + len(again), again=tuple(again))
 
-    def finish_all(self) -> tuple[Step, ...]:
+    def finish_all(self) -> Steps:
         """The same, with those that no result needs."""
-        tensors, number = len(self.operands), self._number
+        return self._numbered(Steps(len(self.operands), "i" * len(self.numbers), tuple(self.steps), ()), 0)
+
+    def _numbered(self, found: Steps, again: int) -> Steps:
+        tensors = len(self.operands) + again
 
         def argument(arg: Argument) -> Argument:
             kind, x = arg
             if kind == "number":
                 return arg
-            return kind, number(x) if kind == "value" else x + tensors
+            return kind, self._number(x, again) if kind == "value" else x + tensors
 
-        return tuple(
-            [s._replace(args=tuple(map(argument, s.args)), outs=tuple(map(number, s.outs))) for s in self.steps]
-        )
+        def step(s: Step) -> Step:
+            outs = tuple([self._number(k, again) for k in s.outs])
+            return s._replace(args=tuple(map(argument, s.args)), outs=outs)
 
-    def _number(self, k: int) -> int:
-        return k if k < self._first else k - self._first + len(self.operands) + len(self.numbers)
+        results = tuple([self._number(k, again) for k in found.results])
+        return found._replace(steps=tuple(map(step, found.steps)), results=results)
+
+    def _number(self, k: int, again: int = 0) -> int:
+        if k < self._first:
+            return k
+        return k - self._first + len(self.operands) + again + len(self.numbers)
 
     def numbered_sizes(self) -> list[tuple[int, tuple[int, ...]]]:
         """The sizes of every value, as `finish` numbers them."""

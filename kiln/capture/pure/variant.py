@@ -224,9 +224,14 @@ class Variant:
             looks.append((str(x.dtype).rpartition(".")[2], tuple(int(n == 1) for n in sizes), None))
         return (*looks, *("i" for _ in self.numbers))
 
+    def all_operands(self) -> list[Any]:
+        """The op's tensors: `operands`, then those that are used again."""
+        return [*self.operands, *(self.operands[k] for k in self.steps.again)]
+
     def parts(self) -> list[tuple[str, Any]]:
         """The op's operands, as the core has them."""
-        tensors = [("leaf", x) if isinstance(x, int) else ("met", x) for x in self.operands]
+        operands = self.all_operands()
+        tensors = [("leaf", x) if isinstance(x, int) else ("met", x) for x in operands]
         return [*tensors, *self.numbers]
 
     def check(self, leaves: list[Any]) -> None:
@@ -247,8 +252,7 @@ class Variant:
 
 def _slots_by_value(tracer: Tracer, operands: tuple[Any, ...]) -> set[int]:
     """The slots of operands' sizes that values whose sizes were read, or that equal them, are made of."""
-    every = tracer.finish([])._replace(steps=tracer.finish_all())
-    function = CellFunction(CellOp("sizes", every), ())
+    function = CellFunction(CellOp("sizes", tracer.finish_all()), ())
     walk = function.walk(operands)
     found: set[int] = set()
     for k, size in tracer.numbered_sizes():
