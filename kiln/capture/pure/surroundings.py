@@ -101,8 +101,7 @@ def ways_to(roots: list[Any], wanted: list[Any]) -> dict[int, list[Place]]:
             if id(held) in left:
                 left.discard(id(held))
                 found[id(held)] = _way(came, id(held))
-            else:
-                queue.append(held)
+            queue.append(held)
     return found
 
 
@@ -152,11 +151,11 @@ class Watch:
             if code.co_name == "__init__":
                 self._new.add(id(first))
                 self.objects[-id(first)] = (first, {})  # kept, so that its id stays its own
-            elif type(state := getattr(first, "__dict__", None)) is dict and not isinstance(first, type):
+            elif not _is_imported(frame) and type(state := getattr(first, "__dict__", None)) is dict and not isinstance(first, type):
                 self.objects[id(first)] = (first, dict(state))
                 for held in state.values():
                     self._note(held)
-        if own or code in self.codes:
+        if own or code in self.codes or _is_imported(frame):
             return
         self.codes[code] = None
         for name in code.co_names:
@@ -211,6 +210,16 @@ def _is_below(file: str) -> bool:
         inside = file[len(_LIBRARY) :].split(os.sep)
         return inside[0] != "site-packages" or inside[1] in ("numpy", "llvmlite")
     return file.startswith("<frozen") or f"{os.sep}numpy{os.sep}" in file or f"{os.sep}llvmlite{os.sep}" in file
+
+
+def _is_imported(frame: FrameType | None) -> bool:
+    """Whether code runs because a module is imported, or because the core asks for something."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith("<frozen importlib") or (is_own(frame) and file.endswith("service.py")):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _line_above(frame: FrameType | None) -> str:

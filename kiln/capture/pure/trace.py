@@ -142,21 +142,26 @@ class Tracer:
     def _meet(self, tensor: Any) -> int:
         storage = _core.place(tensor)[0]
         others = self._on.get(storage)
-        if others is not None:
-            if tensor.requires_grad:
+        if others is not None and id(tensor) not in self._arguments:
+            same = self._alias_of(tensor, others)
+            if same is not None:
+                return self._alias(tensor, same)
+            if storage in self._made:
                 self.refuse("makes a view of a tensor in a way that cannot be followed")
-            return self._alias(tensor, others)
         self.operands.append(tensor)
         k = len(self.operands) - 1
         self._hold(tensor, k)
         return k
 
-    def _alias(self, tensor: Any, others: list[Any]) -> int:
-        """A tensor over memory that is known, made by no op: without history."""
+    def _alias_of(self, tensor: Any, others: list[Any]) -> Any:
+        """The tensor that this one, which no op has made, shows without history; None if there is none."""
         where = _core.place(tensor)[1:]
-        same = next((x for x in others if _core.place(x)[1:] == where and x.dtype == tensor.dtype), None)
-        if same is None:
-            self.refuse("makes a view of a tensor in a way that cannot be followed")
+        if tensor.requires_grad:
+            return None
+        return next((x for x in others if _core.place(x)[1:] == where and x.dtype == tensor.dtype), None)
+
+    def _alias(self, tensor: Any, same: Any) -> int:
+        where = _core.place(tensor)[1:]
         source = self.value(same)
         k = self._new()
         self._append(DETACH, (), (("value", source),), [k], [self._dtype(tensor)], [where[1]], True)
