@@ -20,8 +20,9 @@ from kiln.capture.pure.errors import PurityError
 from kiln.errors import describe, message
 
 __all__ = [
-    "PurityError", "allow_in_graph", "assume_constant_result", "compile", "cudagraph_mark_step_begin", "disable", "explain",
-    "is_compiling", "is_dynamo_compiling", "is_exporting", "list_backends", "reset", "stats", "wait",
+    "PurityError", "allow_in_graph", "assume_constant_result", "compile", "cudagraph_mark_step_begin",
+    "disable", "explain", "is_compiling", "is_dynamo_compiling", "is_exporting", "list_backends", "reset",
+    "stats", "wait",
 ]  # fmt: skip
 
 

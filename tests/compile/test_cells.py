@@ -174,8 +174,9 @@ def test_higher_derivatives_and_maps(mode: None) -> None:
     assert all(bool((a == b).all()) for a, b in zip(mapped(many, h.detach(), w.detach()), expected))
     of = [kiln.func.grad(lambda w, f=f: f(many[0], many[1], w)[0].sum()) for f in (cell, step)]
     assert bool((of[0](w.detach()) == of[1](w.detach())).all())
-    tangents = [kiln.func.jvp(lambda w, f=f: f(many[0], many[1], w)[0], (many[2],), (many[3],)) for f in (cell, step)]
-    assert kiln.allclose(tangents[0][1], tangents[1][1])
+    given = (many[2],), (many[3],)
+    tangents = [kiln.func.jvp(lambda w, f=f: f(many[0], many[1], w)[0], *given)[1] for f in (cell, step)]
+    assert kiln.allclose(*tangents)
 
 
 def test_a_cell_is_recorded_and_may_hold_cells(mode: None) -> None:
@@ -329,15 +330,15 @@ def test_as_a_decorator_and_a_method(mode: None) -> None:
 def test_memory_and_signatures_are_bounded(fast: None) -> None:
     cell = pure(lambda x, k: x * k)
     x = kiln.ones(2)
-    for k in range(200):
+    for k in range(80):
         cell(x, k)
     stats = cell.stats()
-    assert stats["variants"] <= 64 and stats["forgotten"] >= 136
+    assert stats["variants"] <= 64 and stats["forgotten"] >= 16
     step = pure(lambda x: x * 2 + 1)
     for _ in range(300):
         step(x)
     gc.collect()
-    before = kiln.memory_stats()["allocated_bytes"] if hasattr(kiln, "memory_stats") else _core.memory_stats()["allocated_bytes"]
+    before = _core.memory_stats()["allocated_bytes"]
     for _ in range(10_000):
         step(x)
     assert _core.memory_stats()["allocated_bytes"] <= before + 4096

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from copy import copy, deepcopy
 from typing import Any
 
-from kiln import _core
+from kiln import _core, ops
 from kiln.capture.compile import Compiled
 from kiln.capture.pure.errors import PurityError
 from kiln.capture.pure.surroundings import Watch
 from kiln.capture.pure.trace import Tracer
 from kiln.capture.pure.variant import Variant, flat, shape_of
-from kiln.errors import describe, message, place, shorten
+from kiln.errors import describe, message, shorten
+from kiln.graph.graph import Value
 
 _FIRST, _EVERY = 2, 256  # calls of a variant that are checked
 _MOST = 64  # variants of a function; the one used longest ago makes room
@@ -39,7 +39,8 @@ class Pure(Compiled):
     ) -> None:
         super().__init__(function, wait, name, region)
         if self._suspended:
-            raise TypeError(message("compile", "a function that returns", "a generator or coroutine", "leave pure=True out"))
+            came = "a generator or coroutine"
+            raise TypeError(message("compile", "a function that returns", came, "leave pure=True out"))
         self._cell = _Cell(function, self._name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -110,10 +111,9 @@ class _Cell:
         give = None if variant.plain else variant.give
         guards = [tuple(guard) for guard in variant.guards]
         one = variant.plain and variant.tree is None
-        op, structure = variant.op.handle, variant.op.structure
-        self.fast.add(
-            args, kwargs, guards, variant.sizes, variant.parts(), variant.random, op, structure, one, give, variant.checks
-        )
+        op, structure, random = variant.op.handle, variant.op.structure, variant.random
+        sizes, parts, checks = variant.sizes, variant.parts(), variant.checks
+        self.fast.add(args, kwargs, guards, sizes, parts, random, op, structure, one, give, checks)
 
     # -- how a call looks -------------------------------------------------------------------------------
 
@@ -162,7 +162,6 @@ class _Cell:
     # -- tracing and checking ---------------------------------------------------------------------------
 
     def _trace(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> Variant:
-        given = leaves
         if _symbolic(leaves):
             args, kwargs, leaves = _samples(args, kwargs, leaves)
         tracer = Tracer(self.name, leaves)
@@ -200,7 +199,9 @@ class _Cell:
             self.variants.popitem(last=False)
             self.forgotten += 1
 
-    def _check(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> Any:
+    def _check(
+        self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
+    ) -> Any:
         """The call as Python has it and by the op, compared."""
         self.checks += 1
         state = _core.random_state()
@@ -225,17 +226,16 @@ class _Cell:
         for k, (a, b) in enumerate(zip(expected, found)):
             if not _core.same_bytes(a, b) and not same_bits(a, b):
                 raise self._differs(variant, f"result {k} by the op with other values than by Python", "", "")
-        variant.checked_at = self.slow_calls + self.fast.calls
+        variant.checked_at = self._count()
         return made
 
     def _compare(self, variant: Variant, tracer: Tracer, returned: Any) -> None:
-        now = [s.what() for s in tracer.steps]
+        now = [(s.what(), s.told()) for s in tracer.steps]
         for k, (a, b) in enumerate(zip(variant.what, now)):
-            if a != b:
-                was, came = a[0].rpartition(" ")[2], b[0].rpartition(" ")[2]
-                if was == came:
-                    was, came = f"{was} {a[1:]}", f"{came} {b[1:]}"
-                raise self._differs(variant, f"{came} instead of {was}", variant.lines[k], tracer.lines[k])
+            if a[0] != b[0]:
+                other = " of other tensors" if a[1] == b[1] else ""
+                what = f"{b[1]} instead of {a[1]}{other}"
+                raise self._differs(variant, what, variant.lines[k], tracer.lines[k])
         if len(now) != len(variant.what):
             longer = tracer.lines if len(now) > len(variant.what) else variant.lines
             line = longer[min(len(now), len(variant.what))]
@@ -245,7 +245,7 @@ class _Cell:
             raise self._differs(variant, f"{describe(returned)} of another structure as its result", "", "")
 
     def _compare_operands(self, variant: Variant, tracer: Tracer) -> None:
-        for k, (x, own) in enumerate(zip(tracer.operands, variant.operands)):
+        for x, own in zip(tracer.operands, variant.operands):
             if isinstance(own, int) or x is own:
                 continue
             if not same_bits(x, own):
@@ -258,18 +258,25 @@ class _Cell:
         self.variants.clear()
         self.fast.forget()
         return PurityError(
-            f"{self.name}: call {self.slow_calls + self.fast.calls} gave {what}{lines}{before}; it may have gone on "
-            f"{since} that looks so: what it does depends on more than its arguments, parameters and buffers"
+            f"{self.name}: call {self._count()} gave {what}{lines}{before}; it may have gone on {since} that "
+            "looks so: what it does depends on more than its arguments, parameters and buffers"
         )
 
     # -- what is told of it -----------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        count = sum(map(len, self.variants.values()))
-        return {"variants": count, "calls": self.slow_calls + self.fast.calls, "checks": self.checks, "forgotten": self.forgotten}
+        """See `Pure.stats`."""
+        variants = sum(map(len, self.variants.values()))
+        counts = {"calls": self._count(), "checks": self.checks, "forgotten": self.forgotten}
+        return {"variants": variants, **counts}
+
+    def _count(self) -> int:
+        return self.slow_calls + int(self.fast.calls)
 
     def explain(self) -> str:
-        lines = [f"{self.name}: pure; {self.slow_calls + self.fast.calls} calls, of which {self.checks} were checked by running the Python"]
+        """See `Pure.explain`."""
+        checked = f"{self.checks} were checked by running the Python"
+        lines = [f"{self.name}: pure; {self._count()} calls, of which {checked}"]
         for found in self.variants.values():
             for v in found:
                 lines.append(f"  {len(v.steps.steps)} ops on {len(v.operands)} tensors")
@@ -294,7 +301,8 @@ def _look(value: Any, parts: list[Any], leaves: list[Any]) -> None:
                 return
         _, _, sizes, strides = _core.place(value)
         whole = value.is_contiguous()
-        parts.append((kind, value.dtype, value.requires_grad, tuple([n == 1 for n in sizes]), None if whole else strides))
+        ones = tuple([n == 1 for n in sizes])
+        parts.append((kind, value.dtype, value.requires_grad, ones, None if whole else strides))
         leaves.append(value)
     elif kind is tuple or kind is list or hasattr(value, "_fields"):
         parts.append((kind, len(value)))
@@ -331,7 +339,8 @@ class _Same:
 
 
 def _is_symbolic(value: Any) -> bool:
-    return not issubclass(type(value), _core.Tensor) and isinstance(value, _core.Tensor) or type(value).__name__ == "Value"
+    """Whether it stands for a tensor: one of a batch, or a value of a graph."""
+    return not issubclass(type(value), _core.Tensor) and isinstance(value, (_core.Tensor, Value))
 
 
 def _symbolic(leaves: list[Any]) -> bool:
@@ -340,9 +349,7 @@ def _symbolic(leaves: list[Any]) -> bool:
 
 def _samples(args: Any, kwargs: Any, leaves: list[Any]) -> Any:
     """The arguments with a tensor for each sample of a batch."""
-    from kiln import empty
-
-    made = {id(x): x if issubclass(type(x), _core.Tensor) else empty(tuple(x.shape), dtype=x.dtype) for x in leaves}
+    made = {id(x): x if issubclass(type(x), _core.Tensor) else _sample(x) for x in leaves}
 
     def of(value: Any) -> Any:
         if id(value) in made:
@@ -354,6 +361,10 @@ def _samples(args: Any, kwargs: Any, leaves: list[Any]) -> Any:
         return {k: of(v) for k, v in value.items()} if type(value) is dict else value
 
     return of(args), of(kwargs), [made[id(x)] for x in leaves]
+
+
+def _sample(x: Any) -> Any:
+    return ops.empty(tuple(x.shape), dtype=x.dtype)
 
 
 def _objects(args: Any, kwargs: Any) -> list[Any]:

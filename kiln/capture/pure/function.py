@@ -60,7 +60,7 @@ class CellOp(Op):
 
 
 class _Run:
-    """What `passes.gradient.finish` asks of the sweep: a copy of the forward graph with gradients appended."""
+    """What `passes.gradient.finish` asks of a sweep: a copy of the forward graph, gradients appended."""
 
     def __init__(self, walk: _Walk, wrt: tuple[int, ...], defined: tuple[bool, ...]) -> None:
         self.forward = walk.graph
@@ -109,7 +109,8 @@ def _sweep(
             part = unbroadcast(part, like)
             if part.dtype != like.dtype:
                 part = work.add(find("convert"), (part,), (like.dtype,))
-            contribute(uses.get((at, i), step.args[i][1]), part)
+            to: int = uses.get((at, i), step.args[i][1])  # type: ignore[assignment]
+            contribute(to, part)
     return {i: gradients[i] for i in wrt if i in gradients}
 
 
@@ -119,7 +120,8 @@ def _depending(walk: _Walk, first: set[tuple[int, int]]) -> set[int]:
     for at, step in enumerate(walk.cell.steps):
         if not step.history or not (isinstance(step.op, str) or step.op.differentiable):
             continue
-        if any((at, i) in first or (kind == "value" and k in needed) for i, (kind, k) in enumerate(step.args)):
+        further = any(kind == "value" and k in needed for kind, k in step.args)
+        if further or any((at, i) in first for i in range(len(step.args))):
             needed.update(k for k, dtype in zip(step.outs, step.dtypes) if dtype in FLOATS)
     return needed
 
@@ -225,7 +227,7 @@ class _Walk:
             made.outputs[i] = self.values[k] = value
         self.made.append(made)
 
-    def _memory(self, step: Step, inputs: list[Given]) -> Value:
+    def _memory(self, step: Step, inputs: list[Given]) -> Any:
         if step.op == DETACH:
             return inputs[0]
         if step.op == CAST:

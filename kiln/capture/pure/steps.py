@@ -36,6 +36,14 @@ class Step(NamedTuple):
         """What it is called."""
         return self.op if isinstance(self.op, str) else str(self.op.name)
 
+    def told(self) -> str:
+        """It in a few words, for errors: "mul(., 2.0) of float32"."""
+        told = {"value": ".", "operand": "drawn"}
+        args = ", ".join(told.get(kind, repr(x)) for kind, x in self.args)
+        structure = [x for x in self.structure if x is not None and x not in ("t", "f", "i", "b")]
+        more = f" {tuple(structure)}" if structure else ""
+        return f"{self.name}({args}){more} of {', '.join(self.dtypes)}"
+
     def what(self) -> tuple[Any, ...]:
         """All that says what it computes."""
         own = self.op if isinstance(self.op, str) else self.op.identity or f"{self.op.name} {id(self.op)}"
@@ -82,5 +90,6 @@ def using(steps: tuple[Step, ...], tensors: int) -> list[tuple[tuple[int, int], 
     for at in range(len(steps) - 1, -1, -1):
         step = steps[at]
         if step.history and step.op != DETACH and (isinstance(step.op, str) or step.op.differentiable):
-            found += [((at, i), k) for i, (kind, k) in enumerate(step.args) if kind == "value" and k < tensors]
+            places = [(i, k) for i, (kind, k) in enumerate(step.args) if kind == "value" and k < tensors]
+            found += [((at, i), k) for i, k in places]
     return found

@@ -1,9 +1,9 @@
-"""What a function reaches besides its arguments: where its parameters are found, and what it may not change.
+"""What a function reaches besides its arguments: where its parameters are found, what it may not change.
 
-    function -- closure, globals that its code names, defaults, self --> modules, lists, dicts, objects --> tensor
+    function -- closure, globals its code names, defaults, self --> modules, lists, dicts, objects --> tensor
 
-A place is a container, a key and what lay there. As long as every place on the way to a tensor holds the same,
-the function meets that tensor; modules on the way are asked for `training` too.
+A place is a container, a key and what lay there. As long as every place on the way to a tensor holds the
+same, the function meets that tensor; modules that run are asked for `training` too.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from kiln.errors import is_own, place
 _MOST = 20_000  # objects looked at for tensors
 _PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_BELOW = ("numpy", "llvmlite")
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), _core.dtype)
 
 
@@ -151,10 +152,8 @@ class Watch:
             if code.co_name == "__init__":
                 self._new.add(id(first))
                 self.objects[-id(first)] = (first, {})  # kept, so that its id stays its own
-            elif not _is_imported(frame) and type(state := getattr(first, "__dict__", None)) is dict and not isinstance(first, type):
-                self.objects[id(first)] = (first, dict(state))
-                for held in state.values():
-                    self._note(held)
+            elif not isinstance(first, type) and not _is_imported(frame):
+                self._note_object(first)
         if own or code in self.codes or _is_imported(frame):
             return
         self.codes[code] = None
@@ -162,6 +161,13 @@ class Watch:
             self._note(frame.f_globals.get(name))
         for name in code.co_freevars:
             self._note(frame.f_locals.get(name))
+
+    def _note_object(self, thing: Any) -> None:
+        state = getattr(thing, "__dict__", None)
+        if type(state) is dict:
+            self.objects[id(thing)] = (thing, dict(state))
+            for held in state.values():
+                self._note(held)
 
     def _note(self, held: Any) -> None:
         if isinstance(held, (list, dict, set)) and id(held) not in self._contents and len(held) < 1000:
@@ -182,7 +188,8 @@ class Watch:
             now = vars(thing) if key >= 0 else before
             changed = [n for n in {*now, *before} if now.get(n, self) is not before.get(n, self)]
             if changed:
-                self._refuse(f"writes the attribute {changed[0]} of a {type(thing).__name__}", self._line(changed[0]))
+                name = changed[0]
+                self._refuse(f"writes the attribute {name} of a {type(thing).__name__}", self._line(name))
         for held, before in self._contents.values():
             if not _same(held, before):
                 self._refuse(f"changes a {type(held).__name__} that outlives it", "")
@@ -208,8 +215,8 @@ def _is_below(file: str) -> bool:
     """Whether code is Python's own, or of what kiln stands on."""
     if file.startswith(_LIBRARY):
         inside = file[len(_LIBRARY) :].split(os.sep)
-        return inside[0] != "site-packages" or inside[1] in ("numpy", "llvmlite")
-    return file.startswith("<frozen") or f"{os.sep}numpy{os.sep}" in file or f"{os.sep}llvmlite{os.sep}" in file
+        return inside[0] != "site-packages" or inside[1] in _BELOW
+    return file.startswith("<frozen") or any(f"{os.sep}{name}{os.sep}" in file for name in _BELOW)
 
 
 def _is_imported(frame: FrameType | None) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from kiln import _core
 from kiln.capture.pure.errors import PurityError
 from kiln.capture.pure.steps import CAST, DETACH, STRIDED, WRITE, Argument, Step, Steps, using
-from kiln.errors import is_own, message, place
+from kiln.errors import is_own, place
 from kiln.table.kinds import FLOATS
 from kiln.table.record import Op
 
@@ -330,10 +330,6 @@ class Tracer:
 
     def _read(self) -> set[tuple[int, int]]:
         return {(self._number(k), d) for k, d in self.by_value}
-
-    def expect(self, what: str, expected: str, came: str) -> PurityError:
-        """The error of two runs that differ."""
-        return PurityError(message(self.name, expected, came, what))
 
 
 def names_of(op: Op, structure: tuple[Any, ...]) -> Iterator[str]:

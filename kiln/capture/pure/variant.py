@@ -1,6 +1,6 @@
 """One way a function went: its steps as an op, what that is given, and what is made of its results.
 
-    results of the op, arguments, tensors met  --recipes of views-->  leaves  --structure-->  what was returned
+results of the op, arguments, tensors met  --views-->  leaves  --structure-->  what was returned
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from kiln import _core
 from kiln.capture.pure.function import CellFunction, CellOp, cell_op
-from kiln.capture.pure.steps import Step, Steps
+from kiln.capture.pure.steps import Step
 from kiln.capture.pure.surroundings import Place, Watch, ways_to
 from kiln.capture.pure.trace import Tracer, names_of
 from kiln.errors import describe
@@ -44,13 +44,12 @@ def flat(value: Any, found: list[Any]) -> Any:
     if isinstance(value, (tuple, list)):
         items = [flat(x, found) for x in value]
         kind = type(value)
-        make: Any = kind if kind in (tuple, list) or not hasattr(kind, "_make") else kind._make  # type: ignore[attr-defined]
+        make: Any = kind if kind in (tuple, list) or not hasattr(kind, "_make") else kind._make
         return Tree(make, items, kind.__name__)
     if isinstance(value, dict):
-        keys = list(value)
+        keys, mapping = list(value), type(value)
         items = [flat(value[k], found) for k in keys]
-        kind = type(value)
-        return Tree(lambda xs: kind(zip(keys, xs)), items, f"{kind.__name__} {keys!r}")
+        return Tree(lambda xs: mapping(zip(keys, xs)), items, f"{mapping.__name__} {keys!r}")
     if isinstance(value, _NUMBERS):
         return Tree(lambda xs: value, [], repr(value))
     raise TypeError(describe(value))
@@ -75,7 +74,7 @@ class Variant:
         self.taught = 0
         self.seen: Any = None  # the hash of a run that was found to be as written down
         self.lines = tracer.lines
-        self.what = [s.what() for s in tracer.steps]
+        self.what = [(s.what(), s.told()) for s in tracer.steps]
         outputs: list[Any] = []
         try:
             self.tree = flat(returned, outputs)
@@ -134,8 +133,8 @@ class Variant:
         wanted = [("result", k) for k in range(len(self.results))]
         straight = [(leaf.kind, leaf.which) for leaf in self.leaves] == wanted
         one = self.tree is None
-        several = isinstance(self.tree, Tree) and self.tree.make is tuple and all(x is None for x in self.tree.items)
-        return straight and (one or several) and all(leaf.history for leaf in self.leaves)
+        several = one or (self.tree.make is tuple and all(x is None for x in self.tree.items))
+        return straight and several and all(leaf.history for leaf in self.leaves)
 
     def give(self, results: Any, leaves: list[Any]) -> Any:
         """What the function returns, of the op's results."""
