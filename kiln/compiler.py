@@ -16,11 +16,13 @@ from kiln.absent import hint_missing as _hint_missing
 from kiln.capture import service
 from kiln.capture.compile import Compiled, compile
 from kiln.capture.objects import Recorded
+from kiln.capture.pure.errors import PurityError
 from kiln.errors import describe, message
 
 __all__ = [
-    "allow_in_graph", "assume_constant_result", "compile", "cudagraph_mark_step_begin", "disable", "explain",
-    "is_compiling", "is_dynamo_compiling", "is_exporting", "list_backends", "reset", "stats", "wait",
+    "PurityError", "allow_in_graph", "assume_constant_result", "compile", "cudagraph_mark_step_begin",
+    "disable", "explain", "is_compiling", "is_dynamo_compiling", "is_exporting", "list_backends", "reset",
+    "stats", "wait",
 ]  # fmt: skip
 
 

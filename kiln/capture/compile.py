@@ -32,7 +32,7 @@ _MODES = ("default", "lite", "reduce-overhead", "max-autotune-no-cudagraphs", "m
 _FUNCTION_LIKE = ("__name__", "__code__", "__defaults__", "__kwdefaults__", "__annotations__")
 _OWN = frozenset(
     (*WRAPPER_ASSIGNMENTS, *_FUNCTION_LIKE, "__wrapped__")
-    + ("_binds", "_function", "_name", "_region", "_suspended", "_wait")
+    + ("_binds", "_cell", "_function", "_name", "_region", "_suspended", "_wait")
 )
 
 
@@ -150,6 +150,7 @@ def compile(
     options: dict[str, Any] | None = None,
     disable: bool = False,
     wait: bool = False,
+    pure: bool = False,
 ) -> Model: ...
 @overload
 def compile(
@@ -162,6 +163,7 @@ def compile(
     options: dict[str, Any] | None = None,
     disable: bool = False,
     wait: bool = False,
+    pure: bool = False,
 ) -> CompiledFunction[P, Result]: ...
 @overload
 def compile(
@@ -174,6 +176,7 @@ def compile(
     options: dict[str, Any] | None = None,
     disable: bool = False,
     wait: bool = False,
+    pure: bool = False,
 ) -> Decorator: ...
 def compile(
     model: Callable[..., Any] | HasForward[..., Any] | None = None,
@@ -185,6 +188,7 @@ def compile(
     options: dict[str, Any] | None = None,
     disable: bool = False,
     wait: bool = False,
+    pure: bool = False,
 ) -> Any:
     """The callable with its ops recorded and run as programs; also a decorator. Results are the same bits.
 
@@ -208,17 +212,25 @@ def compile(
     _refuse(fullgraph)
     _check(backend, mode, options)
     if model is None:
-        return lambda function: compile(function, dynamic=dynamic, disable=disable, wait=wait)
+        return lambda function: compile(function, dynamic=dynamic, disable=disable, wait=wait, pure=pure)
     if disable:
         return model
     if isinstance(model, (staticmethod, classmethod)):  # in a class's body: what they hold is called
-        return type(model)(compile(model.__func__, dynamic=dynamic, wait=wait))
+        return type(model)(compile(model.__func__, dynamic=dynamic, wait=wait, pure=pure))
     if isinstance(model, (Compiled, Recorded)):  # again: not one region in another
         model = model._function if isinstance(model, Compiled) else model._orig_mod
     if not callable(model):
         raise TypeError(f"compile: expected a callable, got {type(model).__name__}")
-    found = recorded(model, Compiled, wait)
-    return Compiled(model, wait) if found is None else found
+    kind = _pure() if pure else Compiled
+    found = recorded(model, kind, wait)
+    return kind(model, wait) if found is None else found
+
+
+def _pure() -> type[Compiled]:
+    """What calls a function as one op, imported when one is."""
+    from kiln.capture.pure.cell import Pure
+
+    return Pure
 
 
 def in_place(

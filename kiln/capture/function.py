@@ -63,7 +63,7 @@ class Forward(Function):
             return self._trace([declare, *operands])
         primal = self.primal(operands)
         graph, twins = clone(primal)
-        extra = run(HIDDEN, primal, *_everything(primal)).hidden
+        extra = self.hidden(operands, *_everything(primal))
         return relaid(graph.finish([twins[id(v)] for v in (*primal.outputs, *extra)]), operands)
 
     def _trace(self, declared: list[Any]) -> Graph:
@@ -188,6 +188,26 @@ class Forward(Function):
             found = self._derivatives[key] = Derivative(self, *key)
         return found
 
+    def gradients(
+        self,
+        operands: Operands,
+        wrt: tuple[int, ...],
+        defined: tuple[bool, ...],
+        redo: bool,
+        factored: tuple[int, ...],
+        onto: int,
+        calls: bool = False,
+    ) -> Backward:
+        """What a derivative is made of; with `calls`, of what is called one by one."""
+        given = self.primal(operands), wrt, defined, redo, factored, onto
+        found: Backward = run(REPLAY, *given, True) if calls else run(DERIVATIVE, *given)
+        return found
+
+    def hidden(self, operands: Operands, wrt: tuple[int, ...], defined: tuple[bool, ...]) -> tuple[Value, ...]:
+        """The values that a call gives besides its results, where these gradients are wanted."""
+        found: Backward = run(HIDDEN, self.primal(operands), wrt, defined)
+        return found.hidden
+
     def saves(self, operands: Operands) -> tuple[int, list[int], list[int], list[int], list[bool]]:
         """What backward reads of a call: how many hidden outputs; per operand the masks of operands,
         outputs and hidden outputs its gradient reads; and whether it has a gradient at all."""
@@ -229,13 +249,13 @@ class Derivative(Function):
         onto: int = -1,
     ) -> None:
         super().__init__(f"{forward.name} backward")
-        primal = forward.primal(operands)
         self.at_a_point = forward.is_pointwise(operands)
-        wrt = tuple(i for i in needed if i in _everything(primal)[0])
+        floats, all_defined = _everything(forward.primal(operands))
+        wrt = tuple(i for i in needed if i in floats)
         self.forward = forward
-        self._of = primal, wrt, defined, redo, factored, onto
-        self._found = found = run(DERIVATIVE, *self._of)
-        everything = [] if redo else run(HIDDEN, primal, *_everything(primal)).hidden
+        self._of = operands, wrt, defined, redo, factored, onto
+        self._found = found = forward.gradients(*self._of)
+        everything = [] if redo else forward.hidden(operands, floats, all_defined)
         place = {id(v): k for k, v in enumerate(everything)}
         self.hidden = len(everything)
         self.sources: list[tuple[str, int]] = []
@@ -262,11 +282,10 @@ class Derivative(Function):
         """
         if self.at_a_point:
             return self.graph(operands)
-        found = run(REPLAY, *self._of, True)
+        found = self.forward.gradients(*self._of, calls=True)
         if found.sources != self._found.sources or _results(found, self._of[1])[0] != self.targets:
             found = self._found
-        whole = found.graph
-        whole, twins = clone(whole)
+        whole, twins = clone(found.graph)
         whole.outputs = [twins[id(y)] for y in _results(found, self._of[1])[1]]
         return relaid(whole, operands)
 

@@ -22,6 +22,7 @@ from kiln.capture.answers import packed
 from kiln.capture.function import Derivative, Forward, Function, Operands, classify
 from kiln.capture.handle import Handle
 from kiln.capture.log import log
+from kiln.capture.pure.function import CellFunction
 from kiln.graph.graph import Graph
 
 HIDDEN, UPDATE = 1, 2  # what a program is asked for; in native/call/op.h too
@@ -66,7 +67,7 @@ def function_of(handle: Handle) -> Function:
         if isinstance(first, Handle):
             handle.function = derivative_function(first, *rest)
         else:
-            handle.function = Forward(first, *rest)
+            handle.function = getattr(first, "make_function", lambda s: Forward(first, s))(*rest)
     function: Function = handle.function
     return function
 
@@ -98,7 +99,9 @@ def derivative(made: Derivative, operands: int) -> tuple[Any, ...]:
 def _class_of(made: Derivative) -> str:
     """The class of what a derivative computes."""
     graph = made.contiguous
-    return classify(graph) if graph.outputs else "replay"
+    if not graph.outputs:
+        return "replay"
+    return "program" if isinstance(made.forward, CellFunction) else classify(graph)  # of the cell's ranks alone
 
 
 def _classify(function: Function, operands: Operands) -> tuple[Any, ...]:

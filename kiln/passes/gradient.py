@@ -24,7 +24,8 @@ fewer values.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from kiln.graph.graph import Graph, Node, Value
 from kiln.graph.size import Dim, single_slot, substitute, symbol
@@ -76,8 +77,29 @@ def backward(
     nodes.
     Raises NotImplementedError if an op on the way has no derivative.
     """
+    floats = tuple(i for i, v in enumerate(forward.inputs) if v.dtype in FLOATS and not v.weak)
+    everything = tuple(v.dtype in FLOATS for v in forward.outputs)
     run = _Run(forward, wrt, defined, factored, onto, calls)
-    sums = [run.sums.get(id(x)) or _Sum() for x in run.targets]
+    return finish(run, redo, lambda: _Run(forward, floats, everything))
+
+
+class Sweep(Protocol):
+    """Gradients found on a copy of a forward graph: `sums` of values by id, among them `targets`, from `seeds` of
+    outputs by number and from `begun` sums of targets by id, both with where they come from; `copies`: of every
+    value of `forward` by id, in their graph.
+    """
+
+    forward: Graph
+    copies: dict[int, Value]
+    seeds: dict[int, Value]
+    begun: dict[int, tuple[Source, Value]]
+    targets: list[Value]
+    sums: dict[int, Sum]
+
+
+def finish(run: Sweep, redo: bool, everything: Callable[[], Sweep]) -> Backward:
+    """The graph of the gradients a sweep found; `everything`: the sweep for all gradients of all outputs."""
+    sums = [run.sums.get(id(x)) or Sum() for x in run.targets]
     wanted: list[Value] = []
 
     def place(value: Value | None) -> int:
@@ -89,7 +111,8 @@ def backward(
     for found in sums:
         results.append(place(found.total))
         factors.append(tuple((place(a), place(b)) for a, b in found.factors))
-    saved = _Saved(run, wanted, redo, frozenset() if redo else _worth_saving(forward))
+    saved = _Saved(run, wanted, redo, frozenset() if redo else _worth_saving(everything()))
+    forward = run.forward
     graph, sources = _extract(forward, run.seeds, saved, wanted)
     products = tuple(found.products for found in sums)
     hidden, values = tuple(saved.hidden), tuple(graph.outputs)
@@ -129,7 +152,7 @@ class _Run:
 # -- accumulation -----------------------------------------------------------------------------------
 
 
-class _Sum:
+class Sum:
     """The gradient of one value as far as the sweep came. `total`: of its parts that are arrays; `factors`: of
     its parts that stay products, a.T @ b each.
     """
@@ -213,18 +236,18 @@ def _accumulate(
     seeds: dict[int, Value],
     factored: set[int],
     begun: dict[int, tuple[Source, Value]],
-) -> dict[int, _Sum]:
+) -> dict[int, Sum]:
     """The gradient of every value, by id: the reverse sweep over the first `count` nodes."""
     nodes = work.nodes[:count]
     needed = _depends_on(nodes, targets)
-    sums = {key: _Sum(before) for key, (_, before) in begun.items()}
+    sums = {key: Sum(before) for key, (_, before) in begun.items()}
 
     def gradient(value: Value) -> Value | None:
         return sums[id(value)].total if id(value) in sums else None
 
     for k, seed in seeds.items():
         if id(outputs[k]) in needed:
-            sums.setdefault(id(outputs[k]), _Sum()).add(seed)
+            sums.setdefault(id(outputs[k]), Sum()).add(seed)
     for node in reversed(nodes):
         several = nodes if _takes_several(node.op) else [node]
         found = tuple([gradient(n.out) for n in several])
@@ -234,7 +257,7 @@ def _accumulate(
             continue
         for value, part in zip(node.inputs, _rule(node, found, nodes)):
             if part is not None and id(value) in needed:
-                own = sums.setdefault(id(value), _Sum())
+                own = sums.setdefault(id(value), Sum())
                 own.add(unbroadcast(part, value), node.op.kind == "slice", id(value) in factored)
     return sums
 
@@ -306,7 +329,7 @@ class _Saved:
     `leaves`: id of a value of the work graph -> its source; `hidden`: forward values to be returned.
     """
 
-    def __init__(self, run: _Run, wanted: list[Value], redo: bool, worth: frozenset[int]) -> None:
+    def __init__(self, run: Sweep, wanted: list[Value], redo: bool, worth: frozenset[int]) -> None:
         self.hidden: list[Value] = []
         self.leaves: dict[int, tuple[Source, Value]] = {}
         self._free: dict[int, Source] = {}
@@ -350,13 +373,12 @@ class _Saved:
         return found
 
 
-def _worth_saving(forward: Graph) -> frozenset[int]:
+def _worth_saving(run: Sweep) -> frozenset[int]:
     """Positions of products and the like that are saved instead of what is needed, being fewer.
 
     Decided for all gradients of all outputs at once: what fewer gradients need is then hidden for all too.
     """
-    floats = tuple(i for i, v in enumerate(forward.inputs) if v.dtype in FLOATS and not v.weak)
-    run = _Run(forward, floats, tuple(v.dtype in FLOATS for v in forward.outputs))
+    forward = run.forward
     totals = [run.sums[id(x)].total for x in run.targets if id(x) in run.sums]
     wanted = [g for g in totals if g is not None]
     saved = _Saved(run, wanted, False, frozenset())

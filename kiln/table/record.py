@@ -144,7 +144,7 @@ class Op:
     __slots__ = (
         "algorithm", "at_once", "body", "checks", "differentiable", "differs", "divides", "doc", "dtypes",
         "explain", "failures", "gives_positions", "gradient", "handle", "identity", "inplace",
-        "inplace_function", "kind", "method", "name", "onnx", "params", "public", "reference", "rule",
+        "inplace_function", "kind", "method", "native", "name", "onnx", "params", "public", "reference", "rule",
         "samples", "shapes", "tests",
     )  # fmt: skip
 
@@ -187,7 +187,8 @@ class Op:
         self.checks: IndexCheck | None = None
         self.gives_positions = False  # along `dim` (None: in the flat array): they need no check there
         self.explain: Callable[..., Exception | None] | None = None
-        self.handle = _core.Op(name, native or kind, params, self)
+        self.native = native or kind  # what the core knows it as
+        self.handle = _core.Op(name, self.native, params, self)
         if listed:
             registry.OPS[name] = self
 

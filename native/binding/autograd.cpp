@@ -7,6 +7,7 @@
 #include "autograd/engine.h"
 #include "autograd/hooks.h"
 #include "autograd/inplace.h"
+#include "call/trace.h"
 
 namespace kiln {
 
@@ -102,6 +103,7 @@ PyObject* record_user_call(PyObject*, PyObject* args) {
     if (!PyArg_ParseTuple(args, "sOOOOO:record_user", &name, &context, &inputs, &results, &saved, &dirty))
         return nullptr;
     return guarded([&]() -> PyObject* {
+        refuse_in_trace("calls an autograd.Function, whose backward is Python");
         UserCall call{user_fn(name),
                       Opaque(context),
                       tensors_from(inputs, "record_user", false),
@@ -151,6 +153,7 @@ PyObject* deeper(Object call, PyObject* args) {
 
 PyObject* backward(PyObject* core, PyObject* args) {
     return guarded([&]() -> PyObject* {
+        refuse_in_trace("calls backward");
         if (nested_too_deeply()) [[unlikely]]
             return deeper(checked(PyObject_GetAttrString(core, "run_backward")), args);
         PyObject *roots, *gradients, *inputs;
@@ -179,6 +182,7 @@ PyObject* backward(PyObject* core, PyObject* args) {
 // The plain case of Tensor.backward.
 PyObject* tensor_backward(PyObject* self, PyObject* retain) {
     return guarded([&]() -> PyObject* {
+        refuse_in_trace("calls backward");
         if (nested_too_deeply()) [[unlikely]]
             return deeper(checked(PyObject_GetAttrString(self, "_backward")),
                           checked(PyTuple_Pack(1, retain)).get());

@@ -216,6 +216,9 @@ struct SavedHooks;
 // Sets this thread's hooks on saved tensors; false, with an exception, where they are refused.
 bool set_saved_hooks(SavedHooks hooks);
 
+// Reserves random numbers of kiln's own generator: (seed, first position).
+std::pair<int64_t, int64_t> reserve_random(int64_t count);
+
 // Makes a type and adds it to the module under its name; null with an exception set.
 PyTypeObject* add_type(PyObject* module, PyType_Spec& spec);
 
@@ -237,5 +240,7 @@ int add_autograd(PyObject* module);
 int add_callbacks(PyObject* module);
 int add_compiler(PyObject* module);
 int add_regions(PyObject* module);
+int add_traces(PyObject* module);
+int add_cells(PyObject* module);
 
 }  // namespace kiln

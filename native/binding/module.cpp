@@ -113,13 +113,20 @@ struct {
     int64_t position = 0;
 } random_state;
 
+}  // namespace
+
+std::pair<int64_t, int64_t> reserve_random(int64_t count) {
+    return {int64_t(random_state.seed), std::exchange(random_state.position, random_state.position + count)};
+}
+
+namespace {
+
 PyObject* next_random(PyObject*, PyObject* count) {
     long long amount = PyLong_AsLongLong(count);
     if (amount < 0)
         return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_ValueError, "next_random: a negative count");
-    PyObject* result = Py_BuildValue("(LL)", (long long)random_state.seed, (long long)random_state.position);
-    random_state.position += amount;
-    return result;
+    const auto [seed, position] = reserve_random(amount);
+    return Py_BuildValue("(LL)", (long long)seed, (long long)position);
 }
 PyObject* get_random(PyObject*, PyObject*) {
     return Py_BuildValue("(LL)", (long long)random_state.seed, (long long)random_state.position);
@@ -237,7 +244,7 @@ int fill_module(PyObject* module) {
     Opaque::drop = [](void* object) { Py_DECREF(static_cast<PyObject*>(object)); };
     for (auto add : {add_dtypes, add_ops, add_arguments, add_functions, add_modes, add_autocast, add_core_ops,
                      add_tensor, add_operators, add_tensor_data, add_dlpack, add_autograd, add_callbacks,
-                     add_compiler, add_regions, add_shared})
+                     add_compiler, add_regions, add_traces, add_cells, add_shared})
         if (add(module) < 0) return -1;
     the_module = Py_NewRef(module);
     return 0;

@@ -1,6 +1,7 @@
 // Operators of tensors: which function each calls, and what needs no function.
 #include "binding/op.h"
 #include "binding/views.h"
+#include "call/trace.h"
 
 #include <atomic>
 #include <iterator>
@@ -181,11 +182,13 @@ TensorRef basic_item(Tensor& x, PyObject* key) {
             int overflow = 0;
             const int64_t place = PyLong_AsLongLongAndOverflow(entry, &overflow);
             if (overflow || place < -size || place >= size) return nullptr;
+            if (place < 0) note_sizes_read(from);
             view = select_view(from, dim, place < 0 ? place + size : place);
         } else {
             Py_ssize_t start, stop, step;
             if (PySlice_Unpack(entry, &start, &stop, &step) < 0) throw Error(ErrorKind::python, "");
             if (step < 1) return nullptr;
+            note_sizes_read(from);
             Py_ssize_t length = PySlice_AdjustIndices(size, &start, &stop, step);
             if (start != 0 || length != size) view = slice_view(from, dim, start, length, step);
             ++dim;

@@ -7,6 +7,7 @@
 #include "autograd/hooks.h"
 #include "autograd/inplace.h"
 #include "call/busy.h"
+#include "call/trace.h"
 
 namespace kiln {
 
@@ -113,7 +114,10 @@ void tensor_dealloc(PyObject* object) {
     Py_DECREF(type);
 }
 
-PyObject* get_shape(PyObject* self, void*) { return size_object(tensor_of(self).sizes); }
+PyObject* get_shape(PyObject* self, void*) {
+    note_sizes_read(tensor_of(self));
+    return size_object(tensor_of(self).sizes);
+}
 PyObject* get_dtype(PyObject* self, void*) { return Py_NewRef(dtype_object(tensor_of(self).dtype)); }
 PyObject* get_ndim(PyObject* self, void*) { return PyLong_FromLong(tensor_of(self).ndim()); }
 PyObject* get_requires_grad(PyObject* self, void*) { return PyBool_FromLong(takes_part(tensor_of(self))); }
@@ -242,7 +246,12 @@ int put_data(PyObject* self, PyObject* value, void*) {
 }
 
 PyObject* tensor_dim(PyObject* self, PyObject*) { return get_ndim(self, nullptr); }
-PyObject* tensor_numel(PyObject* self, PyObject*) { return PyLong_FromLongLong(tensor_of(self).numel); }
+PyObject* tensor_numel(PyObject* self, PyObject*) {
+    return guarded([&] {
+        note_sizes_read(tensor_of(self));
+        return PyLong_FromLongLong(tensor_of(self).numel);
+    });
+}
 PyObject* tensor_element_size(PyObject* self, PyObject*) {
     return PyLong_FromSize_t(itemsize(tensor_of(self).dtype));
 }
@@ -273,12 +282,14 @@ bool asks_for_dim(const char* method, PyObject* const* args, Py_ssize_t count, P
 
 PyObject* tensor_size(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     const TensorRef x(&tensor_of(self));
+    note_sizes_read(*x);
     if (!asks_for_dim("size", args, count, names)) return size_object(x->sizes);
     return PyLong_FromLongLong(x->sizes[wrap_dim(*x, args[0])]);
 }
 
 PyObject* tensor_stride(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     const TensorRef x(&tensor_of(self));
+    note_sizes_read(*x);
     if (!asks_for_dim("stride", args, count, names)) return dims_object(x->strides);
     return PyLong_FromLongLong(x->strides[wrap_dim(*x, args[0])]);
 }
@@ -318,7 +329,8 @@ PyObject* make_subclass(PyObject*, PyObject* args) {
 }
 
 Py_ssize_t tensor_length(PyObject* self) {
-    const Tensor& x = tensor_of(self);
+    Tensor& x = tensor_of(self);
+    if (guarded([&] { return note_sizes_read(x), 0; }) < 0) return -1;
     if (x.ndim()) return Py_ssize_t(x.sizes[0]);
     PyErr_SetString(PyExc_TypeError, "len() of a 0-d tensor");
     return -1;

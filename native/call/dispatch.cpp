@@ -11,6 +11,7 @@
 #include "call/join.h"
 #include "call/pointwise.h"
 #include "call/recipe.h"
+#include "call/trace.h"
 #include "call/value_checks.h"
 #include "program/program_call.h"
 #include "record/record.h"
@@ -71,7 +72,7 @@ namespace {
 bool runs_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands,
                std::span<const TensorRef> out) {
     return fn.cls == FnClass::pointwise && out.empty() && !refuses_values(fn) && flat.look_at(fn, operands) &&
-           !flat.pending && !current_recording() && !on_call;
+           !flat.pending && !current_recording() && !on_call && !traces;
 }
 
 // The same for a call whose result is written over a tensor's values, where nothing else has to be asked.
@@ -80,7 +81,7 @@ bool writes_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands
     if (fn.cls != FnClass::pointwise || out.size() != 1 || refuses_values(fn)) return false;
     const Storage& target = *out[0]->storage;
     return !target.read_only && !target.inference && !target.recording && target.data && !target.busy &&
-           flat.look_at(fn, operands, out) && !flat.pending && !current_recording() && !on_call &&
+           flat.look_at(fn, operands, out) && !flat.pending && !current_recording() && !on_call && !traces &&
            !(grad_enabled() && needs_gradient(fn, operands, out));
 }
 
@@ -254,9 +255,28 @@ Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
     return results;
 }
 
+Results call_any(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
+
+Results call_traced(CallTrace& trace, Fn& fn, std::span<const Operand> operands,
+                    std::span<const TensorRef> out) {
+    Results results;
+    {
+        struct Inside {
+            explicit Inside(CallTrace& t) : trace(t) { trace.inside = true; }
+            ~Inside() { trace.inside = false; }
+            CallTrace& trace;
+        } inside(trace);
+        results = call_any(fn, operands, out);
+    }
+    trace.told(trace, fn, operands, out, results);
+    return results;
+}
+
 // The same with autograd. Not inlined: what calls it is mostly a flat call, and over before it comes here.
 [[gnu::noinline]] Results call_any(Fn& fn, std::span<const Operand> operands,
                                    std::span<const TensorRef> out) {
+    if (CallTrace* trace = traces ? current_trace() : nullptr; trace && !trace->inside) [[unlikely]]
+        return call_traced(*trace, fn, operands, out);
     if (fn.cls == FnClass::view) return call_views(fn, operands);
     if (grad_enabled() && needs_gradient(fn, operands, out)) return call_with_gradient(fn, operands, out);
     Results results = run_any(fn, operands, out, false);
@@ -295,7 +315,7 @@ Results call(Fn& fn, std::span<const Operand> operands, std::span<const TensorRe
 
 TensorRef call_one(Fn& fn, std::span<const Operand> operands) {
     TensorRef result;
-    if (fn.cls == FnClass::view)
+    if (fn.cls == FnClass::view && !traces)
         result = std::move(call_views(fn, operands)[0]);
     else if (FlatCall flat; fn.outputs == 1 && runs_flat(flat, fn, operands, {}))
         call_flat(fn, flat, operands, &result);

@@ -8,6 +8,7 @@
 #include "call/compiler.h"
 #include "call/join.h"
 #include "call/pointwise.h"
+#include "call/trace.h"
 #include "program/program_call.h"
 
 namespace kiln {
@@ -57,6 +58,53 @@ bool is_expansion(const Tensor& x, const int64_t* sizes, int ndim) {
 }  // namespace
 
 bool anomaly_mode = false;
+
+namespace {
+
+thread_local CallTrace* trace_here = nullptr;
+
+}  // namespace
+
+CallTrace* current_trace() { return trace_here; }
+
+// What was recorded around a trace waits for its end.
+struct Traced::Recorded {
+    std::shared_ptr<Recording> before = std::move(state.recording);
+    bool paused_before = std::exchange(state.paused, false);
+};
+
+Traced::Traced(CallTrace& trace) : trace_(trace) {
+    trace.outer = trace_here;
+    if (trace.abstract) {
+        auto own = std::make_shared<Recording>(std::make_shared<Region>());
+        recorded_ = new Recorded();
+        state.recording = std::move(own);
+        ++state.depth;
+    }
+    trace_here = &trace;
+    ++traces;
+}
+
+Traced::~Traced() {
+    --traces;
+    trace_here = trace_.outer;
+    if (!recorded_) return;
+    const std::shared_ptr<Recording> ended = std::move(state.recording);
+    --state.depth;
+    state.recording = std::move(recorded_->before);
+    state.paused = recorded_->paused_before;
+    delete recorded_;
+    ended->give_up();
+}
+
+void refuse_if_traced(const char* what, bool abstract_only) {
+    if (trace_here && !trace_here->inside && (trace_here->abstract || !abstract_only))
+        trace_here->refuse(*trace_here, what);
+}
+
+void tell_sizes_read(Tensor& tensor) {
+    if (trace_here && !trace_here->inside) trace_here->sizes_read(*trace_here, tensor);
+}
 
 Recording* current_recording() { return state.paused || anomaly_mode ? nullptr : state.recording.get(); }
 
@@ -118,6 +166,8 @@ void take_memory(Storage& to, Storage& from) {
 }
 
 void settle(Storage& storage, bool for_write) {
+    if (traces) [[unlikely]]
+        refuse_if_traced("reads a value", true);
     if (auto* recording = static_cast<Recording*>(storage.recording); recording) [[unlikely]]
         if (for_write || recording->pending(storage))
             recording->flush(for_write ? "of a write" : "a value was read");
@@ -472,6 +522,8 @@ struct Recording::Flush {
 };
 
 void Recording::flush(const char* cause) {
+    if (traces && state.recording.get() == this) [[unlikely]]
+        refuse_if_traced(cause, true);
     std::shared_ptr<Recording> kept = shared_from_this();  // its owner may end it while this thread waits
     wait_until_idle();
     assert_locked();

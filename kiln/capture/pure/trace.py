@@ -1,0 +1,346 @@
+"""Follows one run of a function, op by op, into steps.
+
+    tensor -> value       what it holds, with its history, now; a write gives it another one, and with it
+                          every tensor over the same memory
+    tensor -> source      of a view: the tensor it was made of, and the step: results are handed out so
+
+A tensor nobody has seen is a parameter, a buffer or another tensor that lay about: it becomes an operand.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from kiln import _core
+from kiln.capture.pure.errors import PurityError
+from kiln.capture.pure.steps import CAST, DETACH, STRIDED, WRITE, Argument, Step, Steps, using
+from kiln.errors import is_own, place
+from kiln.table.kinds import FLOATS
+from kiln.table.record import Op
+
+_MOVES = {"a value was read": "reads a value", "of a write": "writes to memory that others can see"}
+_HINT = "kiln.compile without pure=True runs any Python"
+
+
+def user_line() -> str:
+    """The line of the user's program that is running."""
+    frame = sys._getframe(1)
+    while frame is not None and is_own(frame):
+        frame = frame.f_back  # type: ignore[assignment]
+    return "an unknown line" if frame is None else place(frame.f_code.co_filename, frame.f_lineno)
+
+
+class Viewed(NamedTuple):
+    """How a tensor came to share another one's memory."""
+
+    source: Any
+    op: Op | None  # None: an alias without history
+    structure: tuple[Any, ...]
+    args: tuple[Any, ...]  # of the op; `source` stands for itself
+    which: int
+
+
+class Tracer:
+    """What `_core.trace` tells of the ops of one run; see the module's text."""
+
+    def __init__(self, name: str, leaves: Sequence[Any]) -> None:
+        self.name = name
+        self.failure: PurityError | None = None
+        self.steps: list[Step] = []
+        self.lines: list[str] = []
+        self.operands: list[Any] = []  # tensors
+        self.numbers: list[tuple[str, int]] = []  # ("seed", 0) and ("position", how far behind the start)
+        self.by_value: set[tuple[int, int]] = set()  # (value, dim, or -1: all) whose sizes became numbers
+        self.sizes: dict[int, tuple[int, ...]] = {}  # of every value
+        self.dtypes: dict[int, str] = {}  # of the values that steps made
+        self.numbers_seen: set[int] = set()  # sizes that ops were given as numbers
+        self.random = _core.random_state()
+        self.kept: list[Any] = []  # so that ids and addresses stay theirs
+        self._value: dict[int, int] = {}  # id of a tensor -> its value
+        self._views: dict[int, Viewed] = {}
+        self._on: dict[int, list[Any]] = {}  # storage -> the tensors over it, the whole first
+        self._stale: set[int] = set()  # ids of tensors over memory that was written since
+        self._made: set[int] = set()  # storages of results
+        self._first = 1 << 20  # values of results are numbered from here until the operands are known
+        self._next = self._first
+        self._arguments = {id(x) for x in leaves}
+        for x in leaves:
+            self.value(x)
+
+    # -- what the core tells ----------------------------------------------------------------------------
+
+    def called(
+        self,
+        op: Op,
+        structure: tuple[Any, ...],
+        operands: tuple[Any, ...],
+        out: tuple[Any, ...],
+        results: tuple[Any, ...],
+        history: bool,
+    ) -> None:
+        """An op has run."""
+        if op.name in ("as_strided", "write") or op.tests.sees_layout:
+            self._expect_whole(operands[0])
+        args = tuple([self._argument(name, x) for name, x in zip(names_of(op, structure), operands)])
+        if op.kind == "slice":
+            self.by_value.update((args[0][1], d) for d in structure[1])
+        elif op.kind in ("reshape", "expand", "as_strided") or any(p.kind == "Z" for p in op.params):
+            self.by_value.update((k, -1) for kind, k in args if kind == "value")
+            self.numbers_seen.update(int(x) for kind, x in args if kind == "number" and type(x) is int)
+        made = [self._new() for _ in results]
+        dtypes = [str(y.dtype).rpartition(".")[2] for y in results]
+        if out:
+            self._write(op, structure, args, out, made, history)
+            return
+        shapes = [_core.place(y)[2] for y in results]
+        self._append(op, structure, args, made, dtypes, shapes, history)
+        for which, (k, y) in enumerate(zip(made, results)):
+            self._hold(y, k)
+            source = next((x for x in operands if self._shares(x, y)), None)
+            if source is not None:
+                self._views[id(y)] = Viewed(source, op, structure, operands, which)
+            else:
+                self._made.add(_core.place(y)[0])
+
+    def sizes_read(self, tensor: Any) -> None:
+        """The program has read a tensor's sizes."""
+        self.by_value.add((self.value(tensor), -1))
+
+    def refuse(self, what: str) -> None:
+        """The program does what a pure function does not."""
+        self.failure = PurityError(
+            f"{self.name}: {user_line()} {_MOVES.get(what, what)}, so it is not pure; {_HINT}"
+        )
+        raise self.failure
+
+    # -- values -----------------------------------------------------------------------------------------
+
+    def value(self, tensor: Any) -> int:
+        """What a tensor holds now."""
+        known = self._value.get(id(tensor))
+        if known is None:
+            return self._meet(tensor)
+        if id(tensor) in self._stale:
+            return self._look_again(tensor)
+        return known
+
+    def source(self, tensor: Any) -> Viewed | None:
+        """Of a view: what it was made of."""
+        return self._views.get(id(tensor))
+
+    def is_argument(self, tensor: Any) -> bool:
+        """Whether it is one of the arguments."""
+        return id(tensor) in self._arguments
+
+    def result(self, tensor: Any) -> bool:
+        """Whether its memory holds what an op made, all of it."""
+        storage, offset, sizes, strides = _core.place(tensor)
+        return storage in self._made and offset == 0 and self._on[storage][0] is tensor
+
+    def _meet(self, tensor: Any) -> int:
+        storage = _core.place(tensor)[0]
+        others = self._on.get(storage)
+        if others is not None and id(tensor) not in self._arguments:
+            same = self._alias_of(tensor, others)
+            if same is not None:
+                return self._alias(tensor, same)
+            if storage in self._made:
+                self.refuse("makes a view of a tensor in a way that cannot be followed")
+        self.operands.append(tensor)
+        k = len(self.operands) - 1
+        self._hold(tensor, k)
+        return k
+
+    def _alias_of(self, tensor: Any, others: list[Any]) -> Any:
+        """The tensor that this one, which no op has made, shows without history; None if there is none."""
+        where = _core.place(tensor)[1:]
+        if tensor.requires_grad:
+            return None
+        return next((x for x in others if _core.place(x)[1:] == where and x.dtype == tensor.dtype), None)
+
+    def _alias(self, tensor: Any, same: Any) -> int:
+        where = _core.place(tensor)[1:]
+        source = self.value(same)
+        k = self._new()
+        self._append(DETACH, (), (("value", source),), [k], [self._dtype(tensor)], [where[1]], True)
+        self._hold(tensor, k)
+        self._views[id(tensor)] = Viewed(same, None, (), (), 0)
+        return k
+
+    def _hold(self, tensor: Any, k: int) -> None:
+        storage, _, sizes, _ = _core.place(tensor)
+        self.kept.append(tensor)
+        self._value[id(tensor)] = k
+        self.sizes[k] = sizes
+        self._on.setdefault(storage, []).append(tensor)
+
+    def _new(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def _shares(self, x: Any, y: Any) -> bool:
+        return isinstance(x, _core.Tensor) and _core.place(x)[0] == _core.place(y)[0]
+
+    def _dtype(self, tensor: Any) -> str:
+        return str(tensor.dtype).rpartition(".")[2]
+
+    def _append(
+        self,
+        op: Any,
+        structure: tuple[Any, ...],
+        args: tuple[Argument, ...],
+        made: list[int],
+        dtypes: list[str],
+        shapes: Sequence[tuple[int, ...]],
+        history: bool,
+    ) -> None:
+        ones = tuple([tuple([d for d, size in enumerate(shape) if size == 1]) for shape in shapes])
+        self.steps.append(Step(op, structure, args, tuple(made), tuple(dtypes), ones, history))
+        self.lines.append(user_line())
+        self.sizes.update(zip(made, shapes))
+        self.dtypes.update(zip(made, dtypes))
+
+    def _argument(self, name: str, x: Any) -> Argument:
+        if isinstance(x, _core.Tensor):
+            return "value", self.value(x)
+        if type(x) is int and name in ("position", "seed"):
+            (seed, start), now = self.random, _core.random_state()[1]
+            drawn = now > start and (x == seed if name == "seed" else start <= x < now)
+            if drawn:  # else they belong to a generator of the program's, which a check notices, or to none
+                self.numbers.append((name, 0 if name == "seed" else x - start))
+                return "operand", len(self.numbers) - 1
+        return "number", x
+
+    # -- writes -----------------------------------------------------------------------------------------
+
+    def _expect_whole(self, tensor: Any) -> None:
+        if not tensor.is_contiguous() or _core.place(tensor)[1]:
+            self.refuse("sees a tensor by its place in memory")
+
+    def _write(
+        self,
+        op: Op,
+        structure: tuple[Any, ...],
+        args: tuple[Argument, ...],
+        out: tuple[Any, ...],
+        made: list[int],
+        history: bool,
+    ) -> None:
+        for target in out:
+            self.value(target)
+            storage = _core.place(target)[0]
+            if storage not in self._made:
+                of = "an argument" if self._is_of_argument(storage) else "a tensor made elsewhere"
+                self.refuse(f"writes {of} in place")
+        dtypes = [self._dtype(target) for target in out]
+        raw = [self._new() for _ in out]
+        shapes = [_core.place(target)[2] for target in out]
+        # what the op gives is cast and repeated to what it is written into
+        self.steps.append(Step(op, structure, args, tuple(raw), tuple(dtypes), ((),) * len(raw), history))
+        self.lines.append(user_line())
+        for target, k, r, dtype, shape in zip(out, made, raw, dtypes, shapes):
+            self._append(CAST, (shape,), (("value", r),), [k], [dtype], [shape], history)
+            self.numbers_seen.update(shape)
+            self._written(target, k, history)
+
+    def _is_of_argument(self, storage: int) -> bool:
+        return any(id(x) in self._arguments for x in self._on[storage])
+
+    def _written(self, target: Any, k: int, history: bool) -> None:
+        storage, offset, sizes, strides = _core.place(target)
+        whole = self._on[storage][0]
+        others = [x for x in self._on[storage] if x is not target]
+        self._value[id(target)] = k
+        self._stale.discard(id(target))
+        if whole is not target:
+            before = self.value(whole)
+            root = self._new()
+            self.numbers_seen.update(sizes, strides, (offset,))
+            self.by_value.add((before, -1))
+            shape = _core.place(whole)[2]
+            args = (("value", before), ("value", k))
+            own = (sizes, strides, offset)
+            self._append(WRITE, own, args, [root], [self._dtype(whole)], [shape], history)
+            self._value[id(whole)] = root
+            others = [x for x in others if x is not whole]
+        self._stale.update(id(x) for x in others)
+        self._stale.discard(id(whole))
+
+    def _look_again(self, tensor: Any) -> int:
+        """What a view sees of memory that was written since it was made."""
+        storage, offset, sizes, strides = _core.place(tensor)
+        whole = self.value(self._on[storage][0])
+        self.by_value.add((whole, -1))
+        self.numbers_seen.update(sizes, strides)
+        k = self._new()
+        own = (sizes, strides, offset)
+        history = tensor.requires_grad
+        self._append(STRIDED, own, (("value", whole),), [k], [self._dtype(tensor)], [sizes], history)
+        self._value[id(tensor)] = k
+        self._stale.discard(id(tensor))
+        return k
+
+    # -- the end ----------------------------------------------------------------------------------------
+
+    def finish(self, results: Sequence[int]) -> Steps:
+        """The steps that the results need, with operands and values numbered one after another."""
+        numbers = "i" * len(self.numbers)
+        tensors = len(self.operands)
+        found = Steps(tensors, numbers, tuple(self.steps), tuple(results)).needed()
+        seen: set[int] = set()
+        again = [k for _, k in using(found.steps, tensors) if k in seen or seen.add(k)]  # type: ignore[func-returns-value]
+        again = [k for k in again if str(self.operands[k].dtype).rpartition(".")[2] in FLOATS]
+        found = self._numbered(found, len(again))
+        return found._replace(tensors=tensors + len(again), again=tuple(again))
+
+    def finish_all(self) -> Steps:
+        """The same, with those that no result needs."""
+        return self._numbered(Steps(len(self.operands), "i" * len(self.numbers), tuple(self.steps), ()), 0)
+
+    def _numbered(self, found: Steps, again: int) -> Steps:
+        tensors = len(self.operands) + again
+
+        def argument(arg: Argument) -> Argument:
+            kind, x = arg
+            if kind == "number":
+                return arg
+            return kind, self._number(x, again) if kind == "value" else x + tensors
+
+        def step(s: Step) -> Step:
+            outs = tuple([self._number(k, again) for k in s.outs])
+            return s._replace(args=tuple(map(argument, s.args)), outs=outs)
+
+        results = tuple([self._number(k, again) for k in found.results])
+        return found._replace(steps=tuple(map(step, found.steps)), results=results)
+
+    def _number(self, k: int, again: int = 0) -> int:
+        if k < self._first:
+            return k
+        return k - self._first + len(self.operands) + again + len(self.numbers)
+
+    def numbered_sizes(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The sizes of every value, as `finish` numbers them."""
+        return [(self._number(k), sizes) for k, sizes in self.sizes.items()]
+
+    def reads(self, k: int, dim: int) -> bool:
+        """Whether the size of a value, as `finish` numbers it, became a number."""
+        return not self._read().isdisjoint({(k, dim), (k, -1)})
+
+    def _read(self) -> set[tuple[int, int]]:
+        return {(self._number(k), d) for k, d in self.by_value}
+
+
+def names_of(op: Op, structure: tuple[Any, ...]) -> Iterator[str]:
+    """The parameter that each operand is given for."""
+    entries = iter(structure)
+    for param in op.params:
+        if op.kind == "pointwise" and param.kind != "S":
+            yield param.name
+            continue
+        entry = next(entries)
+        if param.kind in "ZL":
+            yield from (param.name,) * entry
+        elif param.kind != "S" and entry is not None:
+            yield param.name

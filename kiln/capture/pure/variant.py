@@ -1,0 +1,262 @@
+"""One way a function went: its steps as an op, what that is given, and what is made of its results.
+
+results of the op, arguments, tensors met  --views-->  leaves  --structure-->  what was returned
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from kiln import _core
+from kiln.capture.pure.function import CellFunction, CellOp, cell_op
+from kiln.capture.pure.steps import Step
+from kiln.capture.pure.surroundings import Place, Watch, ways_to
+from kiln.capture.pure.trace import Tracer, names_of
+from kiln.errors import describe
+from kiln.graph.size import Size, slots_named
+from kiln.table.kinds import FLOATS
+
+_NUMBERS = (int, float, bool, complex, str, bytes, type(None), _core.dtype)
+
+
+class Leaf(NamedTuple):
+    """A tensor of a result: ("result", k), ("operand", k), or ("view", the views made so far, its own)."""
+
+    kind: str
+    which: int
+    history: bool
+
+
+class Tree(NamedTuple):
+    """A container of results; of a plain class what makes it of its items."""
+
+    make: Callable[[list[Any]], Any]
+    items: list[Any]
+    what: str
+
+
+def flat(value: Any, found: list[Any]) -> Any:
+    """The structure of what was returned, its tensors in `found`. TypeError for what no cell gives."""
+    if isinstance(value, _core.Tensor):
+        found.append(value)
+        return None
+    if isinstance(value, (tuple, list)):
+        items = [flat(x, found) for x in value]
+        kind = type(value)
+        make: Any = kind if kind in (tuple, list) or not hasattr(kind, "_make") else kind._make
+        return Tree(make, items, kind.__name__)
+    if isinstance(value, dict):
+        keys, mapping = list(value), type(value)
+        items = [flat(value[k], found) for k in keys]
+        return Tree(lambda xs: mapping(zip(keys, xs)), items, f"{mapping.__name__} {keys!r}")
+    if isinstance(value, _NUMBERS):
+        return Tree(lambda xs: value, [], repr(value))
+    raise TypeError(describe(value))
+
+
+def filled(tree: Any, leaves: Iterator[Any]) -> Any:
+    """What was returned, of these tensors."""
+    return next(leaves) if tree is None else tree.make([filled(x, leaves) for x in tree.items])
+
+
+def shape_of(tree: Any) -> Any:
+    """What two runs must return alike."""
+    return "tensor" if tree is None else (tree.what, tuple(map(shape_of, tree.items)))
+
+
+class Variant:
+    """See the module's text."""
+
+    def __init__(self, name: str, tracer: Tracer, leaves: list[Any], returned: Any) -> None:
+        self.calls = 0
+        self.checked_at = 0
+        self.taught = 0
+        self.seen: Any = None  # the hash of a run that was found to be as written down
+        self.lines = tracer.lines
+        self.what = [(s.what(), s.told()) for s in tracer.steps]
+        outputs: list[Any] = []
+        try:
+            self.tree = flat(returned, outputs)
+        except TypeError as error:
+            tracer.refuse(f"returns {error}, which is made of neither tensors nor numbers")
+        self.shape = shape_of(self.tree)
+        self.views: list[tuple[tuple[str, int], Any, tuple[Any, ...], tuple[Any, ...], int]] = []
+        self.results: list[int] = []
+        self._places: dict[int, tuple[str, int]] = {}
+        self.leaves = [self._leaf(y, tracer) for y in outputs]
+        self.checks: list[tuple[Any, tuple[Any, ...], list[tuple[str, Any]]]] = []
+        place = {id(x): k for k, x in enumerate(leaves)}
+        # per operand: the number of an argument, or a tensor that was met
+        self.operands = [place.get(id(x), x) for x in tracer.operands]
+        for step in tracer.steps:
+            if not isinstance(step.op, str) and (step.op.checks is not None or step.op.divides):
+                self._add_check(step, tracer)
+        self.steps = tracer.finish(self.results)
+        self.numbers = tracer.numbers
+        self.random = _core.random_state()[1] - tracer.random[1]
+        self.met = [x for x in self.operands if not isinstance(x, int)]
+        self.op = cell_op(name, self.steps) if self.steps.results else None
+        self.guards: list[Place] = []
+        self.sizes = self._sizes_by_value(tracer, leaves)
+        self.plain = self._plain()
+
+    # -- results ----------------------------------------------------------------------------------------
+
+    def _leaf(self, y: Any, tracer: Tracer) -> Leaf:
+        kind, which = self._place(y, tracer)
+        return Leaf(kind, which, bool(y.requires_grad))
+
+    def _place(self, y: Any, tracer: Tracer) -> tuple[str, int]:
+        known = self._places.get(id(y))
+        if known is None:
+            known = self._places[id(y)] = self._new_place(y, tracer)
+        return known
+
+    def _new_place(self, y: Any, tracer: Tracer) -> tuple[str, int]:
+        value = tracer.value(y)
+        source = tracer.source(y)
+        if source is None:
+            if not tracer.result(y):
+                return "operand", next(k for k, x in enumerate(tracer.operands) if x is y)
+            self.results.append(value)
+            return "result", len(self.results) - 1
+        base = self._place(source.source, tracer)
+        args = tuple([None if x is source.source else x for x in source.args])
+        if any(isinstance(x, _core.Tensor) for x in args):
+            tracer.refuse("returns a view that depends on another tensor")
+        self.views.append((base, source.op, source.structure, args, source.which))
+        return "view", len(self.views) - 1
+
+    def _plain(self) -> bool:
+        """Whether the op's results are what is returned, in order: one, or a tuple of them."""
+        wanted = [("result", k) for k in range(len(self.results))]
+        straight = [(leaf.kind, leaf.which) for leaf in self.leaves] == wanted
+        one = self.tree is None
+        several = one or (self.tree.make is tuple and all(x is None for x in self.tree.items))
+        return straight and several and all(leaf.history for leaf in self.leaves)
+
+    def give(self, results: Any, leaves: list[Any]) -> Any:
+        """What the function returns, of the op's results."""
+        views: list[Any] = []
+
+        def at(kind: str, which: int) -> Any:
+            if kind == "view":
+                return views[which]
+            if kind == "result":
+                return results[which]
+            found = self.operands[which]
+            return leaves[found] if isinstance(found, int) else found
+
+        for base, op, structure, args, which in self.views:
+            x = at(*base)
+            if op is None:
+                views.append(x.detach())
+            else:
+                given = tuple([x if a is None else a for a in args])
+                views.append(_core.call_op(op.handle, structure, given)[which])
+        made = []
+        for leaf in self.leaves:
+            y = at(leaf.kind, leaf.which)
+            if not leaf.history and leaf.kind != "operand" and y.requires_grad:
+                y = y.detach()
+            made.append(y)
+        return filled(self.tree, iter(made))
+
+    def _add_check(self, step: Step, tracer: Tracer) -> None:
+        """What the core is to check of values that an op refuses: positions, and integers it divides by."""
+        names = tuple(names_of(step.op, step.structure))
+        looked_at = step.op.checks.positions if step.op.checks is not None else names[1]
+        if step.op.checks is None and step.dtypes[0] in FLOATS:
+            return
+        parts: list[tuple[str, Any]] = []
+        for name, (kind, k) in zip(names, step.args):
+            if kind == "number":
+                parts.append(("number", k))
+            elif kind == "operand":
+                return  # of the generator's
+            elif k < len(self.operands):
+                own = self.operands[k]
+                parts.append(("leaf", own) if isinstance(own, int) else ("met", own))
+            elif name == looked_at:
+                maker = next(s for s in tracer.steps if k in s.outs)
+                if isinstance(maker.op, str) or not maker.op.gives_positions:
+                    tracer.refuse(f"computes what {step.name} takes as positions or divides by")
+                return
+            else:  # of which only the sizes matter
+                tracer.by_value.add((k, -1))
+                parts.append(("met", _core.from_nested(0, tracer.dtypes[k]).expand(tracer.sizes[k])))
+        self.checks.append((step.op.handle, step.structure, parts))
+
+    # -- what it depends on -----------------------------------------------------------------------------
+
+    def _sizes_by_value(self, tracer: Tracer, leaves: list[Any]) -> list[tuple[int, int, int]]:
+        """(argument, dim, size) of the sizes that became numbers on the way."""
+        from_slot: dict[int, tuple[int, int]] = {}
+        operands = self.described(leaves)
+        first = 0
+        for k, described in enumerate(operands):
+            if isinstance(described, str):
+                first += 1
+                continue
+            for d in range(len(described[1])):
+                from_slot[first + d] = (k, d)
+            first += len(described[1])
+        if self.op is None:
+            return [(k, d, n) for k, x in enumerate(leaves) for d, n in enumerate(_core.place(x)[2])]
+        # all steps, those no result needs too: Python may have branched on their sizes
+        found = _slots_by_value(tracer, operands)
+        sizes = []
+        for slot in found:
+            k, d = from_slot[slot]
+            which = self.operands[k]
+            if isinstance(which, int):
+                sizes.append((which, d, leaves[which].shape[d]))
+        return sorted(sizes)
+
+    def described(self, leaves: list[Any]) -> tuple[Any, ...]:
+        """How the op's operands look."""
+        tensors = [leaves[x] if isinstance(x, int) else x for x in self.operands]
+        looks: list[Any] = []
+        for x in tensors:
+            sizes = _core.place(x)[2]
+            looks.append((str(x.dtype).rpartition(".")[2], tuple(int(n == 1) for n in sizes), None))
+        return (*looks, *("i" for _ in self.numbers))
+
+    def all_operands(self) -> list[Any]:
+        """The op's tensors: `operands`, then those that are used again."""
+        return [*self.operands, *(self.operands[k] for k in self.steps.again)]
+
+    def parts(self) -> list[tuple[str, Any]]:
+        """The op's operands, as the core has them."""
+        operands = self.all_operands()
+        tensors = [("leaf", x) if isinstance(x, int) else ("met", x) for x in operands]
+        return [*tensors, *self.numbers]
+
+    def check(self, leaves: list[Any]) -> None:
+        """Raises what the ops would raise of values they refuse."""
+        for op, structure, parts in self.checks:
+            _core.check_op(op, structure, tuple([leaves[x] if kind == "leaf" else x for kind, x in parts]))
+
+    def watch(self, roots: list[Any], watch: Watch) -> None:
+        """Learns by which places the tensors it met are found, and the modules that ran."""
+        modules = [x for x in watch.objects_met() if "training" in getattr(x, "__dict__", ())]
+        found = ways_to(roots, [*self.met, *modules])
+        guards = {(id(p.container), p.key): p for way in found.values() for p in way}
+        for module in modules:
+            state = module.__dict__
+            guards[id(state), "training"] = Place(state, "training", state["training"])
+        self.guards = list(guards.values())
+
+
+def _slots_by_value(tracer: Tracer, operands: tuple[Any, ...]) -> set[int]:
+    """The slots of operands' sizes that values whose sizes were read, or that equal them, are made of."""
+    function = CellFunction(CellOp("sizes", tracer.finish_all()), ())
+    walk = function.walk(operands)
+    found: set[int] = set()
+    for k, size in tracer.numbered_sizes():
+        value = walk.values[k]
+        for d, dim in enumerate(value.shape):
+            if isinstance(dim, Size) and (tracer.reads(k, d) or size[d] in tracer.numbers_seen):
+                found |= slots_named(dim)
+    return found

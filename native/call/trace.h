@@ -1,0 +1,54 @@
+// Calls of one thread, followed while a function's ops are written down (kiln/capture/pure).
+#pragma once
+
+#include <span>
+
+#include "call/dispatch.h"
+
+namespace kiln {
+
+// Who follows the calls of a thread. Calls that a call makes itself (a replay's) are not told.
+struct CallTrace {
+    void (*told)(CallTrace& trace, Fn& fn, std::span<const Operand> operands,
+                 std::span<const TensorRef> out, const Results& results);
+    void (*sizes_read)(CallTrace& trace, Tensor& tensor);
+    void (*refuse)(CallTrace& trace, const char* what);  // throws: it would do what a trace may not
+    bool abstract = false;  // nothing runs: ops are recorded, and values may not be read
+    bool inside = false;    // a call that was told of, or what it asks for
+    CallTrace* outer = nullptr;
+};
+
+// How many threads are traced.
+inline int traces = 0;
+
+// The trace of this thread, or null.
+CallTrace* current_trace();
+
+// Traces this thread as long as it lives; an abstract one has a recording of its own that never runs.
+class Traced {
+public:
+    explicit Traced(CallTrace& trace);
+    ~Traced();
+    Traced(const Traced&) = delete;
+
+private:
+    struct Recorded;
+    Recorded* recorded_ = nullptr;
+    CallTrace& trace_;
+};
+
+// Refuses what a traced function may not do.
+void refuse_if_traced(const char* what, bool abstract_only);
+inline void refuse_in_trace(const char* what, bool abstract_only = false) {
+    if (traces) [[unlikely]]
+        refuse_if_traced(what, abstract_only);
+}
+
+// Tells that the program reads a tensor's sizes.
+void tell_sizes_read(Tensor& tensor);
+inline void note_sizes_read(Tensor& tensor) {
+    if (traces) [[unlikely]]
+        tell_sizes_read(tensor);
+}
+
+}  // namespace kiln
