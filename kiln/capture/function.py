@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Union
 
 from kiln.graph.graph import Graph, Node, Value, building
-from kiln.graph.size import Dim, Size, substitute, symbol
+from kiln.graph.size import Dim, Size, single_slot, substitute, symbol, terms
 from kiln.passes.gradient import Backward
 from kiln.passes.pipeline import DERIVATIVE, HIDDEN, OP, REPLAY, run
 from kiln.passes.rewrite import append, clone, substitute_attr
@@ -232,10 +232,11 @@ class Derivative(Function):
 
     `sources`: where each input comes from; `targets`: what each result is: an operand and GRADIENT, its gradient,
     or LEFT or RIGHT, factors of a product that is a part of it; `passes`: the input that is that result as it
-    is, or in another shape, or -1: then it is computed; `products`: of how many products each target's gradient
-    is made; `scattered`: the targets whose gradient is an array scattered into zeros. With `redo`, hidden outputs are not read but computed again, so that they can be differentiated. Of
-    the operands in `factored`, products of matrices are given as their factors; the gradient of the operand
-    `onto` begins with a sum, the first input.
+    is, or in another shape, or -1: then it is computed; `products`: which products each target's gradient
+    has as parts, of each the operands' dims whose product is how many rows it has; `scattered`: the targets whose
+    gradient is an array scattered into zeros. With `redo`, hidden outputs are not read but computed again, so
+    that they can be differentiated. Of the operands in `factored`, products of matrices are given as their
+    factors; the gradient of the operand `onto` begins with a sum, the first input.
     """
 
     def __init__(
@@ -264,7 +265,8 @@ class Derivative(Function):
                 kind = "number"
             self.sources.append((kind, place[id(found.hidden[k])] if kind == "hidden" else k))
         self.targets, values = _results(found, wrt)
-        self.products = {i: n for i, n in zip(wrt, found.products) if n}
+        dims = _dims_of_slots(forward.primal(operands))
+        self.products = {i: [_factors(n, dims) for n in rows] for i, rows in zip(wrt, found.products)}
         self.scattered = {i for i, is_so in zip(wrt, found.scattered) if is_so}
         self.contiguous = found.graph
         if factored or not found.graph.nodes:
@@ -308,6 +310,26 @@ def _results(found: Backward, wrt: tuple[int, ...]) -> tuple[list[tuple[int, int
                 targets.append((i, role))
                 values.append(found.values[k])
     return targets, values
+
+
+def _dims_of_slots(graph: Graph) -> dict[int, tuple[int, int]]:
+    """Which input's which dim a slot is the size of."""
+    found: dict[int, tuple[int, int]] = {}
+    for i, value in enumerate(graph.inputs):
+        for d, size in enumerate(value.shape):
+            found.setdefault(single_slot(size), (i, d))
+    return found
+
+
+def _factors(size: Dim, dims: dict[int, tuple[int, int]]) -> list[tuple[int, int]] | None:
+    """The dims whose product a size is; None for other sizes."""
+    if size == 1:
+        return []
+    if isinstance(size, int) or len(terms(size)) != 1:
+        return None
+    ((monomial, count),) = terms(size)
+    found = [dims.get(atom.slot, (-1, -1)) for atom in monomial]
+    return found if count == 1 and (-1, -1) not in found else None
 
 
 def _pass(value: Value, graph: Graph) -> int:

@@ -5,8 +5,8 @@ check      := 0 | 1 index source dim negative ignore message is_index_error
 pointwise  := [kernel] [dtype] [dtype before it is cast to that of `out=`]
 program    := see native/program/answer.h
 saves      := hidden [inputs] [outputs] [hiddens] [has a gradient]      a mask per operand
-derivative := class [(source, index)] [operand of each result] [what of it] [input it is or -1] [products]
-              [scattered operand] whether it writes at places of its first input
+derivative := class [(source, index)] [operand of each result] [what of it] [input it is or -1]
+              [(operand, [(operand, dim)])] its products' rows  [scattered operand] whether it writes at places of its first input
 recipe     := see recipes.py
 region     := program [storage of each output]
 """
@@ -91,7 +91,7 @@ def derivative(made: Derivative, operands: int) -> tuple[Any, ...]:
     """
     sources = [(SOURCES.index(kind), k) for kind, k in made.sources]
     of, roles = ([target[k] for target in made.targets] for k in (0, 1))
-    products = [made.products.get(i, 0) for i in range(operands)]
+    products = [(i, rows) for i, several in made.products.items() if None not in several for rows in several]
     writes = int(recipes.writes_at_places(made.contiguous))
     return _class_of(made), sources, of, roles, made.passes, products, sorted(made.scattered), writes
 

@@ -46,7 +46,8 @@ class Backward(NamedTuple):
     ("output", j), ("hidden", h), or ("shape", i): only the sizes of input i are read. `hidden`: the values of
     the forward graph to be returned as extra outputs. `results`: for each wanted input the output of `graph`
     that is its gradient, or -1 if there is none. `factors`: the same for each product that is a part of it but
-    was asked for as two factors, by descending order of the products. `products`: how many parts are products.
+    was asked for as two factors, by descending order of the products. `products`: how many rows each
+    part has that is a product.
     `scattered`: whether it is nothing but an array scattered into zeros. `values`: the outputs of `graph`.
     """
 
@@ -55,7 +56,7 @@ class Backward(NamedTuple):
     hidden: tuple[Value, ...]
     results: tuple[int, ...]
     factors: tuple[tuple[tuple[int, int], ...], ...]
-    products: tuple[int, ...]
+    products: tuple[tuple[Dim, ...], ...]
     scattered: tuple[bool, ...]
     values: tuple[Value, ...]
 
@@ -114,7 +115,7 @@ def finish(run: Sweep, redo: bool, everything: Callable[[], Sweep]) -> Backward:
     saved = _Saved(run, wanted, redo, frozenset() if redo else _worth_saving(everything()))
     forward = run.forward
     graph, sources = _extract(forward, run.seeds, saved, wanted)
-    products = tuple(found.products for found in sums)
+    products = tuple(tuple(found.products) for found in sums)
     hidden, values = tuple(saved.hidden), tuple(graph.outputs)
     scattered = tuple(g is not None and _is_scattered(g) for g in (found.total for found in sums))
     return Backward(graph, sources, hidden, tuple(results), tuple(factors), products, scattered, values)
@@ -160,14 +161,14 @@ class Sum:
     def __init__(self, before: Value | None = None) -> None:
         self.total = before
         self.factors: list[tuple[Value, Value]] = []
-        self.products = 0
+        self.products: list[Dim] = []  # rows of each part that is one
         self._from_zero = before is not None
 
     def add(self, part: Value, of_slice: bool = False, stays_product: bool = False) -> None:
         """A part that comes after those added before. `of_slice`: an array with zeros around what was sliced."""
         product = _product(part)
         if product is not None:
-            self.products += 1
+            self.products.append(product.inputs[0].shape[1])
             if stays_product:
                 self.factors.append(_rows(product, product.out is not part))
                 return

@@ -1,7 +1,6 @@
 #include "autograd/engine.h"
 
 #include <algorithm>
-#include <bit>
 #include <map>
 
 #include "autograd/accumulate.h"
@@ -379,11 +378,16 @@ private:
             }
         compiler::Asked asked{needed, defined, reach.options.create_graph && !node.hidden.empty()};
         Fn* fn = &derivative_fn(node, asked);
-        if (fn->products) {
+        if (!fn->products.empty()) {
             asked.factored = products_that_wait(node, *fn);
             if (asked.factored) fn = &derivative_fn(node, asked);
         }
-        if (fn->targets.empty() || (needed == fn->scattered && add_onto_sum(node, asked))) return {};
+        if (fn->targets.empty()) return {};
+        if (const uint64_t added = add_scattered(node, *fn, asked)) {
+            asked.needed &= ~added;
+            if (!asked.needed) return {};
+            fn = &derivative_fn(node, asked);
+        }
         Kept keep;
         const Operands own = derivative_operands(node, *fn, keep, reach.options.create_graph);
         const std::span<const Operand> operands(own.data(), own.size());
@@ -391,13 +395,20 @@ private:
         return {results_of(node, *fn, operands), fn->targets, fn->scattered};
     }
 
-    // Adds the gradient of picked elements at their places in the sum that is there; false if there is none.
-    bool add_onto_sum(Node& node, compiler::Asked asked) {
-        if (std::popcount(asked.needed) != 1 || node.extras || anomaly_mode || reach.options.batched)
-            return false;
-        asked.onto = std::countr_zero(asked.needed);
+    // Adds gradients of picked elements at their places in the sums that are there; those of which inputs.
+    uint64_t add_scattered(Node& node, const Fn& fn, const compiler::Asked& asked) {
+        uint64_t added = 0;
+        if (node.extras || anomaly_mode || reach.options.batched) return 0;
+        for (size_t i = 0; i < node.inputs.size() && fn.scattered >> i; ++i)
+            if (fn.scattered & bit(i) && sum_at(node.inputs[i].edge).sum) {
+                add_onto_sum(node, {bit(i), asked.defined, asked.redo, 0, int(i)});
+                added |= bit(i);
+            }
+        return added;
+    }
+
+    void add_onto_sum(Node& node, const compiler::Asked& asked) {
         SumOfParts parts = sum_at(node.inputs[size_t(asked.onto)].edge);
-        if (!parts.sum) return false;
         Fn& fn = derivative_fn(node, asked);
         parts.prepare_for_places();
         const TensorRef sum = std::exchange(parts.sum, nullptr);
@@ -407,7 +418,6 @@ private:
             parts.sum = std::move(replay(compiler::recipe_for({&fn, operands}), operands)[0]);
         else
             parts.sum = std::move(kiln::run(fn, operands, {&sum, 1})[0]);
-        return true;
     }
 
     // All results of a derivative, those that are its operands as they are too.
@@ -492,15 +502,34 @@ private:
                fn.dims[0] == 1 && !node.extras && !reach.asks_for(node) && reach.wants(node.inputs[0].edge);
     }
 
-    // The inputs whose products are not to be computed here: other calls have such products too.
+    // The inputs whose products are not to be computed here: other calls have such products too, or this one
+    // has several, and to keep their rows is less than to add arrays of the matrix's size.
     uint64_t products_that_wait(const Node& node, const Fn& fn) const {
         if (reach.options.batched) return 0;
-        uint64_t waiting = fn.several_products;
-        for (size_t i = 0; i < node.inputs.size(); ++i)
-            if (fn.products & bit(i) && reach.wants(node.inputs[i].edge))
-                if (node.inputs[i].saved.tensor->numel && matrix_at(node.inputs[i].edge).shared)
-                    waiting |= bit(i);
-        return waiting;
+        uint64_t seen = 0, shared = 0, many = 0;
+        for (const Product& product : fn.products) {
+            const NodeInput& input = node.inputs[product.operand];
+            const uint64_t mask = bit(product.operand);
+            if (!reach.wants(input.edge)) continue;
+            if (!is_worth_keeping(input.saved.tensor->sizes, rows_of(node, product))) many |= mask;
+            if (seen & mask || matrix_at(input.edge).shared) shared |= mask;
+            seen |= mask;
+        }
+        return shared & ~many;
+    }
+
+    static int64_t rows_of(const Node& node, const Product& product) {
+        int64_t rows = 1;
+        for (const auto& [operand, dim] : product.rows) {
+            const TensorRef& x = node.inputs[operand].saved.tensor;
+            rows *= x ? x->sizes[dim] : ProductSum::most_rows;
+        }
+        return rows;
+    }
+
+    static bool is_worth_keeping(const Dims& matrix, int64_t rows) {
+        const int64_t height = matrix[0], width = matrix[1];
+        return rows <= ProductSum::most_rows && rows * (height + width) <= height * width && rows > 0;
     }
 
     // The gradients that a derivative gives, an entry for each input of the node; factors are kept.
@@ -513,8 +542,7 @@ private:
             if (target.role != Target::left) continue;
             const NodeInput& input = node.inputs[target.operand];
             const Dims& sizes = input.saved.tensor->sizes;
-            keep_product(input.edge, as_rows(results[k], sizes[0]), as_rows(results[k + 1], sizes[1]),
-                         given.gradients[target.operand]);
+            keep_product(input.edge, as_rows(results[k], sizes[0]), as_rows(results[k + 1], sizes[1]));
         }
         return given;
     }
@@ -526,15 +554,10 @@ private:
         return view ? view : view_reshape(*contiguous(x), sizes, true);
     }
 
-    // Many rows are worth a product of their own.
-    void keep_product(const Edge& edge, TensorRef left, TensorRef right, TensorRef& gradient) {
+    void keep_product(const Edge& edge, TensorRef left, TensorRef right) {
         const Matrix matrix = matrix_at(edge);
-        ProductSum own;
-        const bool alone = left->sizes[0] > ProductSum::most_rows;
-        ProductSum& products = alone ? own : products_at(*matrix.edge);
-        if (matrix.transposed && !alone) std::swap(left, right);
-        products.add(left, right, reach.options.create_graph);
-        if (alone) add_gradient(gradient, own.evaluate(reach.options.create_graph));
+        if (matrix.transposed) std::swap(left, right);
+        products_at(*matrix.edge).add(left, right, reach.options.create_graph);
     }
 
     ProductSum& products_at(const Edge& edge) {

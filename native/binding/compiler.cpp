@@ -221,7 +221,8 @@ Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& aske
         FnClass cls = class_from(answer);
         fn->sources.clear();
         fn->targets.clear();
-        fn->products = fn->several_products = fn->scattered = 0;
+        fn->products.clear();
+        fn->scattered = 0;
         for (int64_t count = answer.integer(0, 256); count > 0; --count) {
             auto kind = Source::Kind(answer.integer(0, Source::sum + 1));
             fn->sources.push_back({kind, uint8_t(answer.integer(0, 256))});
@@ -233,11 +234,14 @@ Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& aske
                    "answer: lists of different lengths");
         for (size_t k = 0; k < of.size(); ++k)
             fn->targets.push_back({Target::Role(roles[k]), uint8_t(of[k]), int16_t(passes[k])});
-        const auto products = answer.slots(0, 1 << 20);
-        for (size_t i = 0; i < products.size(); ++i) {
-            if (products[i] > 0) fn->products |= bit(i);
-            if (products[i] > 1) fn->several_products |= bit(i);
-        }
+        const auto operand = [&] { return uint8_t(answer.integer(0, int64_t(operands.size()))); };
+        fn->products = answer.list([&] {
+            const uint8_t of = operand();
+            return Product{of, answer.list([&] {
+                               const uint8_t i = operand();
+                               return std::pair(i, uint8_t(answer.integer(0, 256)));
+                           })};
+        });
         for (int32_t i : answer.slots(0, int64_t(operands.size()))) fn->scattered |= bit(size_t(i));
         fn->updates = answer.integer(0, 2) != 0;
         return fn->cls = cls;

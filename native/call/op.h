@@ -46,6 +46,13 @@ struct Target {
                    // shape; -1: it is computed
 };
 
+// A product of matrices that is a part of an operand's gradient: how many rows it has is a product of dims of
+// the forward's operands.
+struct Product {
+    uint8_t operand;
+    std::vector<std::pair<uint8_t, uint8_t>> rows;  // (operand, dim)
+};
+
 struct Fn;
 struct PointwiseEntry;
 
@@ -94,8 +101,7 @@ struct Fn {
     Opaque handle;                 // the interpreter's object for a derivative
     std::vector<Source> sources;   // of a derivative
     std::vector<Target> targets;   // of a derivative: what result k is
-    uint64_t products = 0;         // operands whose gradients have products of matrices as parts: a bit each,
-    uint64_t several_products = 0;  // and those with more than one
+    std::vector<Product> products;  // parts of a derivative's results
     uint64_t scattered = 0;         // operands whose gradients are arrays scattered into zeros
 
     // Of a pointwise function: what was found for the last call of a kind, and how that call looked. Each is
