@@ -307,7 +307,8 @@ PyObject* join_form(Values values, Py_ssize_t) {
         const Tensor& x = tensor_of(items[i]);
         if (x.dtype != first.dtype || x.ndim() != first.ndim()) return nullptr;
         for (int d = 0; d < x.ndim(); ++d)
-            if (x.sizes[size_t(d)] != first.sizes[size_t(d)] && (op == CoreOp::stack || d != dim)) return nullptr;
+            if (x.sizes[size_t(d)] != first.sizes[size_t(d)] && (op == CoreOp::stack || d != dim))
+                return nullptr;
         recorded = recorded || takes_part(x);
         operands.push_back({hold(items[i], held), {}});
     }
@@ -370,8 +371,7 @@ const QuickForm& quick_form(const char* name) {
 }
 
 PyObject* call_quick(const QuickForm& form, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-    if (!form.params[0])
-        return !names && count && is_tensor(args[0]) ? form.call(args, count) : nullptr;
+    if (!form.params[0]) return !names && count && is_tensor(args[0]) ? form.call(args, count) : nullptr;
     PyObject* values[4] = {};
     if (!bind_to(form, args, count, names, values) || !values[0]) return nullptr;
     const bool joins = form.params[0][0] == 't';
