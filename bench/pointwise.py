@@ -1,5 +1,5 @@
-"""Every pointwise function of the table on 16 elements, and views and joins with gradients, kiln and PyTorch in
-turn: what a call costs.
+"""Every pointwise function of the table on 16 elements, and views and joins with gradients, kiln and PyTorch
+in turn: what a call costs.
 
     python -m bench.pointwise [word ...]     # only those whose line holds one of the words
 
