@@ -1,4 +1,5 @@
-"""Every pointwise function of the table on 16 elements, kiln and PyTorch in turn: what a call costs.
+"""Every pointwise function of the table on 16 elements, and views and joins with gradients, kiln and PyTorch
+in turn: what a call costs.
 
     python -m bench.pointwise [word ...]     # only those whose line holds one of the words
 
@@ -32,6 +33,16 @@ OPERATORS = (
     "m.add(x, y, alpha=2)",
 )  # fmt: skip
 AUGMENTED = ("x += y", "x -= y", "x *= 1.0", "x /= 1.0", "i &= i", "i |= i", "b ^= b", "i <<= 0")
+
+
+# Of leaves: p of shape (1, 20), r of (4, 3, 5), a and c of (1, 4); each leaves a node for backward.
+VIEWS = (
+    "p.chunk(5, 1)", "p.split(4, 1)", "p.split([5, 15], 1)", "r.unbind()", "[*r]",
+    "p.narrow(1, 3, 5)", "r.select(1, 2)", "r[0]", "r[:, 1:2]", "r[1, :, None]", "r[..., 0]", "r[[2, 0]]",
+    "r.view(12, 5)", "r.view(-1, 5)", "r.reshape(-1)", "p.unsqueeze(0)", "p.squeeze(0)", "r.transpose(0, 1)",
+    "p.t()", "p.T", "r.mT", "p.expand(3, -1)", "r.permute(2, 0, 1)", "r.flatten(1)", "p.view_as(p)",
+    "m.cat([a, c])", "m.cat([a, c], dim=1)", "m.stack([a, c])", "m.cat(many)",
+)  # fmt: skip
 
 
 def tensor_of(framework: Any, value: Any) -> Any:
@@ -83,14 +94,18 @@ def pairs() -> Iterator[tuple[str, Work, Work]]:
                     call = f"a0.{form}({', '.join(called[1:])})"
                 works.append(Work(call, names))
             yield form, works[0], works[1]
-    for text in (*OPERATORS, *AUGMENTED):
+    for text in (*OPERATORS, *AUGMENTED, *VIEWS):
         yield text, *(Work(text, operands(framework)) for framework in (kiln, torch))
 
 
 def operands(framework: Any) -> dict[str, Any]:
     """What the operators' lines call by name."""
     x, y = (framework.from_numpy(np.linspace(low, 1, ELEMENTS, dtype=np.float32)) for low in (0.2, 0.5))
-    return {"x": x, "y": y, "i": framework.arange(ELEMENTS), "b": x > 0.5, "m": framework}
+    names = {"x": x, "y": y, "i": framework.arange(ELEMENTS), "b": x > 0.5, "m": framework}
+    shapes = {"p": (1, 20), "r": (4, 3, 5), "a": (1, 4), "c": (1, 4)}
+    leaves = {name: framework.ones(*shape, requires_grad=True) for name, shape in shapes.items()}
+    many = [framework.ones(1, 4, requires_grad=True) for _ in range(100)]
+    return {**names, **leaves, "many": many}
 
 
 def forms(name: str, sample: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:

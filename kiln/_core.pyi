@@ -78,7 +78,6 @@ class Node:
     def saved(self, kind: str, index: int, /) -> Tensor | None: ...
     def pack(self, kind: str, index: int, pack: Any, unpack: Any, /) -> None: ...
 
-
 class _CoreTensor:
     """Tensor's members that are the core's own, its operators and properties; the rest come from the op
     table: kiln/tensor.py at run time, kiln/_typed/tensor.pyi for type checkers.

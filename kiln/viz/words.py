@@ -8,7 +8,8 @@ from unicodedata import east_asian_width
 
 from kiln.viz.trace import Call, Input, Shape
 
-_VIEWS = ("reshape", "permute", "expand", "slice", "as_strided")
+_VIEWS = ("reshape", "permute", "expand", "slice", "as_strided")  # kinds, and names of views of parts
+_PARTS = ("select", "unbind", "split", "split_with_sizes")
 # room or module of the table -> kind of picture
 _KINDS = {
     "products": "product", "reductions": "reduction", "losses": "reduction",
@@ -26,7 +27,7 @@ def kind_of(call: Call) -> str:
     kind = call.record.kind
     if call.name in ("write", "overwrite"):
         return "write"
-    if kind in _VIEWS:
+    if kind in _VIEWS or call.name in _PARTS:
         return "view"
     if kind in ("reduce", "matmul"):
         return "reduction" if kind == "reduce" else "product"
@@ -63,6 +64,8 @@ def called(call: Call) -> str:
     """
     if call.name == "slice" and call.record is not None:
         return _sliced(call)
+    if call.name == "select" and call.record is not None and call.structure:
+        return f"[{':, ' * call.structure[1]}{call.inputs[1].number}]"
     name = _SHOWN.get(call.name, call.name)
     if call.name in _SILENT:
         return name

@@ -61,8 +61,8 @@ Wanted wanted_by(const Saves& saves, uint64_t needed) {
     return wanted;
 }
 
-// Of a pointwise call only dtypes matter, and which operands are 0-d or numbers. Of views and joins nobody has
-// to be asked: their derivatives read no value.
+// Of a pointwise call only dtypes matter, and which operands are 0-d or numbers. Of views and joins nobody
+// has to be asked: their derivatives read no value.
 const Saves& saves_of(Fn& fn, std::span<const Operand> operands) {
     static const Saves of_view{.inputs = {}, .outputs = {}, .hiddens = {}, .differentiable = 1},
         of_join{.inputs = {}, .outputs = {}, .hiddens = {}, .differentiable = ~uint64_t(0)};

@@ -85,7 +85,7 @@ Fn& view_fn(CoreOp op, int n) {
                                      : op == CoreOp::write    ? Py_BuildValue("(ssii)", "t", "t", n, 1)
                                      : op == CoreOp::slice    ? Py_BuildValue("(s(i)i)", "t", n, 3)
                                      : op == CoreOp::select   ? Py_BuildValue("(sii)", "t", n, 1)
-                                                      : Py_BuildValue("(si)", "t", n));
+                                                              : Py_BuildValue("(si)", "t", n));
     return *(fns[size_t(n)] = &fn_of(core_op(op), structure.get()));
 }
 
@@ -104,8 +104,9 @@ Fn& known_fn(CoreOp op, uint64_t key, Structure&& structure) {
 
 Fn& view_fn(CoreOp op, int dim, size_t count) {
     return known_fn(op, uint64_t(count) << 8 | uint64_t(dim), [&] {
-        return op == CoreOp::concat || op == CoreOp::stack ? Py_BuildValue("(ni)", Py_ssize_t(count), dim)
-                                           : Py_BuildValue("(sin)", "t", dim, Py_ssize_t(count));
+        return op == CoreOp::concat || op == CoreOp::stack
+                   ? Py_BuildValue("(ni)", Py_ssize_t(count), dim)
+                   : Py_BuildValue("(sin)", "t", dim, Py_ssize_t(count));
     });
 }
 
@@ -132,14 +133,19 @@ TensorRef view_of(Fn& fn, Tensor& x, const Dims& numbers = {}) {
 TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step) {
     return view_of(view_fn(CoreOp::slice, dim), x, {start, length, step});
 }
-TensorRef select_view(Tensor& x, int dim, int64_t place) { return view_of(view_fn(CoreOp::select, dim), x, {place}); }
-TensorRef reshaped(Tensor& x, const Dims& sizes) { return view_of(view_fn(CoreOp::reshape, sizes.ndim()), x, sizes); }
-TensorRef expanded(Tensor& x, const Dims& sizes) { return view_of(view_fn(CoreOp::expand, sizes.ndim()), x, sizes); }
+TensorRef select_view(Tensor& x, int dim, int64_t place) {
+    return view_of(view_fn(CoreOp::select, dim), x, {place});
+}
+TensorRef reshaped(Tensor& x, const Dims& sizes) {
+    return view_of(view_fn(CoreOp::reshape, sizes.ndim()), x, sizes);
+}
+TensorRef expanded(Tensor& x, const Dims& sizes) {
+    return view_of(view_fn(CoreOp::expand, sizes.ndim()), x, sizes);
+}
 TensorRef permuted(Tensor& x, const Dims& order) { return view_of(permute_fn(order), x); }
 TensorRef unsqueezed(Tensor& x, int dim) {
     Dims sizes(x.sizes.size() + 1);
-    for (int d = 0; d < sizes.ndim(); ++d)
-        sizes[size_t(d)] = d == dim ? 1 : x.sizes[size_t(d - (d > dim))];
+    for (int d = 0; d < sizes.ndim(); ++d) sizes[size_t(d)] = d == dim ? 1 : x.sizes[size_t(d - (d > dim))];
     return reshaped(x, sizes);
 }
 

@@ -187,7 +187,8 @@ PyMethodDef functions[] = {
     {"plain", guard<plain_value>, METH_O,
      "A value as Python's own: a NumPy integer as an int, in lists and tuples too."},
     {"quicken", guard<quicken>, METH_VARARGS,
-     "quicken(function, form): the function, whose calls with tensors and plain ints the core makes by itself."},
+     "quicken(function, form): the function, whose calls with tensors and plain ints the core makes by "
+     "itself."},
     {"set_handled", set_handled, METH_O,
      "Makes an exception the one that a bare `raise` in `except` raises."},
     {"set_error_describer", set_error_describer, METH_O,

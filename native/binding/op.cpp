@@ -89,14 +89,11 @@ void op_dealloc(PyObject* object) {
 }
 
 OpKind op_kind(const std::string& kind, ViewKind* view, JoinKind* join) {
-    static const std::pair<const char*, ViewKind> views[] = {{"reshape", ViewKind::reshape},
-                                                             {"permute", ViewKind::permute},
-                                                             {"expand", ViewKind::expand},
-                                                             {"slice", ViewKind::slice},
-                                                             {"as_strided", ViewKind::as_strided},
-                                                             {"select", ViewKind::select},
-                                                             {"unbind", ViewKind::unbind},
-                                                             {"split", ViewKind::split}};
+    static const std::pair<const char*, ViewKind> views[] = {
+        {"reshape", ViewKind::reshape},       {"permute", ViewKind::permute},
+        {"expand", ViewKind::expand},         {"slice", ViewKind::slice},
+        {"as_strided", ViewKind::as_strided}, {"select", ViewKind::select},
+        {"unbind", ViewKind::unbind},         {"split", ViewKind::split}};
     for (const auto& [text, code] : views)
         if (kind == text) {
             *view = code;

@@ -197,8 +197,8 @@ TensorRef basic_item(Tensor& x, PyObject* key) {
     return view;
 }
 
-// The positions along dim 0 that a key says which is one array: a tensor of them, or a list of ints. Null, and
-// no exception, for any other key.
+// The positions along dim 0 that a key says which is one array: a tensor of them, or a list of ints. Null,
+// and no exception, for any other key.
 Object positions_in(const Tensor& x, PyObject* key) {
     if (!x.ndim()) return {};
     if (is_tensor(key)) {
@@ -223,8 +223,8 @@ PyObject* get_item(PyObject* x, PyObject* key) {
     if (const Object places = positions_in(tensor_of(x), key)) {
         static PyObject* const first = PyLong_FromLong(0);
         PyObject* args[3] = {x, first, places.get()};
-        PyObject* rows = in_python(
-            [&] { return PyObject_Vectorcall(operators[slot_of("take_at")], args, 3, nullptr); });
+        PyObject* rows =
+            in_python([&] { return PyObject_Vectorcall(operators[slot_of("take_at")], args, 3, nullptr); });
         if (rows || !PyErr_ExceptionMatches(PyExc_IndexError)) return rows;
         PyErr_Clear();  // which is said in terms of the key below
     }

@@ -308,7 +308,8 @@ PyObject* join_form(Values values, Py_ssize_t) {
         const Tensor& x = tensor_of(items[i]);
         if (x.dtype != first.dtype || x.ndim() != first.ndim()) return nullptr;
         for (int d = 0; d < x.ndim(); ++d)
-            if (x.sizes[size_t(d)] != first.sizes[size_t(d)] && (op == CoreOp::stack || d != dim)) return nullptr;
+            if (x.sizes[size_t(d)] != first.sizes[size_t(d)] && (op == CoreOp::stack || d != dim))
+                return nullptr;
         recorded = recorded || takes_part(x);
         operands.push_back({hold(items[i], held), {}});
     }

@@ -20,7 +20,8 @@ enum class CoreOp {
     stack
 };
 
-// The function of a view at a number: of dims (as_strided, write, reshape, expand), which dim (slice, select).
+// The function of a view at a number: of dims (as_strided, write, reshape, expand), which dim (slice,
+// select).
 Fn& view_fn(CoreOp op, int n);
 // Of several views, or of a join: along a dim, and how many.
 Fn& view_fn(CoreOp op, int dim, size_t count);

@@ -1,7 +1,9 @@
 #include "call/join.h"
 
 #include <cstring>
+#include <optional>
 
+#include "call/busy.h"
 #include "call/compiler.h"
 #include "call/pointwise.h"
 
@@ -18,6 +20,29 @@ bool fits(const Tensor& x, const Tensor& first, int dim, bool stacks) {
         same = x.sizes[size_t(d)] == first.sizes[size_t(d)] || (d == dim && !stacks);
     return same;
 }
+
+// Keeps others from writing operands while copies of large ones let go of the lock: all are read as they were
+// at one moment.
+class Readers {
+public:
+    explicit Readers(std::span<const Operand> operands) {
+        Unlocked free;
+        free.uses(operands, {});
+        free.begin(false);
+        for (const Operand& operand : operands) {
+            storages_.push_back(operand.tensor->storage);
+            add_reader(*operand.tensor->storage);
+        }
+    }
+    ~Readers() {
+        for (const StorageRef& storage : storages_) drop_reader(*storage);
+        tell_others();
+    }
+    Readers(const Readers&) = delete;
+
+private:
+    SmallVector<StorageRef, 4> storages_;
+};
 
 // The place of an operand in the result: sizes as the result has them.
 TensorRef place_of(const Tensor& y, int dim, int64_t start, int64_t length) {
@@ -60,6 +85,8 @@ Results execute_join(Fn& fn, std::span<const Operand> operands, std::span<const 
     const auto width = int64_t(itemsize(y.dtype));
     const int64_t step = y.strides[size_t(dim)], along = y.sizes[size_t(dim)];
     const int64_t rows = y.numel ? y.numel / (step * along) : 0;
+    std::optional<Readers> readers;
+    if (unlocked_runs || y.numel * width > most_copied) readers.emplace(operands);
     int64_t start = 0;
     for (const Operand& operand : operands) {
         Tensor& x = *operand.tensor;
@@ -83,6 +110,7 @@ Results execute_join(Fn& fn, std::span<const Operand> operands, std::span<const 
         }
         start += length;
     }
+    readers.reset();
     if (out.empty()) return results;
     // Into a tensor that an operand may share memory with: all of them have been read by now.
     const Operand made{&y, {}};

@@ -406,7 +406,8 @@ void results_of(Fn& fn, std::span<const Operand> operands, bool hidden, SmallVec
         for (DType dtype : pointwise_dtypes(fn, operands)) given.push_back({dtype, shape});
         return;
     }
-    if (fn.cls == FnClass::join) return given.push_back({operands[0].tensor->dtype, join_sizes(fn, operands)});
+    if (fn.cls == FnClass::join)
+        return given.push_back({operands[0].tensor->dtype, join_sizes(fn, operands)});
     const Program& program = program_for(fn, operands, hidden ? ProgramFor::hidden : ProgramFor::results);
     const Dims slots = slots_of(program, fn, operands);
     for (size_t k = 0; k < program.outputs.size(); ++k)

@@ -1,5 +1,5 @@
-"""Views and joins as calls that need no Python: what every form of call gives, beside PyTorch; several views as
-one node of the graph; that nobody is asked on the way; many arrays joined.
+"""Views and joins as calls that need no Python: what every form of call gives, beside PyTorch; several views
+as one node of the graph; that nobody is asked on the way; many arrays joined.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from kiln.table.registry import forms
 
 @composite(
     native="select",
+    tests=d.Tests(peer=None),
     samples=d.samples(lambda rng, t: ((d.array(rng, (3, 4), t), 1, (2,)), {})),
     reference=d.reference(lambda np, x, dim, place: x.take(place[0], dim)),
     dtypes="all",
@@ -34,6 +35,7 @@ def select_(input: Tensor, dim: Structure, place: Sizes) -> Any:
 
 @composite(
     native="split",
+    tests=d.Tests(peer=None),
     public=False,
     dtypes="all",
     samples=d.samples(lambda rng, t: ((d.array(rng, (2, 5), t), 1, (2, 0, 3)), {})),
@@ -56,6 +58,7 @@ def _(gs: Any, input: Tensor, dim: Any, lengths: Any) -> Tensor:
 
 @composite(
     native="split",
+    tests=d.Tests(peer=None),
     public=False,
     dtypes="all",
     samples=d.samples(lambda rng, t: ((d.array(rng, (5, 2), t), 0, (4, 1)), {})),
@@ -78,6 +81,7 @@ def _(gs: Any, input: Tensor, dim: Any, lengths: Any) -> Tensor:
 
 @composite(
     native="unbind",
+    tests=d.Tests(peer=None),
     public=False,
     dtypes="all",
     samples=d.samples(lambda rng, t: ((d.array(rng, (2, 3), t), 1, 3), {})),
