@@ -208,7 +208,7 @@ using Variants = std::vector<std::shared_ptr<Variant>>;
 
 struct CellObject {
     PyObject_HEAD vectorcallfunc vectorcall;
-    PyObject* slow;  // slow(check, args, kwargs)
+    PyObject* slow;  // slow(check, args, kwargs); check None: an error is to be told
     Variants* variants;
     unsigned long long calls;
 };
@@ -271,6 +271,25 @@ PyObject* call_slow(CellObject& self, bool check, PyObject* const* args, size_t 
     });
 }
 
+// An error of the op, which is set, as the Python has it, on its line.
+PyObject* tell_error(CellObject& self, PyObject* const* args, size_t count, PyObject* names) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    const auto [positional, keywords] = python_arguments(args, Py_ssize_t(count), names);
+    const Object slow = Object::borrow(self.slow);
+    Object given = Object::steal(in_python([&] {
+        return PyObject_CallFunctionObjArgs(slow.get(), Py_None, positional.get(), keywords.get(), nullptr);
+    }));
+    if (!given) {
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(traceback);
+        return nullptr;
+    }
+    PyErr_Restore(type, value, traceback);
+    return nullptr;
+}
+
 PyObject* cell_call(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
     return guarded([&]() -> PyObject* {
         CellObject& self = cell_of(object);
@@ -285,7 +304,9 @@ PyObject* cell_call(PyObject* object, PyObject* const* args, size_t flags, PyObj
             check = ++variant->calls % every == 0 || check_mode;
             if (check) break;
             ++self.calls;
-            return run(*variant, leaves);
+            PyObject* const made = guarded([&] { return run(*variant, leaves); });
+            if (made || !PyErr_ExceptionMatches(PyExc_Exception)) return made;
+            return tell_error(self, args, count, names);
         }
         return call_slow(self, check, args, count, names);
     });

@@ -84,9 +84,11 @@ class _Cell:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fast(*args, **kwargs)
 
-    def _slow(self, due: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that the core does not know, or (`due`) one that is to be checked."""
+    def _slow(self, due: bool | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call the core does not know, or (`due`) one to be checked; None: one whose error is told."""
         leaves: list[Any] = []
+        if due is None:
+            return self.function(*args, **kwargs)
         try:
             key = self._key(args, kwargs, leaves)
         except Unlike:
@@ -101,7 +103,11 @@ class _Cell:
             return self._check(variant, args, kwargs, leaves)
         if not _symbolic(leaves):
             self._teach(variant, args, kwargs)
-        return self._run(variant, leaves)
+        try:
+            return self._run(variant, leaves)
+        except Exception:
+            self.function(*args, **kwargs)  # raises it on its line, in the words of its op
+            raise
 
     def _teach(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Gives the core what it needs to run such calls alone."""
