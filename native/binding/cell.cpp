@@ -1,5 +1,5 @@
-// Calls of pure functions (kiln/capture/pure/cell.py) that look like one that is known: found here, and run as
-// one op without a step of Python.
+// Calls of pure functions (kiln/capture/pure/cell.py) that look like one that is known: found here, and run
+// as one op without a step of Python.
 //
 //     Cell        the variants of a function, the one used last in front
 //     Variant     how a call looks (Token), what must lie where it lay (Place), the op and its operands
@@ -22,7 +22,7 @@
 namespace kiln {
 namespace {
 
-constexpr uint64_t every = 256;   // one call of so many is checked
+constexpr uint64_t every = 256;  // one call of so many is checked
 constexpr size_t most_variants = 16;
 
 // One thing met on the way through the arguments.
@@ -32,10 +32,10 @@ struct Token {
     Object object;  // the same, or an equal number or text; of a dict its keys, a tuple
     DType dtype = DType::float32;
     bool requires_grad = false, contiguous = true;
-    int same = -1;        // of a tensor: the earlier leaf it is
-    size_t count = 0;     // of a container: its items; of a tensor: its dims
-    uint64_t ones = 0;    // which sizes are 1
-    Dims strides;         // unless contiguous
+    int same = -1;      // of a tensor: the earlier leaf it is
+    size_t count = 0;   // of a container: its items; of a tensor: its dims
+    uint64_t ones = 0;  // which sizes are 1
+    Dims strides;       // unless contiguous
 };
 
 struct Place {
@@ -71,8 +71,8 @@ struct Variant {
     std::vector<Check> checks;
     int64_t random = 0;  // numbers drawn
     Fn* fn = nullptr;
-    bool one = false;    // the result is a tensor, not a tuple
-    Object op, give;     // give(results, leaves): what is returned, where it is not the results
+    bool one = false;  // the result is a tensor, not a tuple
+    Object op, give;   // give(results, leaves): what is returned, where it is not the results
     uint64_t calls = 0;
 };
 
@@ -257,9 +257,8 @@ PyObject* run(Variant& variant, const Leaves& leaves) {
     Object given = checked(PyList_New(Py_ssize_t(leaves.size())));
     for (size_t k = 0; k < leaves.size(); ++k)
         PyList_SET_ITEM(given.get(), Py_ssize_t(k), Py_NewRef(leaves[k]));
-    return in_python([&] {
-        return PyObject_CallFunctionObjArgs(variant.give.get(), made.get(), given.get(), nullptr);
-    });
+    return in_python(
+        [&] { return PyObject_CallFunctionObjArgs(variant.give.get(), made.get(), given.get(), nullptr); });
 }
 
 PyObject* call_slow(CellObject& self, bool check, PyObject* const* args, size_t count, PyObject* names) {
@@ -364,7 +363,8 @@ std::vector<Part> parts_from(PyObject* list) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
         const char* kind;
         PyObject* what;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "sO", &kind, &what)) throw Error(ErrorKind::python, "");
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "sO", &kind, &what))
+            throw Error(ErrorKind::python, "");
         Part& part = parts.emplace_back();
         const std::string_view name = kind;
         part.kind = name == "leaf"     ? Part::leaf
@@ -382,14 +382,16 @@ std::vector<Part> parts_from(PyObject* list) {
     return parts;
 }
 
-// (args, kwargs, places, sizes, parts, random, op, structure, one, give, checks): whether calls like this are known.
+// (args, kwargs, places, sizes, parts, random, op, structure, one, give, checks): whether calls like this are
+// known.
 PyObject* cell_add(PyObject* object, PyObject* args) {
     PyObject *positional, *keywords, *places, *sizes, *parts, *op, *structure, *give, *checks;
     long long random;
     int one;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!LO!O!pOO!:add", &PyTuple_Type, &positional, &PyDict_Type, &keywords,
-                          &PyList_Type, &places, &PyList_Type, &sizes, &PyList_Type, &parts, &random, op_type,
-                          &op, &PyTuple_Type, &structure, &one, &give, &PyList_Type, &checks))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!LO!O!pOO!:add", &PyTuple_Type, &positional, &PyDict_Type,
+                          &keywords, &PyList_Type, &places, &PyList_Type, &sizes, &PyList_Type, &parts,
+                          &random, op_type, &op, &PyTuple_Type, &structure, &one, &give, &PyList_Type,
+                          &checks))
         return nullptr;
     auto variant = std::make_shared<Variant>();
     variant->modes = modes();
@@ -414,7 +416,8 @@ PyObject* cell_add(PyObject* object, PyObject* args) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(sizes); ++i) {
         FixedSize fixed;
         long long size;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(sizes, i), "iiL", &fixed.leaf, &fixed.dim, &size)) return nullptr;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(sizes, i), "iiL", &fixed.leaf, &fixed.dim, &size))
+            return nullptr;
         fixed.size = size;
         variant->sizes.push_back(fixed);
     }
@@ -444,7 +447,8 @@ PyObject* cell_forget(PyObject* object, PyObject*) {
 
 PyMethodDef cell_methods[] = {
     {"add", guard<cell_add>, METH_VARARGS,
-     "add(args, kwargs, places, sizes, parts, random, op, structure, one, give, checks): calls that look like this "
+     "add(args, kwargs, places, sizes, parts, random, op, structure, one, give, checks): calls that look "
+     "like this "
      "one, while every place holds what it held, run `op` on `parts`. False if that cannot be told here."},
     {"forget", cell_forget, METH_NOARGS, "Forgets all calls."},
     {nullptr, nullptr, 0, nullptr},

@@ -112,6 +112,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.foreach": "functions of lists, of which few programs call one",
     },
     "kiln/autograd/__init__.py": {"*": "as kiln's own parts"},
+    "kiln/capture/compile.py": {"kiln.capture.pure.cell": "few functions are pure, and what traces captures"},
     "kiln/cpu/__init__.py": {"kiln.cpu.amp": "as kiln's own parts"},
     "kiln/cuda/__init__.py": {"*": "as kiln's own parts"},
     "kiln/distributed/__init__.py": {"*": "as kiln's own parts"},
@@ -179,8 +180,8 @@ LATE_IN: dict[str, dict[str, str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 8560
-LONGEST_BINDING = 5240  # the C API spelled out, which the core proper does not see
+LONGEST_CORE = 8720
+LONGEST_BINDING = 5980  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))
