@@ -204,9 +204,9 @@ def compile(
     a backend of the program's own is refused. With `disable=True` the callable comes back as it is.
 
     With `pure=True` you say that what the callable does depends on its arguments and on the parameters and
-    buffers it meets alone. Then its Python runs at the first calls of a kind only, and a call is one operation:
-    one node of autograd, one program forward, one backward. What is not pure is refused with its line, or
-    noticed later: one of every 256 calls is compared with the Python (`kiln.compiler.PurityError`).
+    buffers it meets alone. Then its Python runs at the first calls of a kind only, and a call is one
+    operation: one node of autograd, one program forward, one backward. What is not pure is refused with its
+    line, or noticed later: one of every 256 calls is compared with the Python (`kiln.compiler.PurityError`).
 
     >>> @kiln.compile
     ... def f(x):

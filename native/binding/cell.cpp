@@ -52,7 +52,10 @@ struct Part {
     enum Kind : uint8_t { leaf, met, seed, position, number } kind;
     int64_t which = 0;
     Number value;
-    Object tensor;
+    Dims sizes;  // of one that was met: it may be given other memory
+    DType dtype = DType::float32;
+    bool requires_grad = false;
+    Object tensor;  // met; of a leaf: the only one it may be, as it is met too
 };
 
 // Values that an op inside would refuse.
@@ -198,6 +201,15 @@ bool holds(const Place& place) {
     return found == place.held.get();
 }
 
+// Whether a tensor that was met looks as it did, and is not given as another argument than it was.
+bool looks_alike(const Part& part, const Leaves& leaves) {
+    if (part.kind == Part::leaf) return !part.tensor || leaves[size_t(part.which)] == part.tensor.get();
+    if (part.kind != Part::met) return true;
+    if (leaf_of(leaves, part.tensor.get()) >= 0) return false;
+    const Tensor& x = tensor_of(part.tensor.get());
+    return x.dtype == part.dtype && x.requires_grad() == part.requires_grad && x.sizes == part.sizes;
+}
+
 bool same_modes(const Variant& variant) {
     const Modes now = modes();
     return now.grad == variant.modes.grad && now.inference == variant.modes.inference && !now.autocast.on &&
@@ -228,7 +240,9 @@ bool matches(const Variant& variant, PyObject* const* args, size_t count, PyObje
     if (at != variant.tokens.size() || !same_modes(variant)) return false;
     for (const FixedSize& fixed : variant.sizes)
         if (tensor_of(leaves[size_t(fixed.leaf)]).sizes[size_t(fixed.dim)] != fixed.size) return false;
-    return std::all_of(variant.places.begin(), variant.places.end(), holds);
+    const auto alike = [&](const Part& part) { return looks_alike(part, leaves); };
+    return std::all_of(variant.places.begin(), variant.places.end(), holds) &&
+           std::all_of(variant.parts.begin(), variant.parts.end(), alike);
 }
 
 PyObject* run(Variant& variant, const Leaves& leaves) {
@@ -358,7 +372,16 @@ void cell_dealloc(PyObject* object) {
     Py_DECREF(type);
 }
 
-std::vector<Part> parts_from(PyObject* list) {
+void note_met(Part& part, PyObject* tensor) {
+    KILN_CHECK(is_tensor(tensor), type, "Cell: expected a Tensor");
+    const Tensor& x = tensor_of(tensor);
+    part.tensor = Object::borrow(tensor);
+    part.sizes = x.sizes;
+    part.dtype = x.dtype;
+    part.requires_grad = x.requires_grad();
+}
+
+std::vector<Part> parts_from(PyObject* list, PyObject* pins = nullptr) {
     std::vector<Part> parts;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
         const char* kind;
@@ -373,25 +396,27 @@ std::vector<Part> parts_from(PyObject* list) {
                     : name == "number" ? Part::number
                                        : Part::position;
         if (part.kind == Part::met)
-            part.tensor = Object::borrow(what);
+            note_met(part, what);
         else if (part.kind == Part::number)
             KILN_CHECK(number_from(what, &part.value), type, "Cell: expected a number");
         else
             part.which = PyLong_AsLongLong(what);
+        if (part.kind == Part::leaf && pins)
+            part.tensor = Object::borrow(PyDict_GetItemWithError(pins, what));
     }
     return parts;
 }
 
-// (args, kwargs, places, sizes, parts, random, op, structure, one, give, checks): whether calls like this are
-// known.
+// (args, kwargs, places, sizes, parts, random, op, structure, one, give, checks, pins): whether calls like
+// this are known.
 PyObject* cell_add(PyObject* object, PyObject* args) {
-    PyObject *positional, *keywords, *places, *sizes, *parts, *op, *structure, *give, *checks;
+    PyObject *positional, *keywords, *places, *sizes, *parts, *op, *structure, *give, *checks, *pins;
     long long random;
     int one;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!LO!O!pOO!:add", &PyTuple_Type, &positional, &PyDict_Type,
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!LO!O!pOO!O!:add", &PyTuple_Type, &positional, &PyDict_Type,
                           &keywords, &PyList_Type, &places, &PyList_Type, &sizes, &PyList_Type, &parts,
                           &random, op_type, &op, &PyTuple_Type, &structure, &one, &give, &PyList_Type,
-                          &checks))
+                          &checks, &PyDict_Type, &pins))
         return nullptr;
     auto variant = std::make_shared<Variant>();
     variant->modes = modes();
@@ -421,7 +446,7 @@ PyObject* cell_add(PyObject* object, PyObject* args) {
         fixed.size = size;
         variant->sizes.push_back(fixed);
     }
-    variant->parts = parts_from(parts);
+    variant->parts = parts_from(parts, pins);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(checks); ++i) {
         PyObject *checked_op, *its_structure, *its_parts;
         if (!PyArg_ParseTuple(PyList_GET_ITEM(checks, i), "O!O!O!", op_type, &checked_op, &PyTuple_Type,
@@ -447,9 +472,9 @@ PyObject* cell_forget(PyObject* object, PyObject*) {
 
 PyMethodDef cell_methods[] = {
     {"add", guard<cell_add>, METH_VARARGS,
-     "add(args, kwargs, places, sizes, parts, random, op, structure, one, give, checks): calls that look "
+     "add(args, kwargs, places, sizes, parts, random, op, structure, one, give, checks, pins): calls like "
      "like this "
-     "one, while every place holds what it held, run `op` on `parts`. False if that cannot be told here."},
+     "this, while every place holds what it held, run `op` on `parts`. False if that cannot be told here."},
     {"forget", cell_forget, METH_NOARGS, "Forgets all calls."},
     {nullptr, nullptr, 0, nullptr},
 };
