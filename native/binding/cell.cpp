@@ -473,7 +473,6 @@ PyObject* cell_forget(PyObject* object, PyObject*) {
 PyMethodDef cell_methods[] = {
     {"add", guard<cell_add>, METH_VARARGS,
      "add(args, kwargs, places, sizes, parts, random, op, structure, one, give, checks, pins): calls like "
-     "like this "
      "this, while every place holds what it held, run `op` on `parts`. False if that cannot be told here."},
     {"forget", cell_forget, METH_NOARGS, "Forgets all calls."},
     {nullptr, nullptr, 0, nullptr},
