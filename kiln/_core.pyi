@@ -371,6 +371,7 @@ class Cell:
         one: _Bool,
         give: Any,
         checks: list[Any],
+        pins: dict[int, Tensor],
         /,
     ) -> _Bool: ...
     def forget(self) -> None: ...

@@ -203,11 +203,19 @@ def compile(
     compile: the names that PyTorch has for `backend` and `mode`, and `options`, are taken and choose nothing;
     a backend of the program's own is refused. With `disable=True` the callable comes back as it is.
 
+    With `pure=True` you say that what the callable does depends on its arguments and on the parameters and
+    buffers it meets alone. Then its Python runs at the first calls of a kind only, and a call is one
+    operation: one node of autograd, one program forward, one backward. What is not pure is refused with its
+    line, or noticed later: one of every 256 calls is compared with the Python (`kiln.compiler.PurityError`).
+
     >>> @kiln.compile
     ... def f(x):
     ...     return (x * 2 + 1).sum()
     >>> f(kiln.ones(3))
     tensor(9.)
+    >>> cell = kiln.compile(lambda x, h: (x + h).tanh(), pure=True)
+    >>> cell(kiln.zeros(2), kiln.zeros(2))
+    tensor([0., 0.])
     """
     _refuse(fullgraph)
     _check(backend, mode, options)

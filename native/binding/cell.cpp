@@ -1,5 +1,5 @@
-// Calls of pure functions (kiln/capture/pure/cell.py) that look like one that is known: found here, and run as
-// one op without a step of Python.
+// Calls of pure functions (kiln/capture/pure/cell.py) that look like one that is known: found here, and run
+// as one op without a step of Python.
 //
 //     Cell        the variants of a function, the one used last in front
 //     Variant     how a call looks (Token), what must lie where it lay (Place), the op and its operands
@@ -22,7 +22,7 @@
 namespace kiln {
 namespace {
 
-constexpr uint64_t every = 256;   // one call of so many is checked
+constexpr uint64_t every = 256;  // one call of so many is checked
 constexpr size_t most_variants = 16;
 
 // One thing met on the way through the arguments.
@@ -32,10 +32,10 @@ struct Token {
     Object object;  // the same, or an equal number or text; of a dict its keys, a tuple
     DType dtype = DType::float32;
     bool requires_grad = false, contiguous = true;
-    int same = -1;        // of a tensor: the earlier leaf it is
-    size_t count = 0;     // of a container: its items; of a tensor: its dims
-    uint64_t ones = 0;    // which sizes are 1
-    Dims strides;         // unless contiguous
+    int same = -1;      // of a tensor: the earlier leaf it is
+    size_t count = 0;   // of a container: its items; of a tensor: its dims
+    uint64_t ones = 0;  // which sizes are 1
+    Dims strides;       // unless contiguous
 };
 
 struct Place {
@@ -52,7 +52,10 @@ struct Part {
     enum Kind : uint8_t { leaf, met, seed, position, number } kind;
     int64_t which = 0;
     Number value;
-    Object tensor;
+    Dims sizes;  // of one that was met: it may be given other memory
+    DType dtype = DType::float32;
+    bool requires_grad = false;
+    Object tensor;  // met; of a leaf: the only one it may be, as it is met too
 };
 
 // Values that an op inside would refuse.
@@ -71,8 +74,8 @@ struct Variant {
     std::vector<Check> checks;
     int64_t random = 0;  // numbers drawn
     Fn* fn = nullptr;
-    bool one = false;    // the result is a tensor, not a tuple
-    Object op, give;     // give(results, leaves): what is returned, where it is not the results
+    bool one = false;  // the result is a tensor, not a tuple
+    Object op, give;   // give(results, leaves): what is returned, where it is not the results
     uint64_t calls = 0;
 };
 
@@ -198,6 +201,15 @@ bool holds(const Place& place) {
     return found == place.held.get();
 }
 
+// Whether a tensor that was met looks as it did, and is not given as another argument than it was.
+bool looks_alike(const Part& part, const Leaves& leaves) {
+    if (part.kind == Part::leaf) return !part.tensor || leaves[size_t(part.which)] == part.tensor.get();
+    if (part.kind != Part::met) return true;
+    if (leaf_of(leaves, part.tensor.get()) >= 0) return false;
+    const Tensor& x = tensor_of(part.tensor.get());
+    return x.dtype == part.dtype && x.requires_grad() == part.requires_grad && x.sizes == part.sizes;
+}
+
 bool same_modes(const Variant& variant) {
     const Modes now = modes();
     return now.grad == variant.modes.grad && now.inference == variant.modes.inference && !now.autocast.on &&
@@ -208,7 +220,7 @@ using Variants = std::vector<std::shared_ptr<Variant>>;
 
 struct CellObject {
     PyObject_HEAD vectorcallfunc vectorcall;
-    PyObject* slow;  // slow(check, args, kwargs)
+    PyObject* slow;  // slow(check, args, kwargs); check None: an error is to be told
     Variants* variants;
     unsigned long long calls;
 };
@@ -228,7 +240,9 @@ bool matches(const Variant& variant, PyObject* const* args, size_t count, PyObje
     if (at != variant.tokens.size() || !same_modes(variant)) return false;
     for (const FixedSize& fixed : variant.sizes)
         if (tensor_of(leaves[size_t(fixed.leaf)]).sizes[size_t(fixed.dim)] != fixed.size) return false;
-    return std::all_of(variant.places.begin(), variant.places.end(), holds);
+    const auto alike = [&](const Part& part) { return looks_alike(part, leaves); };
+    return std::all_of(variant.places.begin(), variant.places.end(), holds) &&
+           std::all_of(variant.parts.begin(), variant.parts.end(), alike);
 }
 
 PyObject* run(Variant& variant, const Leaves& leaves) {
@@ -257,9 +271,8 @@ PyObject* run(Variant& variant, const Leaves& leaves) {
     Object given = checked(PyList_New(Py_ssize_t(leaves.size())));
     for (size_t k = 0; k < leaves.size(); ++k)
         PyList_SET_ITEM(given.get(), Py_ssize_t(k), Py_NewRef(leaves[k]));
-    return in_python([&] {
-        return PyObject_CallFunctionObjArgs(variant.give.get(), made.get(), given.get(), nullptr);
-    });
+    return in_python(
+        [&] { return PyObject_CallFunctionObjArgs(variant.give.get(), made.get(), given.get(), nullptr); });
 }
 
 PyObject* call_slow(CellObject& self, bool check, PyObject* const* args, size_t count, PyObject* names) {
@@ -269,6 +282,25 @@ PyObject* call_slow(CellObject& self, bool check, PyObject* const* args, size_t 
         return PyObject_CallFunctionObjArgs(slow.get(), check ? Py_True : Py_False, positional.get(),
                                             keywords.get(), nullptr);
     });
+}
+
+// An error of the op, which is set, as the Python has it, on its line.
+PyObject* tell_error(CellObject& self, PyObject* const* args, size_t count, PyObject* names) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    const auto [positional, keywords] = python_arguments(args, Py_ssize_t(count), names);
+    const Object slow = Object::borrow(self.slow);
+    Object given = Object::steal(in_python([&] {
+        return PyObject_CallFunctionObjArgs(slow.get(), Py_None, positional.get(), keywords.get(), nullptr);
+    }));
+    if (!given) {
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(traceback);
+        return nullptr;
+    }
+    PyErr_Restore(type, value, traceback);
+    return nullptr;
 }
 
 PyObject* cell_call(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
@@ -285,7 +317,9 @@ PyObject* cell_call(PyObject* object, PyObject* const* args, size_t flags, PyObj
             check = ++variant->calls % every == 0 || check_mode;
             if (check) break;
             ++self.calls;
-            return run(*variant, leaves);
+            PyObject* const made = guarded([&] { return run(*variant, leaves); });
+            if (made || !PyErr_ExceptionMatches(PyExc_Exception)) return made;
+            return tell_error(self, args, count, names);
         }
         return call_slow(self, check, args, count, names);
     });
@@ -338,12 +372,22 @@ void cell_dealloc(PyObject* object) {
     Py_DECREF(type);
 }
 
-std::vector<Part> parts_from(PyObject* list) {
+void note_met(Part& part, PyObject* tensor) {
+    KILN_CHECK(is_tensor(tensor), type, "Cell: expected a Tensor");
+    const Tensor& x = tensor_of(tensor);
+    part.tensor = Object::borrow(tensor);
+    part.sizes = x.sizes;
+    part.dtype = x.dtype;
+    part.requires_grad = x.requires_grad();
+}
+
+std::vector<Part> parts_from(PyObject* list, PyObject* pins = nullptr) {
     std::vector<Part> parts;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
         const char* kind;
         PyObject* what;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "sO", &kind, &what)) throw Error(ErrorKind::python, "");
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "sO", &kind, &what))
+            throw Error(ErrorKind::python, "");
         Part& part = parts.emplace_back();
         const std::string_view name = kind;
         part.kind = name == "leaf"     ? Part::leaf
@@ -352,23 +396,27 @@ std::vector<Part> parts_from(PyObject* list) {
                     : name == "number" ? Part::number
                                        : Part::position;
         if (part.kind == Part::met)
-            part.tensor = Object::borrow(what);
+            note_met(part, what);
         else if (part.kind == Part::number)
             KILN_CHECK(number_from(what, &part.value), type, "Cell: expected a number");
         else
             part.which = PyLong_AsLongLong(what);
+        if (part.kind == Part::leaf && pins)
+            part.tensor = Object::borrow(PyDict_GetItemWithError(pins, what));
     }
     return parts;
 }
 
-// (args, kwargs, places, sizes, parts, random, op, structure, one, give, checks): whether calls like this are known.
+// (args, kwargs, places, sizes, parts, random, op, structure, one, give, checks, pins): whether calls like
+// this are known.
 PyObject* cell_add(PyObject* object, PyObject* args) {
-    PyObject *positional, *keywords, *places, *sizes, *parts, *op, *structure, *give, *checks;
+    PyObject *positional, *keywords, *places, *sizes, *parts, *op, *structure, *give, *checks, *pins;
     long long random;
     int one;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!LO!O!pOO!:add", &PyTuple_Type, &positional, &PyDict_Type, &keywords,
-                          &PyList_Type, &places, &PyList_Type, &sizes, &PyList_Type, &parts, &random, op_type,
-                          &op, &PyTuple_Type, &structure, &one, &give, &PyList_Type, &checks))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!LO!O!pOO!O!:add", &PyTuple_Type, &positional, &PyDict_Type,
+                          &keywords, &PyList_Type, &places, &PyList_Type, &sizes, &PyList_Type, &parts,
+                          &random, op_type, &op, &PyTuple_Type, &structure, &one, &give, &PyList_Type,
+                          &checks, &PyDict_Type, &pins))
         return nullptr;
     auto variant = std::make_shared<Variant>();
     variant->modes = modes();
@@ -393,11 +441,12 @@ PyObject* cell_add(PyObject* object, PyObject* args) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(sizes); ++i) {
         FixedSize fixed;
         long long size;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(sizes, i), "iiL", &fixed.leaf, &fixed.dim, &size)) return nullptr;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(sizes, i), "iiL", &fixed.leaf, &fixed.dim, &size))
+            return nullptr;
         fixed.size = size;
         variant->sizes.push_back(fixed);
     }
-    variant->parts = parts_from(parts);
+    variant->parts = parts_from(parts, pins);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(checks); ++i) {
         PyObject *checked_op, *its_structure, *its_parts;
         if (!PyArg_ParseTuple(PyList_GET_ITEM(checks, i), "O!O!O!", op_type, &checked_op, &PyTuple_Type,
@@ -423,8 +472,8 @@ PyObject* cell_forget(PyObject* object, PyObject*) {
 
 PyMethodDef cell_methods[] = {
     {"add", guard<cell_add>, METH_VARARGS,
-     "add(args, kwargs, places, sizes, parts, random, op, structure, one, give, checks): calls that look like this "
-     "one, while every place holds what it held, run `op` on `parts`. False if that cannot be told here."},
+     "add(args, kwargs, places, sizes, parts, random, op, structure, one, give, checks, pins): calls like "
+     "this, while every place holds what it held, run `op` on `parts`. False if that cannot be told here."},
     {"forget", cell_forget, METH_NOARGS, "Forgets all calls."},
     {nullptr, nullptr, 0, nullptr},
 };

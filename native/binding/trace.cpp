@@ -83,8 +83,8 @@ void told(CallTrace& trace, Fn& fn, std::span<const Operand> operands, std::span
 void sizes_read(CallTrace& trace, Tensor& tensor) {
     if (tracer_of(trace) == Py_None) return;
     const Object object = checked(wrap(TensorRef(&tensor)));
-    checked(in_python(
-        [&] { return PyObject_CallMethod(tracer_of(trace), "sizes_read", "O", object.get()); }));
+    checked(
+        in_python([&] { return PyObject_CallMethod(tracer_of(trace), "sizes_read", "O", object.get()); }));
 }
 
 void refuse(CallTrace& trace, const char* what) {
@@ -129,8 +129,8 @@ PyObject* same_bytes(PyObject*, PyObject* args) {
 PyObject* place(PyObject*, PyObject* tensor) {
     if (!is_tensor(tensor)) return PyErr_Format(PyExc_TypeError, "place: expected a Tensor");
     const Tensor& x = tensor_of(tensor);
-    return Py_BuildValue("(nLNN)", Py_ssize_t(x.storage.get()), (long long)x.offset,
-                         dims_object(x.sizes), dims_object(x.strides));
+    return Py_BuildValue("(nLNN)", Py_ssize_t(x.storage.get()), (long long)x.offset, dims_object(x.sizes),
+                         dims_object(x.strides));
 }
 
 // An op at a structure, and tensors and numbers.
@@ -169,8 +169,7 @@ PyObject* check_op(PyObject*, PyObject* args) {
 }
 
 PyMethodDef functions[] = {
-    {"call_op", guard<call_op>, METH_VARARGS,
-     "call_op(op, structure, operands): the results, a tuple."},
+    {"call_op", guard<call_op>, METH_VARARGS, "call_op(op, structure, operands): the results, a tuple."},
     {"trace", guard<trace>, METH_VARARGS,
      "trace(tracer, abstract, function, args, kwargs, leaves): (what the function gives, a hash of the calls "
      "it made on the tensors `leaves` and others); `tracer.called(op, structure, "

@@ -9,8 +9,8 @@ namespace kiln {
 
 // Who follows the calls of a thread. Calls that a call makes itself (a replay's) are not told.
 struct CallTrace {
-    void (*told)(CallTrace& trace, Fn& fn, std::span<const Operand> operands,
-                 std::span<const TensorRef> out, const Results& results);
+    void (*told)(CallTrace& trace, Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
+                 const Results& results);
     void (*sizes_read)(CallTrace& trace, Tensor& tensor);
     void (*refuse)(CallTrace& trace, const char* what);  // throws: it would do what a trace may not
     bool abstract = false;  // nothing runs: ops are recorded, and values may not be read

@@ -235,6 +235,12 @@ def test_what_a_cell_goes_by(mode: None) -> None:
     for rows in (1, 2, 5):
         assert cell(kiln.ones(rows, 3, dtype=kiln.float64)).shape == (rows, 3)
     assert cell(kiln.ones(3, dtype=kiln.float64)).shape == (3,)
+    w = kiln.ones(3, 3)
+    again = pure(lambda x: x @ w)
+    for x in (w, w, w, 2 * w, kiln.ones(1, 3), w):
+        assert bool((again(x) == x @ w).all())
+    w.data = w.double()
+    assert again(w).dtype is kiln.float64
     branch = pure(lambda x: x * 2 if x.shape[0] > 2 else x + 1)
     for rows in (2, 3, 4, 2, 1):
         x = kiln.ones(rows, 2)

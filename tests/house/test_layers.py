@@ -112,6 +112,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.foreach": "functions of lists, of which few programs call one",
     },
     "kiln/autograd/__init__.py": {"*": "as kiln's own parts"},
+    "kiln/capture/compile.py": {"kiln.capture.pure.cell": "few functions are pure, and what traces captures"},
     "kiln/cpu/__init__.py": {"kiln.cpu.amp": "as kiln's own parts"},
     "kiln/cuda/__init__.py": {"*": "as kiln's own parts"},
     "kiln/distributed/__init__.py": {"*": "as kiln's own parts"},

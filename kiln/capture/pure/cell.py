@@ -84,9 +84,11 @@ class _Cell:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fast(*args, **kwargs)
 
-    def _slow(self, due: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that the core does not know, or (`due`) one that is to be checked."""
+    def _slow(self, due: bool | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call the core does not know, or (`due`) one to be checked; None: one whose error is told."""
         leaves: list[Any] = []
+        if due is None:
+            return self.function(*args, **kwargs)
         try:
             key = self._key(args, kwargs, leaves)
         except Unlike:
@@ -101,7 +103,11 @@ class _Cell:
             return self._check(variant, args, kwargs, leaves)
         if not _symbolic(leaves):
             self._teach(variant, args, kwargs)
-        return self._run(variant, leaves)
+        try:
+            return self._run(variant, leaves)
+        except Exception:
+            self.function(*args, **kwargs)  # raises it on its line, in the words of its op
+            raise
 
     def _teach(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Gives the core what it needs to run such calls alone."""
@@ -112,8 +118,8 @@ class _Cell:
         guards = [tuple(guard) for guard in variant.guards]
         one = variant.plain and variant.tree is None
         op, structure, random = variant.op.handle, variant.op.structure, variant.random
-        sizes, parts, checks = variant.sizes, variant.parts(), variant.checks
-        self.fast.add(args, kwargs, guards, sizes, parts, random, op, structure, one, give, checks)
+        sizes, parts, checks, pins = variant.sizes, variant.parts(), variant.checks, variant.pins
+        self.fast.add(args, kwargs, guards, sizes, parts, random, op, structure, one, give, checks, pins)
 
     # -- how a call looks -------------------------------------------------------------------------------
 
@@ -136,7 +142,7 @@ class _Cell:
         self.variants.move_to_end(key)
         for variant in found:
             if all(leaves[k].shape[d] == n for k, d, n in variant.sizes):
-                if all(guard.holds() for guard in variant.guards):
+                if variant.alike(leaves):
                     return variant
         return None
 
@@ -171,6 +177,7 @@ class _Cell:
             raise tracer.failure
 
         watch = Watch(refuse)
+        watch.note((*args, *kwargs.values()))
         state = _core.random_state()
         try:
             with watch:
@@ -185,7 +192,7 @@ class _Cell:
             raise
         finally:
             _core.set_random_state(*state)
-        variant.watch([self.function, *_objects(args, kwargs)], watch)
+        variant.watch([self.function, *_objects(args, kwargs)], watch, leaves)
         self._remember(key, variant)
         return variant
 
@@ -367,5 +374,7 @@ def _sample(x: Any) -> Any:
     return ops.empty(tuple(x.shape), dtype=x.dtype)
 
 
-def _objects(args: Any, kwargs: Any) -> list[Any]:
-    return [*args, *kwargs.values()]
+def _objects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """What a call is given besides tensors: what holds parameters of its own."""
+    plain = (_core.Tensor, list, tuple, dict)
+    return [x for x in (*args, *kwargs.values()) if not isinstance(x, plain)]

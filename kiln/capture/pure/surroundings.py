@@ -169,6 +169,13 @@ class Watch:
             for held in state.values():
                 self._note(held)
 
+    def note(self, given: Any) -> None:
+        """Looks at the lists and dicts among arguments, which it may not change either."""
+        self._note(given)
+        if isinstance(given, (list, tuple, dict)):
+            for held in given.values() if isinstance(given, dict) else given:
+                self.note(held)
+
     def _note(self, held: Any) -> None:
         if isinstance(held, (list, dict, set)) and id(held) not in self._contents and len(held) < 1000:
             self._contents[id(held)] = (held, held.copy())

@@ -65,6 +65,11 @@ def shape_of(tree: Any) -> Any:
     return "tensor" if tree is None else (tree.what, tuple(map(shape_of, tree.items)))
 
 
+def look_of(x: Any) -> tuple[Any, ...]:
+    """What matters of a tensor that was met, besides which it is."""
+    return x.dtype, x.requires_grad, _core.place(x)[2]
+
+
 class Variant:
     """See the module's text."""
 
@@ -97,7 +102,9 @@ class Variant:
         self.random = _core.random_state()[1] - tracer.random[1]
         self.met = [x for x in self.operands if not isinstance(x, int)]
         self.op = cell_op(name, self.steps) if self.steps.results else None
+        self.looks = [look_of(x) for x in self.met]
         self.guards: list[Place] = []
+        self.pins: dict[int, Any] = {}
         self.sizes = self._sizes_by_value(tracer, leaves)
         self.plain = self._plain()
 
@@ -238,7 +245,7 @@ class Variant:
         for op, structure, parts in self.checks:
             _core.check_op(op, structure, tuple([leaves[x] if kind == "leaf" else x for kind, x in parts]))
 
-    def watch(self, roots: list[Any], watch: Watch) -> None:
+    def watch(self, roots: list[Any], watch: Watch, leaves: list[Any]) -> None:
         """Learns by which places the tensors it met are found, and the modules that ran."""
         modules = [x for x in watch.objects_met() if "training" in getattr(x, "__dict__", ())]
         found = ways_to(roots, [*self.met, *modules])
@@ -247,6 +254,16 @@ class Variant:
             state = module.__dict__
             guards[id(state), "training"] = Place(state, "training", state["training"])
         self.guards = list(guards.values())
+        # arguments that the function meets on another way too: those alone stand for both
+        state = ways_to(roots, leaves)
+        self.pins = {k: x for k, x in enumerate(leaves) if id(x) in state}
+
+    def alike(self, leaves: list[Any]) -> bool:
+        """Whether what it met looks as it did, and is where it was."""
+        looks = all(look == look_of(x) for look, x in zip(self.looks, self.met))
+        pinned = all(leaves[k] is x for k, x in self.pins.items())
+        other = any(x is own for own in self.met for x in leaves)
+        return looks and pinned and not other and all(guard.holds() for guard in self.guards)
 
 
 def _slots_by_value(tracer: Tracer, operands: tuple[Any, ...]) -> set[int]:
