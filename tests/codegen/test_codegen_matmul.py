@@ -325,7 +325,16 @@ def test_one_row_with_an_epilogue(rng: np.random.Generator) -> None:
 
 # the 512-bit level as far as this machine can: LLVM splits its vectors
 WIDE = LEVELS["x86-64-v4"]._replace(name="512 bits", cpu=HOST.cpu, features=HOST.features)
-FEW = [(2, 3, 1), (3, 33, 4), (4, 16, 511), (5, 129, 70), (6, 31, 512), (8, 65, 513), (7, 40, 1024), (9, 33, 70)]
+FEW = [
+    (2, 3, 1),
+    (3, 33, 4),
+    (4, 16, 511),
+    (5, 129, 70),
+    (6, 31, 512),
+    (8, 65, 513),
+    (7, 40, 1024),
+    (9, 33, 70),
+]
 
 
 @pytest.mark.parametrize("target", [*TARGETS, WIDE], ids=lambda t: t.name)

@@ -5,7 +5,7 @@
     sums -> scratch memory, or an output: panels that are whole, or masked
 
 A block of B stays in the second cache while all rows go by; a few rows of A stay while all panels go by. Runs
-of few rows go another way: swapped.py.
+of few rows go another way: panel by panel, or swapped.py.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Fma(Blocks):
         swapped = self.swapping.fits(run)
         return swapped if self.problem.spec.window else self._very_few(run) | swapped
 
-    def multiply_swapped(self, run: Run) -> None:
+    def multiply_few(self, run: Run) -> None:
         assert self.swapping is not None
         if self.problem.spec.window:
             self.swapping.multiply(run)

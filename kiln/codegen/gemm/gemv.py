@@ -3,7 +3,8 @@
 B is read once and nothing else is large, so nothing is packed: each column is a lane, and B is read in place.
 
     contiguous    unit stride along n:  a few rows at a time, their columns from the first to the last
-    transposed    unit stride along k:  two vectors of columns, four k of each at a time, in registers
+    transposed    unit stride along k:  16 columns, four k of each at a time, in registers
+    crowded       the same where columns share cache sets:  fewer columns, by turns
     gathered      any strides, or fewer columns than lanes:  one vector, columns past the last repeat it
 
 Each routine makes one segment's chains and adds them to what the segments before left. A vector is 16 lanes
@@ -37,9 +38,7 @@ from kiln.table.order import LANES, SEGMENT
 RUN_COLUMNS = 1024  # the most columns whose sums are kept at once
 ROWS = 4  # k whose products are added to a sum between its load and its store
 CROWDED = 4096  # bytes a multiple of which columns are apart that share cache sets
-CROWDED_LANES_BYTES = (
-    32  # of sums: columns of a vector that share cache sets, as many as a first cache has ways
-)
+CROWDED_BYTES = 32  # of sums: so many columns go by together, as a first cache has ways
 CROWDED_LINE = 32  # k of them before the others have their turn: two cache lines of float32
 # Eight columns from a base, as in x86 addresses: base + scale * index, (element type that scales, index).
 COLUMN_AT = [
@@ -202,7 +201,7 @@ def crowded(target: Target, element: Element) -> Routine:
     """The routine crowded: the same where columns share cache sets, of which fewer go by together, by turns:
     a line is used up at once.
     """
-    return _transposed(target, element, "crowded", CROWDED_LANES_BYTES // element.bytes, CROWDED_LINE)
+    return _transposed(target, element, "crowded", CROWDED_BYTES // element.bytes, CROWDED_LINE)
 
 
 def _transposed(target: Target, element: Element, name: str, lanes: int, line: int) -> Routine:
