@@ -20,7 +20,20 @@ FLOAT32 = (
     (1, 4096, 4096, 1.0),
     (1024, 50257, 768, 0.95),
 )
+# (rows, outputs, inputs) of linear layers on single items and small batches
+FEW_ROWS = ((1, 750, 300), (2, 750, 300), (4, 750, 300), (8, 750, 300), (1, 1024, 1024), (4, 1024, 1024))
 BFLOAT16 = ((512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (1, 4096, 4096))
+
+
+def linear(m: int, n: int, k: int) -> Make:
+    """linear of m rows: k inputs, n outputs, with a bias."""
+
+    def make(framework: Any) -> Work:
+        x, w, b = normal(framework, m, k), normal(framework, n, k, seed=1), normal(framework, n, seed=2)
+        call = framework.nn.functional.linear
+        return Work("linear(x, w, b)", {"linear": call, "x": x, "w": w, "b": b}, "linear(x, w, b)")
+
+    return make
 
 
 def matmul_bfloat16(m: int, n: int, k: int) -> Make:
@@ -67,6 +80,7 @@ def layer(compiled: bool) -> Make:
 def lines() -> list[Line]:
     """float32, bfloat16, int8, the layer."""
     found = [Line(f"matmul {m}x{n}x{k}", matmul(m, n, k), 2.0 * m * n * k, bar) for m, n, k, bar in FLOAT32]
+    found += [Line(f"linear {m}x{n}x{k}", linear(m, n, k), 2.0 * m * n * k, 1.0) for m, n, k in FEW_ROWS]
     found += [
         Line(f"bf16 matmul {m}x{n}x{k}", matmul_bfloat16(m, n, k), 2.0 * m * n * k, 1.0, peak="bfloat16")
         for m, n, k in BFLOAT16

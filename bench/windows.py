@@ -68,6 +68,29 @@ def convolution(layer: Layer, grad: bool) -> Make:
     return make
 
 
+def backward(call: str, *shape: int) -> Make:
+    """The gradient of a call on x of a shape: the sums that it adds, through a graph that is kept."""
+
+    def make(framework: Any) -> Work:
+        x = normal(framework, *shape, grad=True)
+        y = eval(call, {"x": x, "f": framework.nn.functional})
+        g = normal(framework, *y.shape, seed=1)
+
+        def run() -> Any:
+            return framework.autograd.grad(y, x, g, retain_graph=True)[0]
+
+        return Work("run()", {"run": run}, "run()")
+
+    return make
+
+
+GRADIENTS = (
+    ("max_pool 2/2, b", "f.max_pool2d(x, 2)", (64, 64, 24, 24)),
+    ("max_pool 3/2, b", "f.max_pool2d(x, 3, 2, 1)", (32, 64, 56, 56)),
+    ("nearest x2, b", "f.interpolate(x, scale_factor=2)", (16, 64, 28, 28)),
+)
+
+
 def digits(framework: Any) -> Work:
     """conv 32, conv 64, pool, 128, 10 on 64 images of 28 x 28: a step of SGD."""
     nn = framework.nn
@@ -100,4 +123,5 @@ def lines() -> list[Line]:
     found += [
         Line(f"{layer.title()}, f+b", convolution(layer, True), 3 * layer.flops, 1.0) for layer in LAYERS
     ]
+    found += [Line(name, backward(call, *shape), 0.0, 1.0) for name, call, shape in GRADIENTS]
     return [*found, Line("digits net, step", digits, DIGITS, 1.3)]

@@ -36,6 +36,7 @@ class FmaBlocking(NamedTuple):
     # Rows of A a multiple of it apart share few cache sets, k so far apart are on pages of their own: copied.
     crowded_bytes: int = 4096
 
+    panel_rows: int = 8  # rows for which a panel of such a B is packed, multiplied and forgotten
     swap_panels: int = 8  # rows of up to so many panels are few: their operands may be swapped
     swap_window_panels: int = 4  # ... if B is a window
     swap_window_units: int = 8  # units of columns of a run of few rows, if B is a window

@@ -298,7 +298,7 @@ def test_one_row(dtype: str, target: Target, rng: np.random.Generator) -> None:
     """The kernel of one row gives the bits of the kernel of many, whatever lies how, and reads no more."""
     guarded = Guarded()
     spec = product(dtype)._replace(row=True)
-    for n, k in [(1, 1), (5, 3), (17, 130), (200, 70), (300, 5), (40, 1030), (1100, 6), (3, 0)]:
+    for n, k in [(1, 1), (5, 3), (17, 130), (200, 70), (300, 5), (40, 1030), (35, 1024), (1100, 6), (3, 0)]:
         a, b = draw(rng, dtype, 2, 1, k), draw(rng, dtype, 2, k, n)
         expected = multiply(a, b, dtype, target)
         for name, at_end in itertools.product(LAYOUTS, (True, False)):
@@ -321,6 +321,41 @@ def test_one_row_with_an_epilogue(rng: np.random.Generator) -> None:
         expected = multiply(a, b) * np.float32(0.75) + bias
         assert np.array_equal(pre, expected)
         assert np.array_equal(out, np.where(expected < 0, np.float32(0), expected))
+
+
+# the 512-bit level as far as this machine can: LLVM splits its vectors
+WIDE = LEVELS["x86-64-v4"]._replace(name="512 bits", cpu=HOST.cpu, features=HOST.features)
+FEW = [
+    (2, 3, 1),
+    (3, 33, 4),
+    (4, 16, 511),
+    (5, 129, 70),
+    (6, 31, 512),
+    (8, 65, 513),
+    (7, 40, 1024),
+    (9, 33, 70),
+]
+
+
+@pytest.mark.parametrize("target", [*TARGETS, WIDE], ids=lambda t: t.name)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+def test_few_rows_by_a_matrix_along_k(dtype: str, target: Target, rng: np.random.Generator) -> None:
+    """What a linear layer multiplies, panel by panel: the bits of any other layout, and nothing past its end;
+    also in launches cut along k, and with rows that lie anyhow.
+    """
+    if target is WIDE and (HOST.vector_bits != 256 or dtype != "float32"):
+        pytest.skip("the machine's own level, or a kernel of another dtype like it")
+    guarded, spec = Guarded(), product(dtype)
+    for m, n, k in FEW:
+        a, b = draw(rng, dtype, 2, m, k), draw(rng, dtype, 2, k, n)
+        expected = multiply(a, b, dtype)
+        for name, at_end in (("row", True), ("row", False), ("col", True), ("spaced", True)):
+            x = LAYOUTS[name](a)
+            y = guarded.place(b.swapaxes(1, 2), at_end).swapaxes(1, 2)
+            for at_once in (0, 2):
+                out = guarded.place(np.zeros_like(expected), at_end)
+                run(spec, x, y, [out], target=target, cuts=[1], at_once=at_once)
+                assert np.array_equal(out, expected), (m, n, k, name, at_once)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)

@@ -216,3 +216,27 @@ def test_fractional_pools_are_one_program() -> None:
             1
         ]
         assert 0 <= int(places.min()) <= int(places.max()) < 25
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("factor", [2, 8])
+def test_whole_factors_have_the_gradient_of_any_other(
+    dtype: str, factor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neighbours that see one element are added in the order, and with the zeros, of the general rule."""
+    from kiln.ops.nn import interpolation
+
+    kind, rng = getattr(kiln, dtype), np.random.default_rng(factor)
+    x = kiln.from_numpy(rng.standard_normal((2, 3, 4, 5))).to(kind).requires_grad_()
+    weight = kiln.from_numpy(rng.standard_normal((2, 3, 4 * factor, 5 * factor))).to(kind)
+    weight = kiln.where(weight < -1, -0.0, weight)
+
+    def gradient(mode: str) -> Any:
+        y = kiln.nn.functional.interpolate(x, scale_factor=factor, mode=mode)
+        (g,) = kiln.autograd.grad((y * weight).sum(), x)
+        return to_array(g.to(kiln.float32)).view(np.int32)
+
+    whole = gradient("nearest")
+    assert np.array_equal(gradient("nearest-exact"), whole)
+    monkeypatch.setattr(interpolation, "_whole", lambda *_: 0)
+    assert np.array_equal(gradient("nearest"), whole)

@@ -61,11 +61,11 @@ class Blocks:
         raise NotImplementedError
 
     def few_rows(self, run: Run) -> Condition | None:
-        """Whether a run has so few rows that its operands are better swapped; None: never."""
+        """Whether a run has so few rows that it goes a way of its own; None: never."""
         return None
 
-    def multiply_swapped(self, run: Run) -> None:
-        """A run of few rows, as the transposed product."""
+    def multiply_few(self, run: Run) -> None:
+        """A run of few rows."""
         raise NotImplementedError
 
     def locate_columns(self, run: Run) -> None:
@@ -158,7 +158,7 @@ class GemmDriver:
             self._loops(run)
             return
         with self.code.either(few) as many:
-            self.blocks.multiply_swapped(run)
+            self.blocks.multiply_few(run)
             next(many)
             self._loops(run)
 

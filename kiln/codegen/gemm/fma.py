@@ -5,12 +5,12 @@
     sums -> scratch memory, or an output: panels that are whole, or masked
 
 A block of B stays in the second cache while all rows go by; a few rows of A stay while all panels go by. Runs
-of few rows go another way: swapped.py.
+of few rows go another way: panel by panel, or swapped.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kiln.codegen.compile import Part
@@ -82,11 +82,20 @@ class Fma(Blocks):
         self.work.divide()
 
     def few_rows(self, run: Run) -> Condition | None:
-        return None if self.swapping is None else self.swapping.fits(run)
+        if self.swapping is None:
+            return None
+        swapped = self.swapping.fits(run)
+        return swapped if self.problem.spec.window else self._very_few(run) | swapped
 
-    def multiply_swapped(self, run: Run) -> None:
+    def multiply_few(self, run: Run) -> None:
         assert self.swapping is not None
-        self.swapping.multiply(run)
+        if self.problem.spec.window:
+            self.swapping.multiply(run)
+            return
+        with self.code.either(self._very_few(run)) as several:
+            self._by_panels(run)
+            next(several)
+            self.swapping.multiply(run)
 
     def locate_columns(self, run: Run) -> None:
         if self.problem.spec.window:
@@ -270,8 +279,45 @@ class Fma(Blocks):
 
     # -- sums ---------------------------------------------------------------------------------------
 
-    def _panels(self, run: Run, row: Index, from_k: Index, depth: Index) -> None:
-        """The tiles of some rows, `row` rows into their run, with each panel; what is complete, finished."""
+    def _very_few(self, run: Run) -> Condition:
+        """Whether rows are so few, by a B whose k lie side by side, that packing it is most of the work."""
+        along = self.problem.b.stride["k"].equals(self.element.stored_bytes)
+        return along & (run.rows <= self.work.blocking.panel_rows)
+
+    def _by_panels(self, run: Run) -> None:
+        """Very few rows: each panel of B is packed where the one before was and multiplied at once, so that
+        it does not leave the first cache.
+        """
+        code, work, b = self.code, self.work, self.problem.b
+        step, column = b.stride["k"], b.stride["column"]
+        start, end = self.depths()
+        with code.loop(start, end, self.kc) as turn:
+            from_k, depth = turn.index, (end - turn.index).min(self.kc)
+            src = b.at(run.batch, k=from_k, column=run.column)
+            transposed = work.transposes(step, depth)
+
+            def pack(left: Index, columns: Index) -> None:
+                if not work.masked:
+                    with code.when(columns < self.panel):
+                        clear(code, work.packed, depth * self.panel_bytes)
+                here = src[left * column]
+                work.pack(transposed, here, (step, column), work.packed, self.panel_bytes, depth, columns)
+
+            self._factor_a(run, from_k, depth)
+            self._panels(run, code.index(0), from_k, depth, pack)
+
+    def _panels(
+        self,
+        run: Run,
+        row: Index,
+        from_k: Index,
+        depth: Index,
+        pack: Callable[[Index, Index], None] | None = None,
+    ) -> None:
+        """The tiles of some rows, `row` rows into their run, with each panel; what is complete, finished.
+
+        `pack` packs the panel that begins so many columns into the run; without it all are packed.
+        """
         code, size, problem, work = self.code, self.element.bytes, self.problem, self.work
         first = from_k.equals(problem.segments.from_k)
         last = problem.segments.whole & (from_k + depth).equals(problem.size["k"])
@@ -282,9 +328,11 @@ class Fma(Blocks):
             fits = code.condition(True) if work.masked else whole
             part = run._replace(column=run.column + left, columns=columns)
             into, pitch, direct = self._sums(part, left * size, rows, fits)
-            b = self._packed_panel(left)
-            step = self.b_step.get()
-            if not problem.spec.window:
+            if pack is not None:
+                pack(left, columns)
+            b = work.packed if pack else self._packed_panel(left)
+            step = code.index(self.panel_bytes) if pack else self.b_step.get()
+            if not problem.spec.window and not pack:
                 there = self.b_place.pointer()[left * size]
                 in_place = self.b_lies & fits
                 b = in_place.choose(there, b)

@@ -3,7 +3,8 @@
 B is read once and nothing else is large, so nothing is packed: each column is a lane, and B is read in place.
 
     contiguous    unit stride along n:  a few rows at a time, their columns from the first to the last
-    transposed    unit stride along k:  two vectors of columns, four k of each at a time, in registers
+    transposed    unit stride along k:  16 columns, four k of each at a time, in registers
+    crowded       the same where columns share cache sets:  fewer columns, by turns
     gathered      any strides, or fewer columns than lanes:  one vector, columns past the last repeat it
 
 Each routine makes one segment's chains and adds them to what the segments before left. A vector is 16 lanes
@@ -36,8 +37,9 @@ from kiln.table.order import LANES, SEGMENT
 
 RUN_COLUMNS = 1024  # the most columns whose sums are kept at once
 ROWS = 4  # k whose products are added to a sum between its load and its store
-VECTORS = 2  # of columns that are transposed, by turns
-LINE = 16  # k of one vector before the other has its turn: a cache line of float32
+CROWDED = 4096  # bytes a multiple of which columns are apart that share cache sets
+CROWDED_BYTES = 32  # of sums: so many columns go by together, as a first cache has ways
+CROWDED_LINE = 32  # k of them before the others have their turn: two cache lines of float32
 # Eight columns from a base, as in x86 addresses: base + scale * index, (element type that scales, index).
 COLUMN_AT = [
     ("i8", "0"), ("i8", "%bn"), ("i16", "%bn"), ("i8", "%bn3"), ("i32", "%bn"), ("i8", "%bn5"),
@@ -48,21 +50,21 @@ PARAMS = "ptr %a, i64 %ak, ptr %b, i64 %bk, i64 %bn, ptr %c, i64 %k, i64 %cols, 
 
 def shared_parts(spec: GemmSpec, target: Target) -> list[Part]:
     """What all kernels of one row share."""
-    return [shared_part(target, element_of(spec.dtype), contiguous, transposed, gathered)]
+    return [shared_part(target, element_of(spec.dtype), contiguous, transposed, crowded, gathered)]
 
 
 class _Sums:
     """A routine that sums some vectors of columns over one segment of k."""
 
-    def __init__(self, target: Target, element: Element, name: str, vectors: int) -> None:
+    def __init__(self, target: Target, element: Element, name: str, lanes: int = LANES) -> None:
         self.code = Routine(target, name, PARAMS)
-        self.element, self.vectors = element, vectors
-        self.kind = f"<{LANES} x {LLVM[element.summed]}>"
-        self.bytes = LANES * element.bytes
+        self.element, self.lanes = element, lanes
+        self.kind = f"<{lanes} x {LLVM[element.summed]}>"
+        self.bytes = lanes * element.bytes
 
     def zeros(self) -> list[Value]:
         """What chains start with."""
-        return [Value("zeroinitializer", self.element.summed, LANES)] * self.vectors
+        return [Value("zeroinitializer", self.element.summed, self.lanes)]
 
     def scalar(self, k: Index) -> str:
         """A[k] on every lane."""
@@ -70,21 +72,22 @@ class _Sums:
         a = code.pointer("%a")
         ak = code.index("%ak")
         x = load(code, self.element, a[k * ak], 1)
-        return Memory(code).machine.spread(Value(x, self.element.summed), LANES).text
+        return Memory(code).machine.spread(Value(x, self.element.summed), self.lanes).text
 
     def step(self, x: str, columns: list[str], sums: list[Value]) -> list[Value]:
         """sums + x * columns."""
-        made = [multiply_add(self.code, self.element, LANES, x, y, s.text) for y, s in zip(columns, sums)]
-        return [Value(text, self.element.summed, LANES) for text in made]
+        lanes = self.lanes
+        made = [multiply_add(self.code, self.element, lanes, x, y, s.text) for y, s in zip(columns, sums)]
+        return [Value(text, self.element.summed, lanes) for text in made]
 
     @contextmanager
     def chain(self, start: Index, end: Index, step: int, place: Pointer) -> Iterator[Loop]:
         """A loop that carries the sum kept at `place`."""
         code = self.code
-        before = Value(place.load(self.kind, 64), self.element.summed, LANES)
+        before = Value(place.load(self.kind, self.bytes), self.element.summed, self.lanes)
         with code.loop(start, end, step, [before]) as turn:
             yield turn
-        place.store(turn.values[0].typed, 64)
+        place.store(turn.values[0].typed, self.bytes)
 
     def finish(self, sums: list[Value], c: Pointer) -> None:
         """Adds the chains to the sums so far; the first segment's are the sums."""
@@ -106,7 +109,7 @@ def contiguous(target: Target, element: Element) -> Routine:
             chain[columns] = fma(x, load b[k, columns], chain[columns]) of each row; prefetch
     c[..] += chain[..]
     """
-    made = _Sums(target, element, "contiguous", 1)
+    made = _Sums(target, element, "contiguous")
     code = made.code
     b, c = code.pointers("b", "c")
     bk, depth, cols = code.indices("bk", "k", "cols")
@@ -151,14 +154,13 @@ def _add_rows(
     place.store(sums[0].typed, 64)
 
 
-def _places(made: _Sums, clamped: bool) -> Value:
-    """The positions of 16 columns, in elements; `clamped`, columns past the last repeat it."""
+def _places(made: _Sums) -> Value:
+    """The positions of 16 columns, in elements; columns past the last repeat it."""
     code, machine = made.code, Memory(made.code).machine
     bn, cols = code.indices("bn", "cols")
     lanes = Value(IOTA64, "i64", LANES, True)
-    if clamped:
-        last = machine.spread((cols - 1).value, LANES)
-        lanes = machine.choose(machine.compare("lt", lanes, last), lanes, last)
+    last = machine.spread((cols - 1).value, LANES)
+    lanes = machine.choose(machine.compare("lt", lanes, last), lanes, last)
     step = bn // made.element.stored_bytes
     return machine.instruction("mul", lanes, machine.spread(step.value, LANES))
 
@@ -172,8 +174,8 @@ def _gather(made: _Sums, row: Pointer, places: Value) -> str:
 
 def gathered(target: Target, element: Element) -> Routine:
     """The routine gathered: each k:  sum = fma(splat(load a), gather b, sum)."""
-    made = _Sums(target, element, "gathered", 1)
-    code, places = made.code, _places(made, True)
+    made = _Sums(target, element, "gathered")
+    code, places = made.code, _places(made)
     b = code.pointer("%b")
     bk, k = code.indices("bk", "k")
     with code.loop(0, k, 1, made.zeros()) as turn:
@@ -184,62 +186,83 @@ def gathered(target: Target, element: Element) -> Routine:
 
 
 def transposed(target: Target, element: Element) -> Routine:
-    """The routine transposed: columns whose k lie side by side, L at a time where a 128-bit piece holds L
+    """The routine transposed: 16 columns whose k lie side by side, L at a time where a 128-bit piece holds L
     sums.
 
-    each LINE of k:  each v:  each L of k:
-        load L elements of each of 16 columns, interleave them until row[j] holds k + j of all
-        j < L:  sum[v] = fma(splat(load a[k + j]), row[j], sum[v])
-    each v:  each k left:  sum[v] = fma(splat(load a), gather b, sum[v])
-
-    A chain waits for itself; two of them overlap. A line is used up at once, so that columns which share a
-    cache set do no harm.
+    each L of k:
+        load L elements of each column, interleave them until row[j] holds k + j of all
+        j < L:  sum = fma(splat(load a[k + j]), row[j], sum)
+    each k left:  the same of single elements
     """
-    made = _Sums(target, element, "transposed", 1)
+    return _transposed(target, element, "transposed", LANES, SEGMENT)
+
+
+def crowded(target: Target, element: Element) -> Routine:
+    """The routine crowded: the same where columns share cache sets, of which fewer go by together, by turns:
+    a line is used up at once.
+    """
+    return _transposed(target, element, "crowded", CROWDED_BYTES // element.bytes, CROWDED_LINE)
+
+
+def _transposed(target: Target, element: Element, name: str, lanes: int, line: int) -> Routine:
+    """LANES columns, so many lanes at a time by turns of `line` k."""
+    made = _Sums(target, element, name, lanes)
     code, part = made.code, 16 // element.bytes
     matrix, c = code.pointers("b", "c")
-    bn8, bk, k = code.indices("bn8", "bk", "k")
+    bn, bk, k = code.indices("bn", "bk", "k")
     for times in (3, 5, 7, 8):
         code.line(f"%bn{times} = mul i64 %bn, {times}")
-    sums = code.slot(made.kind, VECTORS)
-    for v in range(VECTORS):
-        sums.element(made.kind, v).store(f"{made.kind} zeroinitializer", 64)
+    sums = code.slot(made.kind, LANES // lanes)
+    for v in range(LANES // lanes):
+        sums.element(made.kind, v).store(f"{made.kind} zeroinitializer", made.bytes)
     whole = k & -part
-    with code.times(whole, LINE) as line:
-        end = whole.min(line + LINE)
-        with code.times(VECTORS) as at:
-            b = matrix[at * (bn8 * 2)]
+    with code.times(whole, line) as start:
+        end = whole.min(start + line)
+        with code.times(LANES // lanes) as at:
+            b = matrix[at * (bn * lanes)]
             place = sums.element(made.kind, at)
-            with made.chain(line, end, part, place) as turn:
+            with made.chain(start, end, part, place) as turn:
                 rows = _transpose(made, b[turn.index * element.stored_bytes])
                 found = turn.values
                 for j, row in enumerate(rows):
                     found = made.step(made.scalar(turn.index + j), [row], found)
                 turn.next = found
-    places = _places(made, False)
-    with code.times(VECTORS) as at:
-        b = matrix[at * (bn8 * 2)]
+    with code.times(LANES // lanes) as at:
+        b = matrix[at * (bn * lanes)]
         place = sums.element(made.kind, at)
         with made.chain(whole, k, 1, place) as turn:
-            column = _gather(made, b[turn.index * bk], places)
+            column = _one_by_one(made, b[turn.index * bk])
             turn.next = made.step(made.scalar(turn.index), [column], turn.values)
         made.finish(turn.values, c[at * made.bytes])
     return code
 
 
-def _columns(code: Routine, b: Pointer) -> list[Pointer]:
-    """The addresses of 16 columns from b on."""
-    bn8 = code.index("%bn8")
-    return [base.element(kind, code.index(at)) for base in (b, b[bn8]) for kind, at in COLUMN_AT]
+def _columns(made: _Sums, b: Pointer) -> list[Pointer]:
+    """The addresses of a vector's columns from b on."""
+    code = made.code
+    bases = (b, b[code.index("%bn8")]) if made.lanes > len(COLUMN_AT) else (b,)
+    columns = [base.element(kind, code.index(at)) for base in bases for kind, at in COLUMN_AT]
+    return columns[: made.lanes]
 
 
 def _transpose(made: _Sums, b: Pointer) -> list[str]:
     """Row j: element j of 16 columns from b on, as summed."""
     code, element, part = made.code, made.element, 16 // made.element.bytes
     kind = stored_type(element, part)
-    pieces = [column.load(kind, 1) for column in _columns(code, b)]
-    rows = [widen(code, element, side_by_side(code, element, pieces[j::part]), LANES) for j in range(part)]
-    return interleave(code, element, rows, LANES)
+    pieces = [column.load(kind, 1) for column in _columns(made, b)]
+    rows = [
+        widen(code, element, side_by_side(code, element, pieces[j::part]), made.lanes) for j in range(part)
+    ]
+    return interleave(code, element, rows, made.lanes)
+
+
+def _one_by_one(made: _Sums, b: Pointer) -> str:
+    """An element of each column from b on, as summed."""
+    code, element, found = made.code, made.element, "poison"
+    kind, raw = stored_type(element, made.lanes), stored_type(element, 1)
+    for n, column in enumerate(_columns(made, b)):
+        found = code.op(f"insertelement {kind} {found}, {raw} {column.load(raw, 1)}, i64 {n}")
+    return widen(code, element, found, made.lanes)
 
 
 class RowDriver:
@@ -328,9 +351,11 @@ class RowDriver:
         arguments = (a, self.a_k, column, self.b_k, self.b_column, into, depth)
         count = code.variable(LANES)
         whole = cols if self.masks else cols & -LANES
+        several = self.along & (cols >= LANES)
         ways: list[tuple[str, Integer, Condition]] = [
             ("contiguous", whole, self.unit & (whole > 0)),
-            ("transposed", VECTORS * LANES, self.along & (cols >= VECTORS * LANES)),
+            ("crowded", LANES, several & (self.b_column & (CROWDED - 1)).equals(0)),
+            ("transposed", LANES, several),
             ("gathered", LANES, code.condition(True)),
         ]
         out = code.label()

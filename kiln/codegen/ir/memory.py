@@ -5,7 +5,7 @@
                              copy count elements to the stack; load    (elsewhere)
     class "2"                raw = the even lanes of two loads (stores: as "s")
     class "s"                raw = gather ptr + min(lane, count-1) * stride
-    stores                   the same, mirrored: masked.store, copy back, scatter
+    stores                   the same, mirrored: masked.store, copy back, scatter (without masks lane by lane)
 
 A tail reads no byte outside its `count` elements and writes none. Pointers need no alignment.
 """
@@ -185,6 +185,31 @@ class Memory:
         name = f"llvm.masked.scatter.v{LANES}{_suffix(dtype)}.v{LANES}p0"
         lanes = f"<{LANES} x i1> splat (i1 true)" if mask is None else mask.typed
         self._masked(name, "void", [raw.typed, where, "i32 1", lanes])
+
+    def write_strided(
+        self, dtype: str, pointer: Pointer, stride: Index, x: Value, count: Index | None, mask: Value | None
+    ) -> None:
+        """Store 16 lanes `stride` elements apart, or the first `count` of them.
+
+        Where no instruction does it, lane by lane, as its own address is one addition: of a vector of
+        addresses each would be taken out again.
+        """
+        code, kind = self.code, element(dtype)
+        if code.target.masks:
+            self.scatter(dtype, pointer, self.strided(stride), x, mask)
+            return
+        raw = self.raw_lanes(dtype, x)
+        if count is None:
+            for lane in range(LANES):
+                value = code.op(f"extractelement {raw.typed}, i64 {lane}")
+                pointer.store(f"{kind} {value}", 1)
+                pointer = pointer.element(kind, stride)
+            return
+        copy = self._copy("out", dtype)
+        copy.store(raw.typed, 64)
+        with code.loop(0, count, 1) as turn:
+            value = copy.element(kind, turn.index).load(kind)
+            pointer.element(kind, turn.index * stride).store(f"{kind} {value}", 1)
 
     def strided(self, stride: Index) -> Value:
         """lane * stride, for 16 lanes."""

@@ -259,8 +259,8 @@ class Frame:
             else:
                 self.memory.write_raw(operand.dtype, step.pointer(k), raw, step.count, step.mask)
         else:
-            positions = self.memory.strided(self.stride[k][step.lane_dim])
-            self.memory.scatter(operand.dtype, step.pointer(k), positions, value, step.mask)
+            stride = self.code.index(2) if kind == "2" else self.stride[k][step.lane_dim]
+            self.memory.write_strided(operand.dtype, step.pointer(k), stride, value, step.count, step.mask)
 
     def fetch(self, step: Step) -> None:
         """Prefetch what is read some iterations after `step`, of operands whose neighbours lie side by side.

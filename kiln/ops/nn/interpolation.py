@@ -18,7 +18,7 @@ from kiln.ops.elementwise.comparison import eq
 from kiln.ops.elementwise.elementary import floor
 from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.indexing.gathering import gather, scatter_add
-from kiln.ops.views.core_views import permute
+from kiln.ops.views.core_views import permute, slice_
 from kiln.ops.windows.adaptive_pools import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 from kiln.ops.windows.geometry import require
 from kiln.table import drawn as d
@@ -27,13 +27,16 @@ from kiln.table.public import public
 from kiln.table.record import Number, Sample, Sizes, Structure, Tensor, composite, find
 from kiln.table.registry import forms
 
+# "nearest" of a size that is `span` times the input's, a power of two: places are exact, and each element is
+# seen by so many neighbours
+_WHOLE = "nearest whole"
 _CUBIC = -0.75  # the slope of cubic weights one element away
 
 
 def _spots(np: ModuleType, n: int, out: int, scale: float, how: str) -> Any:
     """Where the results' elements lie, in NumPy; clamped where nothing in front of the first is seen."""
     i = np.arange(out, dtype=np.float32 if how.startswith("nearest") else np.float64)
-    if how in ("nearest", "linear corners", "cubic corners"):
+    if how in ("nearest", _WHOLE, "linear corners", "cubic corners"):
         return i * i.dtype.type(scale)
     at = (i + i.dtype.type(0.5)) * i.dtype.type(scale)
     return at if how == "nearest-exact" else at - 0.5 if how == "cubic" else np.maximum(at - 0.5, 0)
@@ -65,7 +68,7 @@ def _samples(rng: Any, t: str) -> list[Any]:
     x = d.array(rng, (2, 5, 3), t)
     cases = ((1, 8, 0.625, "linear", 6), (2, 7, 1 / 3, "linear corners", 8), (1, 3, 5 / 3, "nearest", 3),
              (1, 7, 5 / 7, "nearest-exact", 4), (2, 40, 3 / 40, "linear", 29),
-             (2, 40, 3 / 40, "nearest", 16))  # fmt: skip
+             (2, 40, 3 / 40, "nearest", 16), (1, 10, 0.5, _WHOLE, 2), (2, 12, 0.25, _WHOLE, 4))  # fmt: skip
     return [Sample((x, dim, (size,), scale, how, span)) for dim, size, scale, how, span in cases]
 
 
@@ -83,9 +86,9 @@ def _cubic_samples(rng: Any, t: str) -> list[Any]:
 def resample(
     input: Tensor, dim: Structure, size: Sizes, scale: Number, how: Structure, span: Structure
 ) -> Any:
-    """`input` with `size` elements along `dim`, the i-th at scale * i ("nearest", "linear corners") or
-    scale * (i + 0.5) - 0.5 ("linear"; "nearest-exact" without the last half) of its own. `span`: no element
-    is seen by more.
+    """`input` with `size` elements along `dim`, the i-th at scale * i ("nearest", "nearest whole", "linear
+    corners") or scale * (i + 0.5) - 0.5 ("linear"; "nearest-exact" without the last half) of its own. `span`:
+    no element is seen by more.
 
     >>> kiln.nn.functional.interpolate(kiln.tensor([[[1.0, 3.0]]]), 4, mode="linear")
     tensor([[[1.0000, 1.5000, 2.5000, 3.0000]]])
@@ -100,7 +103,7 @@ def resample(
 
 def _place(i: Any, scale: Any, how: str) -> Any:
     """Where the i-th element lies."""
-    if how == "nearest" or how.endswith("corners"):
+    if how in ("nearest", _WHOLE) or how.endswith("corners"):
         return i * scale
     return (i + 0.5) * scale if how == "nearest-exact" else (i + 0.5) * scale - 0.5
 
@@ -127,6 +130,11 @@ _CHAIN = 12  # elements that see one, at most, for a gradient that gathers them;
 @resample.derivative
 def _(g: Tensor, input: Tensor, dim: Any, scale: Any, how: Any, span: Any) -> Any:
     shape = tuple(input.shape)
+    if how == _WHOLE:
+        total: Any = 0
+        for k in range(span):
+            total = slice_(g, dim, (k, shape[dim], span)) + total
+        return total, None
     if span <= _CHAIN:
         return _gathered(g, shape, dim, scale, how, span), None
     low, high, share = _seen(g, tuple(g.shape), dim, shape[dim], scale, how)
@@ -322,6 +330,12 @@ def _scale(n: Any, out: Any, factor: float | None, corners: bool) -> Any:
     return 1.0 / factor if factor is not None and factor > 0 else n / out
 
 
+def _whole(n: int, out: int, scale: float) -> int:
+    """The power of two that a result is larger by, if places follow from it and are exact; else 0."""
+    factor = out // n
+    return factor if factor in (2, 4, 8) and out == factor * n and scale * factor == 1 else 0
+
+
 _AREA = (adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d)
 _HOW = {"nearest": "nearest", "nearest-exact": "nearest-exact", "bicubic": "cubic"}
 
@@ -410,8 +424,11 @@ def interpolate(
             if out[k] == shape[2 + k]:  # PyTorch's, whatever the factor
                 continue
             scale = 0.5 if mode == "nearest" and out[k] == 2 * shape[2 + k] else scale
+        whole = _whole(shape[2 + k], out[k], scale) if mode.startswith("nearest") else 0
         if mode == "bicubic":
             x = resample_cubic.handle(x, 2 + k, (out[k],), scale, how)
+        elif whole:
+            x = resample.handle(x, 2 + k, (out[k],), scale, _WHOLE, whole)
         else:
             x = resample.handle(x, 2 + k, (out[k],), scale, how, _most(scale, how))
     if x is input:

@@ -182,9 +182,9 @@ def _gathered(g: Tensor, which: Any, shape: Any, kernel: Ints, stride: Ints, pad
     )
     weights = [product(kernel[k + 1 :]) for k in range(len(kernel))]
     inside: Any = 0
-    for (_, own), weight in zip(_inside(which, kernel, stride, padding, ones), weights):
+    for (_, own), weight in zip(_inside(which, kernel, stride, padding, ones, "int32", "float32"), weights):
         inside = own * weight + inside
-    which = bordered(p.convert(inside, "uint8"), 0, lead, after)
+    which = bordered(inside, 0, lead, after)  # as wide as g: rows are short, and ends of words are masked
     padded = bordered(g, 0, lead, after)
     apart = (*steps[:first], *(step * s for step, s in zip(steps[first:], stride)))
     found = filled(g.graph, 0, shape, g.dtype)
@@ -196,29 +196,38 @@ def _gathered(g: Tensor, which: Any, shape: Any, kernel: Ints, stride: Ints, pad
         for j in positions(*(range((k - 1 - b) // s, -1, -1) for k, b, s in zip(kernel, k0, stride))):
             number = sum((b + i * s) * weight for b, i, s, weight in zip(k0, j, stride, weights))
             seen = (tuple(a - i for a, i in zip(at, j)), first, ones, ones, many)
-            chosen = eq(p.convert(tap(which, *seen), "int32"), number)
+            chosen = eq(tap(which, *seen), arguments.number(which, number))
             total = total + p.where(chosen, wide(tap(padded, *seen)), 0)
         offset = sum(r * step for r, step in zip(phase, steps[first:]))
         found = write(found, narrow(total, g.dtype), apart, (offset,))
     return found
 
 
-def _inside(which: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints) -> list[tuple[Any, Any]]:
-    """Along each dim where every window begins, and its chosen tap (int64); where that is in the padding, the
-    first tap inside: every element is as low.
+def _inside(
+    which: Any,
+    kernel: Ints,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    whole: str = "int64",
+    real: str = "float64",
+) -> list[tuple[Any, Any]]:
+    """Along each dim where every window begins, and its chosen tap, computed in the dtypes `whole` and
+    `real`; where that is in the padding, the first tap inside: every element is as low.
 
     Machines divide floats many at a time, integers one by one; with half of one added no quotient is near an
     integer.
     """
     dims, found = len(kernel), []
-    rest = p.convert(which, "int64")
+    rest = p.convert(which, whole)
     for k, (s, a, r) in enumerate(zip(stride, padding, dilation)):
         weight = product(kernel[k + 1 :])
         own = rest
         if weight != 1:
-            own = p.convert((p.convert(rest, "float64") + 0.5) / weight, "int64")
+            own = p.convert((p.convert(rest, real) + 0.5) / weight, whole)
         rest = rest - own * weight
-        start = which.graph.add(find("iota"), (), (tuple(which.shape), which.ndim - dims + k)) * s - a
+        start = which.graph.add(find("iota"), (), (tuple(which.shape), which.ndim - dims + k))
+        start = p.convert(start, whole) * s - a
         if a:
             first = find("floor_divide")(r - 1 - start, r) if r > 1 else 0 - start
             own = p.where(start + own * r < 0, first, own)
