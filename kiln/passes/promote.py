@@ -25,7 +25,8 @@ COSTLY = (STORE + 1) * ACCESS + 1  # scalar operations from which on nothing is 
 
 class Weight(NamedTuple):
     """What computing an inline value takes: the scalar operations of each of its nodes, their sum up to COSTLY,
-    and the arrays of full size that are read."""
+    and the arrays of full size that are read.
+    """
 
     cost: int
     nodes: dict[int, int]
@@ -125,7 +126,9 @@ def _weight(fusion: Fusion, node: Node, weights: dict[int, Weight], stored: dict
             nodes.update(under.nodes)
             reads |= under.reads
     cost = sum(nodes.values())
-    return Weight(cost, nodes, frozenset(reads)) if cost < COSTLY else Weight(COSTLY, {0: COSTLY}, frozenset(reads))
+    if cost >= COSTLY:  # costly with whatever is made of it: its nodes need not be told apart any more
+        cost, nodes = COSTLY, {0: COSTLY}
+    return Weight(cost, nodes, frozenset(reads))
 
 
 def _repeats(view: Value) -> bool:
