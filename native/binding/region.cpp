@@ -1,6 +1,8 @@
 // Regions as Python objects, and what is asked of Python for their recordings.
 #include "binding/bind.h"
 
+#include <algorithm>
+#include <bit>
 #include <functional>
 #include <vector>
 
@@ -85,9 +87,8 @@ PyObject* end_call(PyObject* result, const char* returned) {
 
 // function(*args, **kwargs), recorded. One C function, so that no signal's handler can run between the
 // beginning and the call, or between the call and the end.
-PyObject* call_recorded(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names,
-                        const char* returned) {
-    if (count < 1) return PyErr_Format(PyExc_TypeError, "Region: expected a function to call");
+PyObject* call_in_region(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names,
+                         const char* returned) {
     const int begun = guarded([&] {
         wait_for_runs();
         begin_recording(region_of(self));
@@ -97,6 +98,38 @@ PyObject* call_recorded(PyObject* self, PyObject* const* args, Py_ssize_t count,
     PyObject* result =
         in_python([&] { return PyObject_Vectorcall(args[0], args + 1, size_t(count - 1), names); });
     return end_call(result, returned);
+}
+
+// A whole call is timed, recorded or not, in an order that no alternation of the program's own follows.
+PyObject* call_timed(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names,
+                     const char* returned) {
+    const std::shared_ptr<Region> region = region_of(self);
+    const bool records = std::popcount(region->trial.left--) % 2;
+    double seconds = 0;
+    PyObject* result;
+    {
+        Stopwatch watch(&seconds);
+        result = records ? call_in_region(self, args, count, names, returned)
+                         : PyObject_Vectorcall(args[0], args + 1, size_t(count - 1), names);
+    }
+    RegionTrial& trial = region->trial;
+    double& best = records ? trial.recorded : trial.plain;
+    best = std::min(best, seconds);
+    if (!result || trial.left > 0) return result;
+    if (guarded([&] { return compiler::judge(*region), 0; }) < 0) Py_CLEAR(result);
+    return result;
+}
+
+// A call that rests is a call of the function and nothing else.
+PyObject* call_recorded(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names,
+                        const char* returned) {
+    if (count < 1) return PyErr_Format(PyExc_TypeError, "Region: expected a function to call");
+    Region& region = *region_of(self);
+    const bool outermost = recording_depth() == 0;
+    if (outermost && !region.off.empty() && region.rests())
+        return PyObject_Vectorcall(args[0], args + 1, size_t(count - 1), names);
+    if (outermost && region.trial.left > 0 && !on_call) return call_timed(self, args, count, names, returned);
+    return call_in_region(self, args, count, names, returned);
 }
 PyObject* region_call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     return call_recorded(self, args, count, names, "the call returned");
@@ -169,8 +202,9 @@ Object describe(const Region& region) {
     Object list = checked(PyList_New(0));
     for (const auto& entry : entries_of(region))
         checked_ok(PyList_Append(list.get(), describe_entry(*entry).get()));
-    return checked(Py_BuildValue("{sKszsO}", "made", (unsigned long long)region.made, "off",
-                                 region.off.empty() ? nullptr : region.off.c_str(), "recordings",
+    return checked(Py_BuildValue("{sKszsKsO}", "made", (unsigned long long)region.made, "off",
+                                 region.off.empty() ? nullptr : region.off.c_str(), "rest",
+                                 (unsigned long long)(region.records() ? 0 : region.rest), "recordings",
                                  list.get()));
 }
 PyObject* region_describe(PyObject* self, PyObject*) {
@@ -246,16 +280,24 @@ Object describe_region(const Recording& recording, const std::vector<bool>& live
                                  int(recording.environment().size())));
 }
 
-using Deliver = std::function<void(PyObject* answer)>;
+struct Later {
+    std::function<void(PyObject* answer)> deliver;
+    std::shared_ptr<Region> region;
+};
 
 // Called by the compiling thread with the answer, None where there is none, or True: never mind.
 PyObject* deliver(PyObject* capsule, PyObject* answer) {
     return guarded([&]() -> PyObject* {
-        (*static_cast<Deliver*>(PyCapsule_GetPointer(capsule, nullptr)))(answer);
+        static_cast<Later*>(PyCapsule_GetPointer(capsule, nullptr))->deliver(answer);
         Py_RETURN_NONE;
     });
 }
+// Whether the region still waits for programs: it may have found meanwhile that its recordings do not repeat.
+PyObject* wanted(PyObject* capsule, PyObject*) {
+    return PyBool_FromLong(static_cast<Later*>(PyCapsule_GetPointer(capsule, nullptr))->region->records());
+}
 PyMethodDef deliver_method = {"deliver", deliver, METH_O, "Gives a region's entry its program."};
+PyMethodDef wanted_method = {"wanted", wanted, METH_NOARGS, "Whether the program is waited for."};
 
 }  // namespace
 
@@ -276,20 +318,21 @@ void compile_region_later(const Recording& recording, const std::shared_ptr<Regi
     Object asked = describe_region(recording, live);
     auto give = [entry, region = recording.region(),
                  read = variant_reader(recording, live)](PyObject* answer) {
-        entry->pending = false;
+        region->stop_waiting(*entry);
         if (answer == Py_True) return;
         entry->failed = true;  // should it not be readable
         entry->give(*region, answer == Py_None ? nullptr : read(answer));
     };
-    auto* owned = new Deliver(std::move(give));
+    auto* owned = new Later{std::move(give), recording.region()};
     Object capsule = checked(PyCapsule_New(
-        owned, nullptr, [](PyObject* c) { delete static_cast<Deliver*>(PyCapsule_GetPointer(c, nullptr)); }));
+        owned, nullptr, [](PyObject* c) { delete static_cast<Later*>(PyCapsule_GetPointer(c, nullptr)); }));
     Object callback = checked(PyCFunction_New(&deliver_method, capsule.get()));
-    entry->pending = true;  // before: the other thread may be done when this one goes on
+    Object wanted = checked(PyCFunction_New(&wanted_method, capsule.get()));
+    recording.region()->wait_for(*entry);  // before: the other thread may be done when this one goes on
     try {
-        ask("region later", "(OO)", asked.get(), callback.get());
+        ask("region later", "(OOO)", asked.get(), callback.get(), wanted.get());
     } catch (...) {
-        entry->pending = false;
+        recording.region()->stop_waiting(*entry);
         throw;
     }
 }
@@ -301,7 +344,7 @@ void switch_off(Region& region, PyObject* why) {
     if (why == Py_None) return;
     const char* text = PyUnicode_AsUTF8(why);
     if (!text) throw Error(ErrorKind::python, "");
-    if (region.off.empty()) region.off = text;
+    region.stop(text);
 }
 
 }  // namespace
@@ -314,6 +357,13 @@ void decide(Region& region, RegionEntry& entry) {
     if (!PyArg_ParseTuple(answer.get(), "pO:decide", &slower, &off)) throw Error(ErrorKind::python, "");
     entry.slower = slower;
     switch_off(region, off);
+}
+
+void judge(Region& region) {
+    Object why = ask("judge", "(sdd)", region.name.c_str(), region.trial.recorded, region.trial.plain);
+    region.trial = {};
+    region.trial_at *= 16;
+    switch_off(region, why.get());
 }
 
 void forgotten(Region& region, const RegionEntry& entry) {

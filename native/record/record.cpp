@@ -59,6 +59,8 @@ bool anomaly_mode = false;
 
 Recording* current_recording() { return state.paused || anomaly_mode ? nullptr : state.recording.get(); }
 
+int recording_depth() { return state.depth; }
+
 void begin_recording(const std::shared_ptr<Region>& region) {
     const bool counts = state.depth > 0 || region->off.empty();
     state.entered.push_back(counts);
@@ -79,7 +81,9 @@ void end_recording(const char* cause) {
     struct Drop {
         ~Drop() { std::shared_ptr<Recording> ended = std::move(state.recording); }
     } drop;
+    const std::shared_ptr<Region> region = state.recording->region();
     state.recording->flush(cause);
+    region->end_call();
 }
 
 void flush_all(const char* cause) {

@@ -112,6 +112,8 @@ extern bool anomaly_mode;
 // anomaly mode.
 Recording* current_recording();
 void begin_recording(const std::shared_ptr<Region>& region);
+// How many of the regions that this thread is in count: those that record or are a part of one that does.
+int recording_depth();
 // Ends the innermost region; the outermost one flushes.
 void end_recording(const char* cause);
 
