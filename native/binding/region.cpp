@@ -1,6 +1,8 @@
 // Regions as Python objects, and what is asked of Python for their recordings.
 #include "binding/bind.h"
 
+#include <structmember.h>
+
 #include <algorithm>
 #include <bit>
 #include <functional>
@@ -85,33 +87,26 @@ PyObject* end_call(PyObject* result, const char* returned) {
     return nullptr;
 }
 
-// function(*args, **kwargs), recorded. One C function, so that no signal's handler can run between the
-// beginning and the call, or between the call and the end.
-PyObject* call_in_region(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names,
-                         const char* returned) {
+// What `call` gives, recorded. One C function, so that no signal's handler can run between the beginning and
+// the call, or between the call and the end.
+PyObject* call_in_region(PyObject* self, const auto& call, const char* returned) {
     const int begun = guarded([&] {
         wait_for_runs();
         begin_recording(region_of(self));
         return 0;
     });
     if (begun < 0) return nullptr;
-    PyObject* result =
-        in_python([&] { return PyObject_Vectorcall(args[0], args + 1, size_t(count - 1), names); });
-    return end_call(result, returned);
+    return end_call(in_python(call), returned);
 }
 
 // A whole call is timed, recorded or not, in an order that no alternation of the program's own follows.
-PyObject* call_timed(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names,
-                     const char* returned) {
+PyObject* call_timed(PyObject* self, const auto& call, const char* returned) {
     const std::shared_ptr<Region> region = region_of(self);
     const bool records = std::popcount(region->trial.left--) % 2;
     double seconds = 0;
-    PyObject* result;
-    {
-        Stopwatch watch(&seconds);
-        result = records ? call_in_region(self, args, count, names, returned)
-                         : PyObject_Vectorcall(args[0], args + 1, size_t(count - 1), names);
-    }
+    Stopwatch watch(&seconds);
+    PyObject* result = records ? call_in_region(self, call, returned) : call();
+    watch.stop();
     RegionTrial& trial = region->trial;
     double& best = records ? trial.recorded : trial.plain;
     best = std::min(best, seconds);
@@ -121,21 +116,17 @@ PyObject* call_timed(PyObject* self, PyObject* const* args, Py_ssize_t count, Py
 }
 
 // A call that rests is a call of the function and nothing else.
-PyObject* call_recorded(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names,
-                        const char* returned) {
-    if (count < 1) return PyErr_Format(PyExc_TypeError, "Region: expected a function to call");
+PyObject* call_recorded(PyObject* self, const auto& call, const char* returned) {
     Region& region = *region_of(self);
     const bool outermost = recording_depth() == 0;
-    if (outermost && !region.off.empty() && region.rests())
-        return PyObject_Vectorcall(args[0], args + 1, size_t(count - 1), names);
-    if (outermost && region.trial.left > 0 && !on_call) return call_timed(self, args, count, names, returned);
-    return call_in_region(self, args, count, names, returned);
-}
-PyObject* region_call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-    return call_recorded(self, args, count, names, "the call returned");
+    if (outermost && !region.off.empty() && region.rests()) return call();
+    if (outermost && region.trial.left > 0 && !on_call) return call_timed(self, call, returned);
+    return call_in_region(self, call, returned);
 }
 PyObject* region_resume(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-    return call_recorded(self, args, count, names, "the body was suspended");
+    if (count < 1) return PyErr_Format(PyExc_TypeError, "Region: expected a function to call");
+    auto call = [&] { return PyObject_Vectorcall(args[0], args + 1, size_t(count - 1), names); };
+    return call_recorded(self, call, "the body was suspended");
 }
 PyObject* region_stats(PyObject* self, PyObject*) {
     const Region& region = *region_of(self);
@@ -211,12 +202,10 @@ PyObject* region_describe(PyObject* self, PyObject*) {
     return guarded([&] { return describe(*region_of(self)).release(); });
 }
 PyMethodDef region_methods[] = {
-    {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(region_call)),
-     METH_FASTCALL | METH_KEYWORDS,
-     "function(*args, **kwargs), recorded, or as a part of what is being recorded; then what is pending "
-     "runs."},
     {"resume", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(region_resume)),
-     METH_FASTCALL | METH_KEYWORDS, "The same for a step of a body that may be suspended."},
+     METH_FASTCALL | METH_KEYWORDS,
+     "function(*args, **kwargs), a step of a body that may be suspended, recorded, or as a part of what is "
+     "being recorded; then what is pending runs."},
     {"stats", region_stats, METH_NOARGS,
      "Counts of runs, compiles, replays op by op, recordings known and forgotten."},
     {"describe", region_describe, METH_NOARGS,
@@ -230,6 +219,82 @@ PyType_Slot region_slots[] = {
     {0, nullptr},
 };
 PyType_Spec region_spec = {"kiln._core.Region", sizeof(RegionObject), 0, Py_TPFLAGS_DEFAULT, region_slots};
+
+// ---- compiled functions ----
+
+// What `kiln.capture.compile.Compiled` is made on: its call, so that one which is not recorded costs little.
+struct RecorderObject {
+    PyObject_HEAD PyObject *function, *region, *suspended;
+};
+
+// Lets Python shorten an error's traceback.
+void tell_failure(PyObject* self) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback) PyException_SetTraceback(value, traceback);
+    Py_XDECREF(traceback);
+    PyObject* told = PyObject_CallMethod(self, "_failed", "O", value);
+    if (!told) return Py_DECREF(type), Py_DECREF(value);
+    Py_DECREF(told);
+    PyErr_Restore(type, value, PyException_GetTraceback(value));
+}
+
+// function(*args, **kwargs), recorded, or as a part of what is being recorded; then what is pending runs. Of a
+// body that may be suspended each step is.
+PyObject* recorder_call(PyObject* object, PyObject* args, PyObject* kwargs) {
+    auto* self = reinterpret_cast<RecorderObject*>(object);
+    if (!self->function || !self->region || Py_TYPE(self->region) != region_type)
+        return PyErr_Format(PyExc_TypeError, "a compiled function that was not initialized is called");
+    const Object function = Object::borrow(self->function), region = Object::borrow(self->region);
+    auto call = [&] { return PyObject_Call(function.get(), args, kwargs); };
+    if (self->suspended && self->suspended != Py_None) {
+        const Object suspended = Object::borrow(self->suspended), body = Object::steal(call());
+        if (!body.get()) return nullptr;
+        return PyObject_CallFunctionObjArgs(suspended.get(), body.get(), region.get(), nullptr);
+    }
+    PyObject* result = call_recorded(region.get(), call, "the call returned");
+    if (!result) tell_failure(object);
+    return result;
+}
+int recorder_traverse(PyObject* object, visitproc visit, void* arg) {
+    auto* self = reinterpret_cast<RecorderObject*>(object);
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->function);
+    Py_VISIT(self->region);
+    Py_VISIT(self->suspended);
+    return 0;
+}
+int recorder_clear(PyObject* object) {
+    auto* self = reinterpret_cast<RecorderObject*>(object);
+    Py_CLEAR(self->function);
+    Py_CLEAR(self->region);
+    Py_CLEAR(self->suspended);
+    return 0;
+}
+void recorder_dealloc(PyObject* object) {
+    PyTypeObject* type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    recorder_clear(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+PyMemberDef recorder_members[] = {
+    {"_function", T_OBJECT_EX, offsetof(RecorderObject, function), 0, nullptr},
+    {"_region", T_OBJECT_EX, offsetof(RecorderObject, region), 0, nullptr},
+    {"_suspended", T_OBJECT_EX, offsetof(RecorderObject, suspended), 0, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+PyType_Slot recorder_slots[] = {
+    {Py_tp_call, reinterpret_cast<void*>(recorder_call)},
+    {Py_tp_traverse, reinterpret_cast<void*>(recorder_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(recorder_clear)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(recorder_dealloc)},
+    {Py_tp_members, recorder_members},
+    {0, nullptr},
+};
+PyType_Spec recorder_spec = {"kiln._core.Recorder", sizeof(RecorderObject), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, recorder_slots};
 
 // ---- programs of recordings ----
 
@@ -378,7 +443,9 @@ void forgotten(Region& region, const RegionEntry& entry) {
 
 int add_regions(PyObject* module) {
     region_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&region_spec));
-    if (!region_type) return -1;
+    Object recorder = Object::steal(PyType_FromSpec(&recorder_spec));
+    if (!region_type || !recorder.get()) return -1;
+    if (PyModule_AddObjectRef(module, "Recorder", recorder.get()) < 0) return -1;
     return PyModule_AddObjectRef(module, "Region", reinterpret_cast<PyObject*>(region_type));
 }
 
