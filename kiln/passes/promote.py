@@ -24,8 +24,8 @@ COSTLY = (STORE + 1) * ACCESS + 1  # scalar operations from which on nothing is 
 
 
 class Weight(NamedTuple):
-    """What computing an inline value takes: the scalar operations of each of its nodes, their sum up to COSTLY,
-    and the arrays of full size that are read.
+    """What computing an inline value takes: the scalar operations of each of its nodes, their sum up to
+    COSTLY, and the arrays of full size that are read.
     """
 
     cost: int

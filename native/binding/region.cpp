@@ -240,8 +240,8 @@ void tell_failure(PyObject* self) {
     PyErr_Restore(type, value, PyException_GetTraceback(value));
 }
 
-// function(*args, **kwargs), recorded, or as a part of what is being recorded; then what is pending runs. Of a
-// body that may be suspended each step is.
+// function(*args, **kwargs), recorded, or as a part of what is being recorded; then what is pending runs. Of
+// a body that may be suspended each step is.
 PyObject* recorder_call(PyObject* object, PyObject* args, PyObject* kwargs) {
     auto* self = reinterpret_cast<RecorderObject*>(object);
     if (!self->function || !self->region || Py_TYPE(self->region) != region_type)

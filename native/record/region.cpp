@@ -12,15 +12,15 @@ namespace {
 constexpr size_t most_entries = 256;  // recordings remembered per region
 constexpr size_t most_ends = 8;       // different ends remembered of a recording
 
-// Compiling takes as long as many hundred runs. Where recordings are few, second sight tells that one repeats;
-// where they are many, a long one must be seen once more for each so many ops.
+// Compiling takes as long as many hundred runs. Where recordings are few, second sight tells that one
+// repeats; where they are many, a long one must be seen once more for each so many ops.
 constexpr uint64_t few_entries = 8;
 constexpr size_t ops_per_sight = 64;
 
 // A call whose ops have no program in sight takes 2 of a region's patience, one whose programs are being
-// compiled takes 1, one that ran by its programs gives 4. A look after a rest has patience for a part of the calls of
-// the rest, so looking costs little whatever the program does, and recordings that come again after many
-// calls are found as well.
+// compiled takes 1, one that ran by its programs gives 4. A look after a rest has patience for a part of the
+// calls of the rest, so looking costs little whatever the program does, and recordings that come again after
+// many calls are found as well.
 constexpr int64_t lost_call = 2, waiting_call = 1, ran_call = 4;
 constexpr uint64_t first_rest = 128, most_rest = uint64_t(1) << 20;
 constexpr uint64_t rest_per_look = 32;
@@ -108,7 +108,8 @@ void Region::end_call() {
     next_rest = next_rest == 0 ? first_rest : std::min(2 * next_rest, most_rest);
     off = "hardly any recording was seen again";
     rest = next_rest;
-    compiler::log(false, concat(name, ": hardly any of its recordings is seen again: it rests for ", rest, " calls"));
+    compiler::log(
+        false, concat(name, ": hardly any of its recordings is seen again: it rests for ", rest, " calls"));
 }
 
 bool Region::rests() {

@@ -96,10 +96,10 @@ struct Region {
     uint64_t uses = 0, runs = 0, compiles = 0, replays = 0, evicted = 0, made = 0;
     uint64_t measuring = 0;  // entries being measured
     RegionSizes last;
-    RegionOps call;           // of the call in progress
+    RegionOps call;                    // of the call in progress
     int64_t patience = most_patience;  // what calls without a program may still use up
-    uint64_t ran = 0;         // calls by programs, one after the other
-    uint64_t trial_at = first_trial;    // of these, when whole calls are timed
+    uint64_t ran = 0;                  // calls by programs, one after the other
+    uint64_t trial_at = first_trial;   // of these, when whole calls are timed
     RegionTrial trial;
     uint64_t waits = 0;       // entries whose programs are being compiled
     uint64_t next_rest = 0;   // calls of the next rest because nothing repeats; 0: it never rested

@@ -1,4 +1,4 @@
-"""A program computes a value once: its operations and accesses beside the sum of its ops', at every length."""
+"""A program computes a value once: its operations and accesses beside the sum of its ops', at any length."""
 
 from __future__ import annotations
 
