@@ -36,7 +36,7 @@ _OWN = frozenset(
 )
 
 
-class Compiled:
+class Compiled(_core.Recorder):
     """A callable that records its ops; see `compile`. Other attributes, read or set, are the function's."""
 
     def __init__(
@@ -54,17 +54,12 @@ class Compiled:
             for own in _FUNCTION_LIKE:
                 setattr(self, own, getattr(body, own))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._suspended:
-            return self._suspended(self._function(*args, **kwargs), self._region)
-        try:
-            return self._region.call(self._function, *args, **kwargs)
-        except Exception as error:
+    def _failed(self, error: BaseException) -> None:
+        """What the core tells of a call that raised."""
+        if isinstance(error, Exception):
             shorten(error)
-            raise
-        except KeyboardInterrupt:
+        elif isinstance(error, KeyboardInterrupt):
             free_imports()
-            raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method, where the function would be one: the instance is the first argument."""

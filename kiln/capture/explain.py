@@ -9,6 +9,7 @@ from kiln.capture.policy import microseconds
 
 SHOWN = 20  # recordings
 WIDTH = 160  # letters of a recording's ops
+UNTIL_COMPILED = (1 << 64) - 1  # calls a region rests that waits for its programs
 
 
 def explain(name: str, region: Any) -> str:
@@ -19,7 +20,7 @@ def explain(name: str, region: Any) -> str:
         f"{counts['runs']} runs of a program, {counts['replays']} op by op"
     ]
     if known["off"]:
-        lines.append(f"  switched off: {known['off']}")
+        lines.append(f"  switched off: {known['off']}; {_until(known['rest'])}")
     if counts["forgotten"]:
         lines.append(
             f"  {counts['forgotten']} recordings were forgotten to keep the newest {counts['programs']}"
@@ -30,6 +31,13 @@ def explain(name: str, region: Any) -> str:
     if len(recordings) > SHOWN:
         lines.append(f"  and {len(recordings) - SHOWN} more")
     return "\n".join(lines)
+
+
+def _until(calls: int) -> str:
+    """When a region that is off records again."""
+    if calls == UNTIL_COMPILED:
+        return "it is called as it is until one of them is there"
+    return f"after {calls} more calls it is recorded again for a few, to see whether that is so still"
 
 
 def _recording(r: dict[str, Any], earlier: list[dict[str, Any]]) -> list[str]:

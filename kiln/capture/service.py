@@ -14,6 +14,7 @@ region      the program of a recorded region: now, later (by another thread), st
 settle      waits for what is being compiled by another thread
 decide      after a recording was measured: whether it runs as a program, and its region goes on recording
 forgotten   the latter, after a recording made room for another
+judge       the latter, after whole calls were timed, recorded and not
 log         a line for the logger
 
 What is asked of a function (KEPT) and of a region is answered in bytes, kept (`kiln.codegen.store.kept`)
@@ -123,15 +124,25 @@ def _region(what: str, *recording: Any) -> bytes | None:
     return answer
 
 
-def _region_later(asked: tuple[Any, ...], deliver: Any) -> None:
+def _region_later(asked: tuple[Any, ...], deliver: Any, wanted: Any) -> None:
     def job(checkpoint: Any) -> None:
+        def rest() -> None:
+            checkpoint()
+            if not wanted():
+                raise Unwanted
+
+        rest()
         what, *recording = asked
-        answer = _maker().region(*recording, checkpoint)
+        answer = _maker().region(*recording, rest)
         if answer is not None:
             kept.store(_region_key(what), answer)
         deliver(answer)
 
     _background().submit(job, lambda: deliver(True))
+
+
+class Unwanted(BaseException):
+    """Ends the compiling of a program that nobody waits for any more."""
 
 
 def _background() -> Any:
@@ -167,5 +178,6 @@ _ANSWERS: dict[str, Any] = {
     "settle": wait,
     "decide": policy.decide,
     "forgotten": policy.forgotten,
+    "judge": policy.judge,
     "log": log,
 }

@@ -1,6 +1,10 @@
 // Regions as Python objects, and what is asked of Python for their recordings.
 #include "binding/bind.h"
 
+#include <structmember.h>
+
+#include <algorithm>
+#include <bit>
 #include <functional>
 #include <vector>
 
@@ -83,26 +87,46 @@ PyObject* end_call(PyObject* result, const char* returned) {
     return nullptr;
 }
 
-// function(*args, **kwargs), recorded. One C function, so that no signal's handler can run between the
-// beginning and the call, or between the call and the end.
-PyObject* call_recorded(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names,
-                        const char* returned) {
-    if (count < 1) return PyErr_Format(PyExc_TypeError, "Region: expected a function to call");
+// What `call` gives, recorded. One C function, so that no signal's handler can run between the beginning and
+// the call, or between the call and the end.
+PyObject* call_in_region(PyObject* self, const auto& call, const char* returned) {
     const int begun = guarded([&] {
         wait_for_runs();
         begin_recording(region_of(self));
         return 0;
     });
     if (begun < 0) return nullptr;
-    PyObject* result =
-        in_python([&] { return PyObject_Vectorcall(args[0], args + 1, size_t(count - 1), names); });
-    return end_call(result, returned);
+    return end_call(in_python(call), returned);
 }
-PyObject* region_call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-    return call_recorded(self, args, count, names, "the call returned");
+
+// A whole call is timed, recorded or not, in an order that no alternation of the program's own follows.
+PyObject* call_timed(PyObject* self, const auto& call, const char* returned) {
+    const std::shared_ptr<Region> region = region_of(self);
+    const bool records = std::popcount(region->trial.left--) % 2;
+    double seconds = 0;
+    Stopwatch watch(&seconds);
+    PyObject* result = records ? call_in_region(self, call, returned) : call();
+    watch.stop();
+    RegionTrial& trial = region->trial;
+    double& best = records ? trial.recorded : trial.plain;
+    best = std::min(best, seconds);
+    if (!result || trial.left > 0) return result;
+    if (guarded([&] { return compiler::judge(*region), 0; }) < 0) Py_CLEAR(result);
+    return result;
+}
+
+// A call that rests is a call of the function and nothing else.
+PyObject* call_recorded(PyObject* self, const auto& call, const char* returned) {
+    Region& region = *region_of(self);
+    const bool outermost = recording_depth() == 0;
+    if (outermost && !region.off.empty() && region.rests()) return call();
+    if (outermost && region.trial.left > 0 && !on_call) return call_timed(self, call, returned);
+    return call_in_region(self, call, returned);
 }
 PyObject* region_resume(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-    return call_recorded(self, args, count, names, "the body was suspended");
+    if (count < 1) return PyErr_Format(PyExc_TypeError, "Region: expected a function to call");
+    auto call = [&] { return PyObject_Vectorcall(args[0], args + 1, size_t(count - 1), names); };
+    return call_recorded(self, call, "the body was suspended");
 }
 PyObject* region_stats(PyObject* self, PyObject*) {
     const Region& region = *region_of(self);
@@ -169,20 +193,19 @@ Object describe(const Region& region) {
     Object list = checked(PyList_New(0));
     for (const auto& entry : entries_of(region))
         checked_ok(PyList_Append(list.get(), describe_entry(*entry).get()));
-    return checked(Py_BuildValue("{sKszsO}", "made", (unsigned long long)region.made, "off",
-                                 region.off.empty() ? nullptr : region.off.c_str(), "recordings",
+    return checked(Py_BuildValue("{sKszsKsO}", "made", (unsigned long long)region.made, "off",
+                                 region.off.empty() ? nullptr : region.off.c_str(), "rest",
+                                 (unsigned long long)(region.records() ? 0 : region.rest), "recordings",
                                  list.get()));
 }
 PyObject* region_describe(PyObject* self, PyObject*) {
     return guarded([&] { return describe(*region_of(self)).release(); });
 }
 PyMethodDef region_methods[] = {
-    {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(region_call)),
-     METH_FASTCALL | METH_KEYWORDS,
-     "function(*args, **kwargs), recorded, or as a part of what is being recorded; then what is pending "
-     "runs."},
     {"resume", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(region_resume)),
-     METH_FASTCALL | METH_KEYWORDS, "The same for a step of a body that may be suspended."},
+     METH_FASTCALL | METH_KEYWORDS,
+     "function(*args, **kwargs), a step of a body that may be suspended, recorded, or as a part of what is "
+     "being recorded; then what is pending runs."},
     {"stats", region_stats, METH_NOARGS,
      "Counts of runs, compiles, replays op by op, recordings known and forgotten."},
     {"describe", region_describe, METH_NOARGS,
@@ -196,6 +219,82 @@ PyType_Slot region_slots[] = {
     {0, nullptr},
 };
 PyType_Spec region_spec = {"kiln._core.Region", sizeof(RegionObject), 0, Py_TPFLAGS_DEFAULT, region_slots};
+
+// ---- compiled functions ----
+
+// What `kiln.capture.compile.Compiled` is made on: its call, so that one which is not recorded costs little.
+struct RecorderObject {
+    PyObject_HEAD PyObject *function, *region, *suspended;
+};
+
+// Lets Python shorten an error's traceback.
+void tell_failure(PyObject* self) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback) PyException_SetTraceback(value, traceback);
+    Py_XDECREF(traceback);
+    PyObject* told = PyObject_CallMethod(self, "_failed", "O", value);
+    if (!told) return Py_DECREF(type), Py_DECREF(value);
+    Py_DECREF(told);
+    PyErr_Restore(type, value, PyException_GetTraceback(value));
+}
+
+// function(*args, **kwargs), recorded, or as a part of what is being recorded; then what is pending runs. Of
+// a body that may be suspended each step is.
+PyObject* recorder_call(PyObject* object, PyObject* args, PyObject* kwargs) {
+    auto* self = reinterpret_cast<RecorderObject*>(object);
+    if (!self->function || !self->region || Py_TYPE(self->region) != region_type)
+        return PyErr_Format(PyExc_TypeError, "a compiled function that was not initialized is called");
+    const Object function = Object::borrow(self->function), region = Object::borrow(self->region);
+    auto call = [&] { return PyObject_Call(function.get(), args, kwargs); };
+    if (self->suspended && self->suspended != Py_None) {
+        const Object suspended = Object::borrow(self->suspended), body = Object::steal(call());
+        if (!body.get()) return nullptr;
+        return PyObject_CallFunctionObjArgs(suspended.get(), body.get(), region.get(), nullptr);
+    }
+    PyObject* result = call_recorded(region.get(), call, "the call returned");
+    if (!result) tell_failure(object);
+    return result;
+}
+int recorder_traverse(PyObject* object, visitproc visit, void* arg) {
+    auto* self = reinterpret_cast<RecorderObject*>(object);
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->function);
+    Py_VISIT(self->region);
+    Py_VISIT(self->suspended);
+    return 0;
+}
+int recorder_clear(PyObject* object) {
+    auto* self = reinterpret_cast<RecorderObject*>(object);
+    Py_CLEAR(self->function);
+    Py_CLEAR(self->region);
+    Py_CLEAR(self->suspended);
+    return 0;
+}
+void recorder_dealloc(PyObject* object) {
+    PyTypeObject* type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    recorder_clear(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+PyMemberDef recorder_members[] = {
+    {"_function", T_OBJECT_EX, offsetof(RecorderObject, function), 0, nullptr},
+    {"_region", T_OBJECT_EX, offsetof(RecorderObject, region), 0, nullptr},
+    {"_suspended", T_OBJECT_EX, offsetof(RecorderObject, suspended), 0, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+PyType_Slot recorder_slots[] = {
+    {Py_tp_call, reinterpret_cast<void*>(recorder_call)},
+    {Py_tp_traverse, reinterpret_cast<void*>(recorder_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(recorder_clear)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(recorder_dealloc)},
+    {Py_tp_members, recorder_members},
+    {0, nullptr},
+};
+PyType_Spec recorder_spec = {"kiln._core.Recorder", sizeof(RecorderObject), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, recorder_slots};
 
 // ---- programs of recordings ----
 
@@ -246,16 +345,24 @@ Object describe_region(const Recording& recording, const std::vector<bool>& live
                                  int(recording.environment().size())));
 }
 
-using Deliver = std::function<void(PyObject* answer)>;
+struct Later {
+    std::function<void(PyObject* answer)> deliver;
+    std::shared_ptr<Region> region;
+};
 
 // Called by the compiling thread with the answer, None where there is none, or True: never mind.
 PyObject* deliver(PyObject* capsule, PyObject* answer) {
     return guarded([&]() -> PyObject* {
-        (*static_cast<Deliver*>(PyCapsule_GetPointer(capsule, nullptr)))(answer);
+        static_cast<Later*>(PyCapsule_GetPointer(capsule, nullptr))->deliver(answer);
         Py_RETURN_NONE;
     });
 }
+// Whether the region still waits for programs: it may have found meanwhile that its recordings do not repeat.
+PyObject* wanted(PyObject* capsule, PyObject*) {
+    return PyBool_FromLong(static_cast<Later*>(PyCapsule_GetPointer(capsule, nullptr))->region->records());
+}
 PyMethodDef deliver_method = {"deliver", deliver, METH_O, "Gives a region's entry its program."};
+PyMethodDef wanted_method = {"wanted", wanted, METH_NOARGS, "Whether the program is waited for."};
 
 }  // namespace
 
@@ -276,20 +383,21 @@ void compile_region_later(const Recording& recording, const std::shared_ptr<Regi
     Object asked = describe_region(recording, live);
     auto give = [entry, region = recording.region(),
                  read = variant_reader(recording, live)](PyObject* answer) {
-        entry->pending = false;
+        region->stop_waiting(*entry);
         if (answer == Py_True) return;
         entry->failed = true;  // should it not be readable
         entry->give(*region, answer == Py_None ? nullptr : read(answer));
     };
-    auto* owned = new Deliver(std::move(give));
+    auto* owned = new Later{std::move(give), recording.region()};
     Object capsule = checked(PyCapsule_New(
-        owned, nullptr, [](PyObject* c) { delete static_cast<Deliver*>(PyCapsule_GetPointer(c, nullptr)); }));
+        owned, nullptr, [](PyObject* c) { delete static_cast<Later*>(PyCapsule_GetPointer(c, nullptr)); }));
     Object callback = checked(PyCFunction_New(&deliver_method, capsule.get()));
-    entry->pending = true;  // before: the other thread may be done when this one goes on
+    Object wanted = checked(PyCFunction_New(&wanted_method, capsule.get()));
+    recording.region()->wait_for(*entry);  // before: the other thread may be done when this one goes on
     try {
-        ask("region later", "(OO)", asked.get(), callback.get());
+        ask("region later", "(OOO)", asked.get(), callback.get(), wanted.get());
     } catch (...) {
-        entry->pending = false;
+        recording.region()->stop_waiting(*entry);
         throw;
     }
 }
@@ -301,7 +409,7 @@ void switch_off(Region& region, PyObject* why) {
     if (why == Py_None) return;
     const char* text = PyUnicode_AsUTF8(why);
     if (!text) throw Error(ErrorKind::python, "");
-    if (region.off.empty()) region.off = text;
+    region.stop(text);
 }
 
 }  // namespace
@@ -316,6 +424,13 @@ void decide(Region& region, RegionEntry& entry) {
     switch_off(region, off);
 }
 
+void judge(Region& region) {
+    Object why = ask("judge", "(sdd)", region.name.c_str(), region.trial.recorded, region.trial.plain);
+    region.trial = {};
+    region.trial_at *= 16;
+    switch_off(region, why.get());
+}
+
 void forgotten(Region& region, const RegionEntry& entry) {
     auto count = [](uint64_t value) { return (unsigned long long)value; };
     Object off = ask("forgotten", "(s(KKK)KKKKK)", region.name.c_str(), count(entry.number),
@@ -328,7 +443,9 @@ void forgotten(Region& region, const RegionEntry& entry) {
 
 int add_regions(PyObject* module) {
     region_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&region_spec));
-    if (!region_type) return -1;
+    Object recorder = Object::steal(PyType_FromSpec(&recorder_spec));
+    if (!region_type || !recorder.get()) return -1;
+    if (PyModule_AddObjectRef(module, "Recorder", recorder.get()) < 0) return -1;
     return PyModule_AddObjectRef(module, "Region", reinterpret_cast<PyObject*>(region_type));
 }
 

@@ -81,6 +81,8 @@ void compile_region_later(const Recording& recording, const std::shared_ptr<Regi
 // and after one was forgotten to make room, whether the region goes on recording.
 void decide(Region& region, RegionEntry& entry);
 void forgotten(Region& region, const RegionEntry& entry);
+// The same after whole calls were timed, recorded and not.
+void judge(Region& region);
 
 // Waits for what is being compiled by another thread.
 void settle();

@@ -204,8 +204,10 @@ variant_for(const Recording& recording, const std::shared_ptr<RegionEntry>& entr
         if (auto found = compiler::stored_region(recording, live)) return entry->variant = std::move(found);
     }
     Region& region = *recording.region();
-    if (entry->seen < 2 && !region.wait) return nullptr;
+    const size_t ops = recording.list().ops.size();
+    if (!region.wait && !region.repeats(*entry, ops)) return nullptr;
     if (!region.wait && !check_mode) {
+        if (ops > large_program && large_pending > 0) return nullptr;
         compiler::compile_region_later(recording, entry, live);
         return nullptr;
     }
@@ -271,6 +273,7 @@ void run_recording(Recording& recording, const char* cause) {
                " ops counted writes that their lines have counted");
     ++(ran ? region.runs : region.replays);
     ++(ran ? entry->runs : entry->replays);
+    region.note(*entry, list.ops.size(), ran || entry->measuring);
     if (!measuring || on_call) return;
     watch.stop();
     double& best = ran ? entry->times.program : entry->times.replay;

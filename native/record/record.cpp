@@ -16,11 +16,13 @@ namespace kiln {
 namespace {
 
 constexpr size_t most_ops = 10000;              // a recording past this flushes itself
+constexpr size_t most_spare = 1024;             // ops whose memory is kept for the next recording
 constexpr int most_dims = 24;                   // of an argument: what is hashed of them are 64 bits
 constexpr size_t most_bytes = size_t(1) << 30;  // the same, of memory nobody but the recording holds
 
 thread_local struct {
     std::shared_ptr<Recording> recording;  // nested regions join it
+    std::shared_ptr<Recording> spare;      // one that ended: the next one has its memory
     std::vector<char> entered;             // per region on this thread: whether it counts
     int depth = 0;
     bool paused = false;
@@ -108,13 +110,19 @@ void tell_sizes_read(Tensor& tensor) {
 
 Recording* current_recording() { return state.paused || anomaly_mode ? nullptr : state.recording.get(); }
 
+int recording_depth() { return state.depth; }
+
 void begin_recording(const std::shared_ptr<Region>& region) {
     const bool counts = state.depth > 0 || region->off.empty();
     state.entered.push_back(counts);
     try {
-        if (counts && state.depth == 0) state.recording = std::make_shared<Recording>(region);
+        if (counts && state.depth == 0) {
+            state.recording = state.spare ? std::move(state.spare) : std::make_shared<Recording>();
+            state.recording->begin(region);
+        }
     } catch (...) {
         state.entered.pop_back();
+        state.recording.reset();
         throw;
     }
     state.depth += counts;
@@ -126,9 +134,16 @@ void end_recording(const char* cause) {
     if (!counts || --state.depth > 0) return;
     // Still this thread's recording while it runs: values made by the flush are found in it.
     struct Drop {
-        ~Drop() { std::shared_ptr<Recording> ended = std::move(state.recording); }
+        ~Drop() {
+            const std::shared_ptr<Recording> ended = std::move(state.recording);
+            if (ended.use_count() != 1) return;  // another thread waits for it
+            ended->end();
+            if (ended->list().ops.capacity() <= most_spare) state.spare = ended;
+        }
     } drop;
+    const std::shared_ptr<Region> region = state.recording->region();
     state.recording->flush(cause);
+    region->end_call();
 }
 
 void flush_all(const char* cause) {
@@ -184,21 +199,25 @@ void settle_target(Storage& storage) {
     if (!storage.data) take_memory(storage, *allocate(storage.nbytes));
 }
 
-Recording::Recording(std::shared_ptr<Region> region)
-    : region_(std::move(region)), keep_lines_(check_mode || on_call), timed_(region_->measuring > 0),
-      recount_(most_bytes) {
+void Recording::begin(std::shared_ptr<Region> region) {
+    recordings().push_back(this);
+    region_ = std::move(region);
+    keep_lines_ = check_mode || on_call;
+    timed_ = region_->measuring > 0;
+    recount_ = most_bytes;
     const RegionSizes& last = region_->last;
     list_.ops.reserve(last.ops);
     list_.args.reserve(last.args);
     list_.outs.reserve(last.outs);
     storages_.reserve(last.storages);
     environment_.reserve(last.environment);
-    recordings().push_back(this);
 }
 
-Recording::~Recording() {
+void Recording::end() {
+    if (!region_) return;  // then it may go with its thread, without the interpreter's lock
     std::erase(recordings(), this);
     clear();
+    region_.reset();
 }
 
 // Another thread may be running what was recorded here so far; whether it was so.
@@ -320,8 +339,7 @@ ArgClass Recording::classify(const Tensor& x, const RecordedStorage& s) const {
     return is_expansion(x, sizes, s.ndim) ? ArgClass::expand : ArgClass::strided;
 }
 
-ListedArg Recording::describe_arg(Tensor& tensor) {
-    ListedArg arg;
+void Recording::describe_arg(ListedArg& arg, Tensor& tensor) {
     arg.value = ordinal(tensor);
     arg.dtype = tensor.dtype;
     arg.ndim = uint8_t(tensor.ndim());
@@ -336,7 +354,6 @@ ListedArg Recording::describe_arg(Tensor& tensor) {
         }
         environment_.push_back(tensor.offset);
     }
-    return arg;
 }
 
 namespace {
@@ -384,12 +401,10 @@ void Recording::mix_arg(const ListedArg& arg) {
     if (arg.cls == ArgClass::strided) mix(arg.classes);
 }
 
-ListedArg Recording::describe_number(const Number& number) {
-    ListedArg arg;
+void Recording::describe_number(ListedArg& arg, const Number& number) {
     arg.dtype = dtype_of(number.kind);
     arg.slot = uint32_t(environment_.size());
     environment_.push_back(number.bits());
-    return arg;
 }
 
 namespace {
@@ -465,15 +480,18 @@ bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<cons
 }
 
 void Recording::append_arg(const Operand& operand) {
-    list_.args.push_back(operand.tensor ? describe_arg(*operand.tensor) : describe_number(operand.number));
-    const ListedArg& arg = list_.args.back();
+    ListedArg& arg = list_.args.emplace_back();  // written where it stays
+    if (operand.tensor)
+        describe_arg(arg, *operand.tensor);
+    else
+        describe_number(arg, operand.number);
     if (operand.tensor && operand.tensor->storage->nbytes == shape_only) storages_[arg.value].pending = false;
     mix_arg(arg);
 }
 
 void Recording::append_out(Tensor& result, bool writes) {
-    list_.outs.push_back(describe_arg(result));
-    const ListedArg& out = list_.outs.back();
+    ListedArg& out = list_.outs.emplace_back();
+    describe_arg(out, result);
     if (writes) {
         mix_arg(out);
         RecordedStorage& s = storages_[out.value];

@@ -47,9 +47,13 @@ struct RecordedStorage {
 
 class Recording : public std::enable_shared_from_this<Recording> {
 public:
-    explicit Recording(std::shared_ptr<Region> region);
-    ~Recording();
+    Recording() = default;
+    ~Recording() { end(); }
     Recording(const Recording&) = delete;
+
+    // Takes calls of a region, or no more of any.
+    void begin(std::shared_ptr<Region> region);
+    void end();
 
     // Records a call, or leaves it to be run at once: false.
     bool append(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden,
@@ -82,21 +86,21 @@ private:
     bool holds_too_much();
     int32_t ordinal(Tensor& tensor);
     int32_t add_storage(StorageRef storage, const Tensor& like, bool pending, bool flat);
-    ListedArg describe_arg(Tensor& tensor);
-    ListedArg describe_number(const Number& number);
+    void describe_arg(ListedArg& arg, Tensor& tensor);
+    void describe_number(ListedArg& arg, const Number& number);
     ArgClass classify(const Tensor& tensor, const RecordedStorage& storage) const;
     void mix_arg(const ListedArg& arg);
     void clear();
 
     std::shared_ptr<Region> region_;
     Hash128 hash_;
-    bool keep_lines_, timed_;
+    bool keep_lines_ = false, timed_ = false;
     std::vector<SourceLine> lines_;  // of every op, for the check mode
     OpList list_;
     std::vector<RecordedStorage> storages_;
     Dims environment_;
     size_t bytes_ = 0;    // of all storages
-    size_t recount_;      // bytes_ at which to look how many of them nobody else holds
+    size_t recount_ = 0;  // bytes_ at which to look how many of them nobody else holds
     double seconds_ = 0;  // spent recording, while the region is being measured
     bool flushing_ = false;
     std::thread::id flusher_;
@@ -112,6 +116,8 @@ extern bool anomaly_mode;
 // anomaly mode.
 Recording* current_recording();
 void begin_recording(const std::shared_ptr<Region>& region);
+// How many of the regions that this thread is in count: those that record or are a part of one that does.
+int recording_depth();
 // Ends the innermost region; the outermost one flushes.
 void end_recording(const char* cause);
 

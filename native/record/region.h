@@ -66,22 +66,71 @@ struct RegionEntry {
     void note_end(const char* cause);
 };
 
+// What the ops of one call came to: how many ran by programs, how many wait for one that is being compiled,
+// and how many ran op by op with none in sight.
+struct RegionOps {
+    uint64_t ran = 0, waiting = 0, lost = 0;
+};
+
+// The shortest of some calls made in turn, recorded and not, in seconds.
+struct RegionTrial {
+    uint32_t left = 0;  // calls to be made
+    double recorded = std::numeric_limits<double>::infinity();
+    double plain = std::numeric_limits<double>::infinity();
+};
+
 struct HashOf128 {
     size_t operator()(const Hash128& h) const { return h.low; }
 };
 
 struct Region {
+    static constexpr int64_t most_patience = 16;
+    static constexpr uint64_t until_compiled = ~uint64_t(0);
+    static constexpr uint64_t first_trial = 20;
+
     std::string name;
     bool wait = false;  // compile at first sight
-    std::string off;    // why nothing is recorded any more; empty: it is
+    std::string off;    // why nothing is recorded at present; empty: it is
+    uint64_t rest = 0;  // calls until it records again, to see whether that is so still
     std::unordered_map<Hash128, std::shared_ptr<RegionEntry>, HashOf128> entries;
     uint64_t uses = 0, runs = 0, compiles = 0, replays = 0, evicted = 0, made = 0;
     uint64_t measuring = 0;  // entries being measured
     RegionSizes last;
+    RegionOps call;                    // of the call in progress
+    int64_t patience = most_patience;  // what calls without a program may still use up
+    uint64_t ran = 0;                  // calls by programs, one after the other
+    uint64_t trial_at = first_trial;   // of these, when whole calls are timed
+    RegionTrial trial;
+    uint64_t waits = 0;       // entries whose programs are being compiled
+    uint64_t next_rest = 0;   // calls of the next rest because nothing repeats; 0: it never rested
+    uint64_t next_trial = 0;  // the same because recording costs more than it saves
+    bool anew = false;        // what was measured is forgotten after this rest
 
     // The entry of a recording, made if there is none; the least recently used one makes room.
     std::shared_ptr<RegionEntry> entry(const Hash128& hash, const OpList& list);
+
+    // Whether a recording of so many ops has been seen often enough to be compiled.
+    bool repeats(const RegionEntry& entry, size_t ops) const;
+    // Counts what ran of the call in progress.
+    void note(const RegionEntry& entry, size_t ops, bool by_program);
+    // Ends a recorded call: goes on, or rests where its calls do not repeat.
+    void end_call();
+    // Of a region that is off: whether this call is not recorded either.
+    bool rests();
+    // Whether it records, or will as soon as a program is there.
+    bool records() const { return off.empty() || rest == until_compiled; }
+    // Ends a rest.
+    void wake();
+    // Records nothing for a while, as it does not pay.
+    void stop(const std::string& why);
+    // A recording's program is being compiled, or is not any more.
+    void wait_for(RegionEntry& entry);
+    void stop_waiting(RegionEntry& entry);
 };
+
+// Entries of many ops whose programs are being compiled: one at a time, as each takes long.
+inline uint64_t large_pending = 0;
+inline constexpr size_t large_program = 256;  // ops
 
 // Whether every hit is compared in full and run op by op as well, and passes verify what they make
 // (KILN_CHECK=1): slow, for tests.
