@@ -48,7 +48,8 @@ class Owned(dict[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         super().__setitem__(name, value)
         if (module := self._module()) is not None:
-            module.__dict__[name] = value
+            if not hasattr(type(module), name):  # a method stays: `model.type` beside a child "type"
+                module.__dict__[name] = value
 
     def __delitem__(self, name: str) -> None:
         super().__delitem__(name)
@@ -205,14 +206,21 @@ class Module(Calls, State):
         self._no_state_hooks()
         self.__dict__.update(state)
         for kind in _KINDS:
-            self.__dict__[kind] = Owned(self, state[kind])
-            self.__dict__.update(state[kind])
+            self.__dict__[kind] = Owned(self)
+            self.__dict__[kind].update(state[kind])
         self._hooked = self._hooked or any(self.__dict__[name] for name in HOOKS)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "__getattr__" in vars(cls) and not issubclass(cls, _Asked):
+        if "__getattr__" not in vars(cls):
+            return
+        if not issubclass(cls, _Asked):
             cls.__bases__ = (*cls.__bases__, _Asked)  # what its super().__getattr__ finds
+        names = getattr(getattr(vars(cls)["__getattr__"], "__code__", None), "co_names", ())
+        if (
+            "__getattr__" in names and "super" not in names
+        ):  # Module.__getattr__(self, name): then all have it
+            Module.__getattr__ = _Asked.__getattr__  # type: ignore[method-assign,assignment]
 
     if TYPE_CHECKING:  # buffers, and what `model[0]` has, are known when it runs
 
@@ -249,6 +257,9 @@ class Module(Calls, State):
                 self.__dict__[other].pop(name, None)
             self._non_persistent_buffers_set.discard(name)
             self.__dict__.pop(name, None)
+            if kind == "_modules":  # of any name, as in PyTorch: a method's too
+                owned[name] = registered(self, kind, name, value)
+                return
         register(name, value)
 
     def _replace(self, kind: str, name: str, value: Any, wanted: str) -> None:

@@ -26,6 +26,7 @@ from kiln.graph.verify import VerifyError
 from kiln.table.meanings import LETTERS, TYPE_OF
 from kiln.table.old_orders import in_todays_order
 from kiln.table.public import FACTS
+from kiln.table.registry import OPS, has_function
 
 _RAISE = (dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"])
 # what our own errors are; of these the text gets the function's name
@@ -79,6 +80,10 @@ def describe_error(
         told = _of_arguments(callable, name, args, kwargs, error if accident else None)
         if told is not None:
             return _plainly(told)
+    op = OPS.get(plain := name.rstrip("_")) if isinstance(callable, _core.Op) else None
+    if op is not None and not op.public and not has_function(plain):
+        error._without_name = str(error) if inner is None else inner  # type: ignore[attr-defined]
+        return error  # what a user wrote is `x[...]`, or a function that will put its name there
     return _with_name(error, name, inner, *args[: _is_method(name)])
 
 

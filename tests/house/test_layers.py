@@ -37,7 +37,7 @@ ALLOWED = {
     "bars": set(),
     "backends": {"codegen"},
     # devices that are not here, and the one that is
-    "cuda": {"_core", "device", "amp"},
+    "cuda": {"_core", "device", "amp", "no_device"},
     "no_device": {"device"},
     "xpu": {"no_device"},
     "mtia": {"no_device"},
@@ -46,6 +46,7 @@ ALLOWED = {
     "cpu": {"_core", "amp"},
     "switches": {"backends", "table"},
     "version": set(),
+    "quasirandom": {"_core", "ops", "random"},
     "types": {"_core", "device", "ops"},
     "foreach": {"_core", "ops"},
     "futures": set(),
