@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from copy import copy, deepcopy
-from functools import WRAPPER_ASSIGNMENTS, update_wrapper
+from functools import WRAPPER_ASSIGNMENTS, partial, update_wrapper
 from types import MethodType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -32,7 +32,7 @@ _MODES = ("default", "lite", "reduce-overhead", "max-autotune-no-cudagraphs", "m
 _FUNCTION_LIKE = ("__name__", "__code__", "__defaults__", "__kwdefaults__", "__annotations__")
 _OWN = frozenset(
     (*WRAPPER_ASSIGNMENTS, *_FUNCTION_LIKE, "__wrapped__")
-    + ("_binds", "_function", "_name", "_region", "_suspended", "_wait")
+    + ("_binds", "_function", "_name", "_region", "_suspended", "_wait", "_whole")
 )
 
 
@@ -40,9 +40,14 @@ class Compiled:
     """A callable that records its ops; see `compile`. Other attributes, read or set, are the function's."""
 
     def __init__(
-        self, function: Callable[..., Any], wait: bool, name: str | None = None, region: Any = None
+        self,
+        function: Callable[..., Any],
+        wait: bool,
+        name: str | None = None,
+        region: Any = None,
+        whole: bool = False,
     ) -> None:
-        self._function, self._wait = function, wait
+        self._function, self._wait, self._whole = function, wait, whole
         self._name = name or str(getattr(function, "__qualname__", type(function).__name__))
         self._region = region or _core.Region(self._name, wait)
         self._suspended = suspended(function)
@@ -58,6 +63,8 @@ class Compiled:
         if self._suspended:
             return self._suspended(self._function(*args, **kwargs), self._region)
         try:
+            if self._whole:
+                return self._in_one(args, kwargs)
             return self._region.call(self._function, *args, **kwargs)
         except Exception as error:
             shorten(error)
@@ -65,6 +72,18 @@ class Compiled:
         except KeyboardInterrupt:
             free_imports()
             raise
+
+    def _in_one(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of `fullgraph=True`: RuntimeError with the line, once it is over, if it read a value."""
+        before = _reads(self._region)
+        result = self._region.call(self._function, *args, **kwargs)
+        line = next((line for line, n in _reads(self._region).items() if n > before.get(line, 0)), None)
+        if line is not None:
+            raise RuntimeError(
+                f"compile: fullgraph=True, but {self._name} read a value at {line}: .item(), float(), a "
+                "print or `if` of a tensor ends a recording; leave fullgraph out to record on behind it"
+            )
+        return result
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method, where the function would be one: the instance is the first argument."""
@@ -103,11 +122,13 @@ class Compiled:
 
     def _over(self, function: Callable[..., Any]) -> Any:
         """The same for a copy of the function: a function is its own copy, a method's instance is not."""
-        return self if function is self._function else Compiled(function, self._wait, self._name)
+        if function is self._function:
+            return self
+        return Compiled(function, self._wait, self._name, whole=self._whole)
 
     def _beside(self, function: Callable[..., Any]) -> Compiled:
         """Another function, recorded in the same region."""
-        return Compiled(function, self._wait, self._name, self._region)
+        return Compiled(function, self._wait, self._name, self._region, self._whole)
 
     def __reduce__(self) -> Any:
         """By name if it is found under its function's, as the function would be; else what it was made of."""
@@ -117,7 +138,7 @@ class Compiled:
             found = getattr(found, name, None)
         if found is self:
             return path
-        return Compiled, (self._function, self._wait, self._name)
+        return Compiled, (self._function, self._wait, self._name, None, self._whole)
 
     def __repr__(self) -> str:
         return f"<compiled {self._function!r}>"
@@ -137,6 +158,16 @@ class Compiled:
         costs.
         """
         return explain(self._name, self._region)
+
+
+def _reads(region: Any) -> dict[str, int]:
+    """How often values were read inside a region, by lines."""
+    counts: dict[str, int] = {}
+    for recording in region.describe()["recordings"]:
+        for cause, line, times in recording["ends"]:
+            if cause == "a value was read":
+                counts[str(line)] = counts.get(str(line), 0) + times
+    return counts
 
 
 @overload
@@ -194,10 +225,11 @@ def compile(
     Any Python may run inside. A recording seen once runs op by op on ready kernels, or by its program if the
     disk has it. One seen again is compiled by another thread while calls go on op by op; `wait()` of a
     compiled function, or `kiln.compiler.wait()`, returns when that is done. With `wait=True` the first call
-    compiles. Sizes are run-time arguments whatever `dynamic` says. `fullgraph=True` raises
-    NotImplementedError: a value may be read anywhere, so there is no break to refuse. There is one way to
-    compile: the names that PyTorch has for `backend` and `mode`, and `options`, are taken and choose nothing;
-    a backend of the program's own is refused. With `disable=True` the callable comes back as it is.
+    compiles. Sizes are run-time arguments whatever `dynamic` says. With `fullgraph=True` a call that reads a
+    value (`.item()`, `if x > 0`) raises RuntimeError with the line when it is over: one program was not
+    enough. There is one way to compile: the names that PyTorch has for `backend` and `mode`, and `options`,
+    are taken and choose nothing; a backend of the program's own is refused. With `disable=True` the callable
+    comes back as it is.
 
     >>> @kiln.compile
     ... def f(x):
@@ -205,20 +237,20 @@ def compile(
     >>> f(kiln.ones(3))
     tensor(9.)
     """
-    _refuse(fullgraph)
     _check(backend, mode, options)
     if model is None:
-        return lambda function: compile(function, dynamic=dynamic, disable=disable, wait=wait)
+        return lambda function: compile(function, fullgraph=fullgraph, disable=disable, wait=wait)
     if disable:
         return model
     if isinstance(model, (staticmethod, classmethod)):  # in a class's body: what they hold is called
-        return type(model)(compile(model.__func__, dynamic=dynamic, wait=wait))
+        return type(model)(compile(model.__func__, fullgraph=fullgraph, wait=wait))
     if isinstance(model, (Compiled, Recorded)):  # again: not one region in another
         model = model._function if isinstance(model, Compiled) else model._orig_mod
     if not callable(model):
         raise TypeError(f"compile: expected a callable, got {type(model).__name__}")
-    found = recorded(model, Compiled, wait)
-    return Compiled(model, wait) if found is None else found
+    kind = partial(Compiled, whole=True) if fullgraph else Compiled
+    found = recorded(model, kind, wait)
+    return kind(model, wait) if found is None else found
 
 
 def in_place(
@@ -233,9 +265,8 @@ def in_place(
     wait: bool = False,
 ) -> Compiled:
     """What `Module.compile` keeps: the function that takes the module, recorded under the module's name."""
-    _refuse(fullgraph)
     _check(backend, mode, options)
-    return Compiled(function, wait, name)
+    return Compiled(function, wait, name, whole=fullgraph)
 
 
 def _check(backend: Any, mode: str | None, options: Any) -> None:
@@ -250,10 +281,3 @@ def _check(backend: Any, mode: str | None, options: Any) -> None:
         )
     if mode is not None and mode not in _MODES:
         raise RuntimeError(f"Unrecognized mode={mode}, should be one of: {', '.join(_MODES)}")
-
-
-def _refuse(fullgraph: bool) -> None:
-    if fullgraph:
-        raise NotImplementedError(
-            "compile: fullgraph=True is not supported: nothing breaks a recording; see kiln.compiler.explain"
-        )

@@ -29,8 +29,8 @@ class LinearCrossEntropyOptions:
 
     `batch_chunk_size` says it in rows. Else `chunking_method` "aspect_ratio" takes as many rows as make
     logits of the input's size, "aspect_ratio:N" an N-th of that, "auto" half of it, None all rows. The
-    rest of PyTorch's options chooses nothing: gradients may be asked for twice, and are added up in their own dtype.
-    ValueError for a value none of them has.
+    rest of PyTorch's options chooses nothing: gradients may be asked for twice, and are added up in their
+    own dtype. ValueError for a value none of them has.
 
     >>> kiln.nn.LinearCrossEntropyOptions(batch_chunk_size=64).rows(1000, 32, 5000)
     64
