@@ -191,7 +191,8 @@ class Module(Calls, State):
         if not isinstance(name, str):
             raise TypeError(f"{kind.strip('_s')} name should be a string. Got {type(name).__name__}")
         if "_parameters" not in self.__dict__:
-            raise AttributeError(f"cannot assign '{name}' before Module.__init__() call")
+            what = {"_parameters": "parameters", "_buffers": "buffers", "_modules": "module"}[kind]
+            raise AttributeError(f"cannot assign {what} before Module.__init__() call: '{name}'")
         if not name or "." in name:
             wrong = f'contain ".", got: {name}' if name else 'be empty string ""'
             raise KeyError(f"{kind.strip('_s')} name can't {wrong}")
@@ -386,9 +387,13 @@ class Module(Calls, State):
     def get_parameter(self, target: str) -> Parameter:
         """The parameter at a dotted path. Raises AttributeError."""
         path, _, name = target.rpartition(".")
-        found = self.get_submodule(path)._parameters.get(name)
+        module = self.get_submodule(path)
+        found = module._parameters.get(name)
         if found is None:
-            raise AttributeError(f"{type(self).__name__} has no parameter '{target}'")
+            if not hasattr(module, name):
+                kind = type(module).__name__
+                raise AttributeError(f"{kind} has no attribute `{name}` (in path '{target}')")
+            raise AttributeError(f"`{name}` is not an nn.Parameter (in path '{target}')")
         return found
 
     def get_buffer(self, target: str) -> Tensor:

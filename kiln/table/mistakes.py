@@ -206,6 +206,8 @@ def describe_layer(
     name, text = type(module).__name__, str(error)
     if text.startswith(f"{function.__qualname__}()"):
         error.args = (text.replace(function.__qualname__, f"{name}.forward", 1),)
+    elif isinstance(error, TypeError) and any(text.startswith(f"{hook}()") for hook in _hooks(module)):
+        return error  # a hook that takes other arguments than hooks are given
     elif _is_accident(error, last):
         taken = [*inspect.signature(function).parameters][1:]
         return _plainly(TypeError(_do_not_fit(name, args, kwargs, taken)))
@@ -213,6 +215,12 @@ def describe_layer(
         error._without_name = text  # type: ignore[attr-defined]
         error.args = (f"{name}: {text}",)
     return error
+
+
+def _hooks(module: Any) -> set[str]:
+    """What the hooks of a module are called."""
+    kept = [held for key, held in vars(module).items() if key.endswith("_hooks") and isinstance(held, dict)]
+    return {getattr(hook, "__qualname__", "") for hooks in kept for hook in hooks.values()} - {""}
 
 
 # -- which argument is wrong ----------------------------------------------------------------------------

@@ -76,7 +76,7 @@ ALLOWED = {
     "multiprocessing": {"_core", "ops", "nn"},
     "utils": {
         "_core", "ops", "tensor", "autograd", "table", "capture", "files", "serialization", "nn",
-        "multiprocessing", "hub",
+        "multiprocessing", "hub", "version",
     },  # fmt: skip
     "datasets": {"_core", "ops", "tensor", "utils"},
     "serialization": {"_core", "ops", "tensor", "files", "device", "layout", "nn"},

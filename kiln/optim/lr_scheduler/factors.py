@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
-from kiln.errors import describe, message
+from kiln.errors import describe
 from kiln.optim.lr_scheduler.base import LRScheduler, checked_optimizer, function_states, load_functions
 from kiln.optim.optimizer import Optimizer
 
@@ -31,7 +31,9 @@ class _OfFunctions(LRScheduler):
         functions: Any = [lr_lambda] * groups if one else lr_lambda
         self.lr_lambdas: list[Factor] = list(functions)
         if len(self.lr_lambdas) != groups:
-            raise ValueError(message(name, f"{groups} functions, one per group", str(len(self.lr_lambdas))))
+            raise ValueError(
+                f"{name}: Expected {groups} lr_lambdas, one per group, but got {len(self.lr_lambdas)}"
+            )
         for function in self.lr_lambdas:
             if not callable(function):
                 raise TypeError(f"{name}: lr_lambda should be a function, but got {describe(function)}")
