@@ -21,7 +21,7 @@ class SobolEngine:
     """The Sobol' sequence in `dimension` dims (1 to 21201), by Joe's and Kuo's direction numbers of 30 bits.
 
     Points are PyTorch's without `scramble`; scrambled ones (Owen's, by `seed`) are as even, and others than
-    its. ImportError if SciPy is not installed.
+    its. Needs SciPy: ImportError without.
 
     >>> engine = kiln.quasirandom.SobolEngine(dimension=2)
     >>> engine.draw(3)

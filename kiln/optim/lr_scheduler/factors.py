@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
-from kiln.errors import describe
+from kiln.errors import describe, message
 from kiln.optim.lr_scheduler.base import LRScheduler, checked_optimizer, function_states, load_functions
 from kiln.optim.optimizer import Optimizer
 
@@ -92,6 +92,8 @@ class MultiStepLR(LRScheduler):
     def __init__(
         self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
     ) -> None:
+        if not isinstance(milestones, Iterable) or getattr(milestones, "ndim", 1) == 0:
+            raise TypeError(message("MultiStepLR", "milestones in a list", describe(milestones)))
         self.milestones = Counter(milestones)
         self.gamma = gamma
         super().__init__(optimizer, last_epoch)
