@@ -118,6 +118,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         serialization as serialization,
         overrides as overrides,
         profiler as profiler,
+        quasirandom as quasirandom,
         signal as signal,
         storage as storage,
         testing as testing,
