@@ -12,6 +12,9 @@ from backend import kiln, torch
 # (a program of the library, words its message must hold in both libraries)
 MISTAKES: list[tuple[str, str]] = [
     ("F.mse_loss(t.ones(2), t.ones(3))", "must match the size of tensor b"),
+    ("t.tensor([['a']])", "too many dimensions 'str'"),
+    ("t.tensor([1, None])", "Could not infer dtype of NoneType"),
+    ("t.tensor([None], dtype=t.float32)", "NoneType"),
     ("F.l1_loss(t.ones(4, 2), t.ones(4, 3))", "non-singleton dimension 1"),
     ("F.binary_cross_entropy_with_logits(t.ones(2), t.ones(2, 1))", "Target size .*2, 1"),
     ("F.binary_cross_entropy_with_logits(t.ones(2), t.ones(3))", "must be the same as input size"),
@@ -215,9 +218,7 @@ def test_a_hook_called_with_other_arguments_is_named() -> None:
 
 def test_lists_of_tensors_refuse_what_pytorch_refuses() -> None:
     pair = [kiln.ones(2), kiln.ones(3)]
-    with pytest.raises(
-        RuntimeError, match="to be of dimension 1. Got 0 instead"
-    ):
+    with pytest.raises(RuntimeError, match="to be of dimension 1. Got 0 instead"):
         kiln._foreach_addcmul(pair, pair, pair, kiln.tensor(1.0))
     with pytest.raises(TypeError, match="'ord' .* must be Number"):
         kiln._foreach_norm(pair, "fro")
