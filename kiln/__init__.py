@@ -118,6 +118,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         serialization as serialization,
         overrides as overrides,
         profiler as profiler,
+        quasirandom as quasirandom,
         signal as signal,
         storage as storage,
         testing as testing,
@@ -192,7 +193,7 @@ globals().update(_registry.imported())
 _PARTS = (
     "accelerator amp array_api backends cache compiler cpu cuda datasets distributed distributions export "
     "func futures fx hub jit library linalg masked mps mtia multiprocessing nn onnx optim overrides profiler "
-    "random serialization signal special storage testing types utils version viz xpu"
+    "quasirandom random serialization signal special storage testing types utils version viz xpu"
 )
 _SWITCHES = (
     "are_deterministic_algorithms_enabled get_deterministic_debug_mode get_float32_matmul_precision "

@@ -56,21 +56,24 @@ _HINTS = (
         r"distributed\..+ is_distributed fork wait",
     ),
     (
+        "kiln's checkpoints keep all of a function's values or none: checkpoint the parts to compute again",
+        "CheckpointPolicy SelectiveCheckpointContext create_selective_checkpoint_contexts",
+    ),
+    (
         "PyTorch removed it; kiln.linalg has its successor",
         "solve lstsq symeig matrix_rank",
     ),
     (
         "PyTorch has it, kiln has not",
-        "(conv_tb|ctc_los)[cs] LinearCrossEntropy.+ linear_cross_entropy "
+        "(conv_tb|ctc_los)[cs] "
         "(grouped|scaled|scaled_grouped)_mm convolution airy_ai grid_sampler.* "
         "affine_grid_generator native_.+ batch_norm_.+ norm_except_dim lobpcg "
         "(frobenius|nuclear)_norm hash_tensor slice_inverse init_num_threads "
         "has_(lapack|mkl|openmp|spectral) .+Storage thread_safe_generator "
         "transfer_parametrizations_and_params .*DataPipe functionalize "
-        "replace_all_batch_norm_modules_ set_module swap_tensors deterministic CheckpointPolicy "
-        "SelectiveCheckpointContext create_selective_checkpoint_contexts dim_order "
+        "replace_all_batch_norm_modules_ set_module swap_tensors deterministic dim_order "
         "nested to_padded_tensor "
-        "backcompat backend_registration BackwardHook cmake_prefix_path collect_env config cpp_backtrace "
+        "backcompat backend_registration BackwardHook cmake_prefix_path config cpp_backtrace "
         "DeviceType emit_itt enable_reentrant_dispatch EnforceUnique ExecutionTraceObserver "
         "fallthrough_kernel generate_methods_for_privateuse1_backend get_capabilities get_cpp_backtrace "
         "get_ctx get_default_backend get_kernel get_overridable_functions get_testing_overrides "

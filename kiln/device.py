@@ -6,6 +6,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
+from kiln.errors import warn
+
 _TYPES = (
     "cpu cuda ipu xpu mkldnn opengl opencl ideep hip ve fpga maia xla lazy vulkan mps meta hpu mtia "
     "privateuseone"
@@ -60,7 +62,9 @@ class device:
         return device, ((self.type,) if self.index is None else (self.type, self.index))
 
     def __enter__(self) -> device:
-        if self.type != "meta":  # tensors of a block that would leave out the values have them
+        if self.type == "meta":
+            warn("with device('meta'): kiln has no tensors without values, so these have them, on the CPU")
+        else:
             check("device", self)
         return self
 

@@ -126,7 +126,11 @@ def _scaled(name: str, short: str) -> Any:
         firsts = _beside(name, tensors, _checked(name, tensor1))
         seconds = _beside(name, tensors, _checked(name, tensor2))
         scalars = value if scalars is None else scalars
-        values = scalars.tolist() if isinstance(scalars, Tensor) and scalars.dim() else scalars
+        if isinstance(scalars, Tensor) and scalars.dim() != 1:
+            raise RuntimeError(
+                f"{name}: Expected packed scalar Tensor to be of dimension 1. Got {scalars.dim()} instead."
+            )
+        values = scalars.tolist() if isinstance(scalars, Tensor) else scalars
         factors = _beside(name, tensors, values)
         rows = zip(tensors, firsts, seconds, factors)
         return _given(short, tensors, [getattr(x, short)(a, b, value=v) for x, a, b, v in rows])
@@ -164,6 +168,8 @@ def _mm(name: str, short: str) -> Any:
 
 def _norm(name: str, short: str) -> Any:
     def each(self: Any, ord: Any = 2, dtype: Any = None) -> Any:
+        if isinstance(ord, str):
+            raise TypeError(f"{name}(): argument 'ord' (position 2) must be Number, not str")
         return tuple(ops.norm(x, ord, dtype=dtype) for x in _checked(name, self))
 
     return each

@@ -98,11 +98,11 @@ class Compiled(_core.Recorder):
 
     def _over(self, function: Callable[..., Any]) -> Any:
         """The same for a copy of the function: a function is its own copy, a method's instance is not."""
-        return self if function is self._function else Compiled(function, self._wait, self._name)
+        return self if function is self._function else type(self)(function, self._wait, self._name)
 
     def _beside(self, function: Callable[..., Any]) -> Compiled:
         """Another function, recorded in the same region."""
-        return Compiled(function, self._wait, self._name, self._region)
+        return type(self)(function, self._wait, self._name, self._region)
 
     def __reduce__(self) -> Any:
         """By name if it is found under its function's, as the function would be; else what it was made of."""
@@ -112,7 +112,7 @@ class Compiled(_core.Recorder):
             found = getattr(found, name, None)
         if found is self:
             return path
-        return Compiled, (self._function, self._wait, self._name)
+        return type(self), (self._function, self._wait, self._name)
 
     def __repr__(self) -> str:
         return f"<compiled {self._function!r}>"
@@ -132,6 +132,31 @@ class Compiled(_core.Recorder):
         costs.
         """
         return explain(self._name, self._region)
+
+
+class InOne(Compiled):
+    """One whose calls may not read a value while they are recorded: `fullgraph=True`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        before = _reads(self._region)
+        result = super().__call__(*args, **kwargs)
+        line = next((line for line, n in _reads(self._region).items() if n > before.get(line, 0)), None)
+        if line is not None:
+            raise RuntimeError(
+                f"compile: fullgraph=True, but {self._name} read a value at {line}: .item(), float(), a "
+                "print or `if` of a tensor ends a recording; leave fullgraph out to record on behind it"
+            )
+        return result
+
+
+def _reads(region: Any) -> dict[str, int]:
+    """How often values were read inside a region, by lines."""
+    counts: dict[str, int] = {}
+    for recording in region.describe()["recordings"]:
+        for cause, line, times in recording["ends"]:
+            if cause == "a value was read":
+                counts[str(line)] = counts.get(str(line), 0) + times
+    return counts
 
 
 @overload
@@ -193,10 +218,11 @@ def compile(
     Any Python may run inside. A recording seen once runs op by op on ready kernels, or by its program if the
     disk has it. One seen again is compiled by another thread while calls go on op by op; `wait()` of a
     compiled function, or `kiln.compiler.wait()`, returns when that is done. With `wait=True` the first call
-    compiles. Sizes are run-time arguments whatever `dynamic` says. `fullgraph=True` raises
-    NotImplementedError: a value may be read anywhere, so there is no break to refuse. There is one way to
-    compile: the names that PyTorch has for `backend` and `mode`, and `options`, are taken and choose nothing;
-    a backend of the program's own is refused. With `disable=True` the callable comes back as it is.
+    compiles. Sizes are run-time arguments whatever `dynamic` says. With `fullgraph=True` a call that reads a
+    value (`.item()`, `if x > 0`) raises RuntimeError with the line when it is over: one program was not
+    enough. There is one way to compile: the names that PyTorch has for `backend` and `mode`, and `options`,
+    are taken and choose nothing; a backend of the program's own is refused. With `disable=True` the callable
+    comes back as it is.
 
     With `pure=True` you say that what the callable does depends on its arguments and on the parameters and
     buffers it meets alone. Then its Python runs at the first calls of a kind only, and a call is one
@@ -212,19 +238,20 @@ def compile(
     >>> cell(kiln.zeros(2), kiln.zeros(2))
     tensor([0., 0.])
     """
-    _refuse(fullgraph)
     _check(backend, mode, options)
     if model is None:
-        return lambda function: compile(function, dynamic=dynamic, disable=disable, wait=wait, pure=pure)
+        return lambda function: compile(
+            function, fullgraph=fullgraph, disable=disable, wait=wait, pure=pure
+        )
     if disable:
         return model
     if isinstance(model, (staticmethod, classmethod)):  # in a class's body: what they hold is called
-        return type(model)(compile(model.__func__, dynamic=dynamic, wait=wait, pure=pure))
+        return type(model)(compile(model.__func__, fullgraph=fullgraph, wait=wait, pure=pure))
     if isinstance(model, (Compiled, Recorded)):  # again: not one region in another
         model = model._function if isinstance(model, Compiled) else model._orig_mod
     if not callable(model):
         raise TypeError(f"compile: expected a callable, got {type(model).__name__}")
-    kind = _pure() if pure else Compiled
+    kind = _pure() if pure else InOne if fullgraph else Compiled
     found = recorded(model, kind, wait)
     return kind(model, wait) if found is None else found
 
@@ -248,7 +275,6 @@ def in_place(
     wait: bool = False,
 ) -> Compiled:
     """What `Module.compile` keeps: the function that takes the module, recorded under the module's name."""
-    _refuse(fullgraph)
     _check(backend, mode, options)
     return Compiled(function, wait, name)
 

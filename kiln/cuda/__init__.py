@@ -53,6 +53,27 @@ from kiln.cuda.classes import (
 )
 from kiln.device import not_compiled as _not_compiled
 from kiln.device import refusal as _refusal
+from kiln.no_device import (
+    device_count as device_count,
+)
+from kiln.no_device import (
+    get_rng_state_all as get_rng_state_all,
+)
+from kiln.no_device import (
+    is_bf16_supported as is_bf16_supported,
+)
+from kiln.no_device import (
+    is_initialized as is_initialized,
+)
+from kiln.no_device import (
+    manual_seed_all as manual_seed_all,
+)
+from kiln.no_device import (
+    memory_allocated as memory_allocated,
+)
+from kiln.no_device import (
+    set_rng_state_all as set_rng_state_all,
+)
 
 has_half, has_magma = True, False
 default_generators: tuple[()] = ()
@@ -68,21 +89,6 @@ def is_available() -> bool:
     return False
 
 
-def device_count() -> int:
-    """0: kiln runs on the CPU."""
-    return 0
-
-
-def is_initialized() -> bool:
-    """False: there is nothing to initialise."""
-    return False
-
-
-def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """False, as of every other ability of a device that is not there."""
-    return False
-
-
 def is_tf32_supported() -> bool:
     """False, as `is_bf16_supported`."""
     return False
@@ -90,10 +96,6 @@ def is_tf32_supported() -> bool:
 
 def manual_seed(seed: int) -> None:
     """Seeds the device there is: none. `kiln.manual_seed` seeds what is drawn on the CPU."""
-
-
-def manual_seed_all(seed: int) -> None:
-    """Seeds every device: none."""
 
 
 def seed() -> None:
@@ -104,26 +106,12 @@ def seed_all() -> None:
     """Seeds every device by chance: none."""
 
 
-def get_rng_state_all() -> list[_typing.Any]:
-    """The random state of every device: an empty list."""
-    return []
-
-
 def set_rng_state(new_state: _typing.Any, device: _typing.Any = "cuda") -> None:
     """Waits, as PyTorch does, for CUDA to be used before it sets a state: for ever."""
 
 
-def set_rng_state_all(new_states: _typing.Any) -> None:
-    """Puts back what `get_rng_state_all` gave."""
-
-
 def empty_cache() -> None:
     """Gives back memory of CUDA that is not used: none. `kiln.empty_cache()` gives back the CPU's."""
-
-
-def memory_allocated(device: _typing.Any = None) -> int:
-    """Bytes of tensors on the device: 0."""
-    return 0
 
 
 def max_memory_allocated(device: _typing.Any = None) -> int:

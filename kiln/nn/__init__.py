@@ -92,6 +92,12 @@ from kiln.nn.lazy import (
     LazyInstanceNorm3d as LazyInstanceNorm3d,
     LazyLinear as LazyLinear,
 )
+from kiln.nn.linear_cross_entropy import (
+    LinearCrossEntropyOptions as LinearCrossEntropyOptions,
+)
+from kiln.nn.linear_losses import (
+    LinearCrossEntropyLoss as LinearCrossEntropyLoss,
+)
 from kiln.nn.losses import (
     BCELoss as BCELoss,
     BCEWithLogitsLoss as BCEWithLogitsLoss,

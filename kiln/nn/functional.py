@@ -24,6 +24,7 @@ from kiln.nn.dropouts import dropout1d as dropout1d
 from kiln.nn.dropouts import dropout2d as dropout2d
 from kiln.nn.dropouts import dropout3d as dropout3d
 from kiln.nn.dropouts import feature_alpha_dropout as feature_alpha_dropout
+from kiln.nn.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
 from kiln.nn.multihead import multi_head_attention_forward as multi_head_attention_forward
 from kiln.nn.similarity import gumbel_softmax as gumbel_softmax
 from kiln.nn.similarity import triplet_margin_with_distance_loss as triplet_margin_with_distance_loss

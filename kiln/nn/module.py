@@ -48,7 +48,8 @@ class Owned(dict[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         super().__setitem__(name, value)
         if (module := self._module()) is not None:
-            module.__dict__[name] = value
+            if not hasattr(type(module), name):  # a method stays: `model.type` beside a child "type"
+                module.__dict__[name] = value
 
     def __delitem__(self, name: str) -> None:
         super().__delitem__(name)
@@ -190,7 +191,8 @@ class Module(Calls, State):
         if not isinstance(name, str):
             raise TypeError(f"{kind.strip('_s')} name should be a string. Got {type(name).__name__}")
         if "_parameters" not in self.__dict__:
-            raise AttributeError(f"cannot assign '{name}' before Module.__init__() call")
+            what = {"_parameters": "parameters", "_buffers": "buffers", "_modules": "module"}[kind]
+            raise AttributeError(f"cannot assign {what} before Module.__init__() call: '{name}'")
         if not name or "." in name:
             wrong = f'contain ".", got: {name}' if name else 'be empty string ""'
             raise KeyError(f"{kind.strip('_s')} name can't {wrong}")
@@ -205,14 +207,21 @@ class Module(Calls, State):
         self._no_state_hooks()
         self.__dict__.update(state)
         for kind in _KINDS:
-            self.__dict__[kind] = Owned(self, state[kind])
-            self.__dict__.update(state[kind])
+            self.__dict__[kind] = Owned(self)
+            self.__dict__[kind].update(state[kind])
         self._hooked = self._hooked or any(self.__dict__[name] for name in HOOKS)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "__getattr__" in vars(cls) and not issubclass(cls, _Asked):
+        if "__getattr__" not in vars(cls):
+            return
+        if not issubclass(cls, _Asked):
             cls.__bases__ = (*cls.__bases__, _Asked)  # what its super().__getattr__ finds
+        names = getattr(getattr(vars(cls)["__getattr__"], "__code__", None), "co_names", ())
+        if (
+            "__getattr__" in names and "super" not in names
+        ):  # Module.__getattr__(self, name): then all have it
+            Module.__getattr__ = _Asked.__getattr__  # type: ignore[method-assign,assignment]
 
     if TYPE_CHECKING:  # buffers, and what `model[0]` has, are known when it runs
 
@@ -249,6 +258,9 @@ class Module(Calls, State):
                 self.__dict__[other].pop(name, None)
             self._non_persistent_buffers_set.discard(name)
             self.__dict__.pop(name, None)
+            if kind == "_modules":  # of any name, as in PyTorch: a method's too
+                owned[name] = registered(self, kind, name, value)
+                return
         register(name, value)
 
     def _replace(self, kind: str, name: str, value: Any, wanted: str) -> None:
@@ -375,9 +387,13 @@ class Module(Calls, State):
     def get_parameter(self, target: str) -> Parameter:
         """The parameter at a dotted path. Raises AttributeError."""
         path, _, name = target.rpartition(".")
-        found = self.get_submodule(path)._parameters.get(name)
+        module = self.get_submodule(path)
+        found = module._parameters.get(name)
         if found is None:
-            raise AttributeError(f"{type(self).__name__} has no parameter '{target}'")
+            if not hasattr(module, name):
+                kind = type(module).__name__
+                raise AttributeError(f"{kind} has no attribute `{name}` (in path '{target}')")
+            raise AttributeError(f"`{name}` is not an nn.Parameter (in path '{target}')")
         return found
 
     def get_buffer(self, target: str) -> Tensor:

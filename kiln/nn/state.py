@@ -175,10 +175,10 @@ class State:
         _load_tree(self, state, "", metadata, assign, keys, problems)
         if strict and keys.unexpected_keys:
             named = ", ".join(f'"{k}"' for k in keys.unexpected_keys)
-            problems.insert(0, f"Unexpected key(s) in state_dict: {named}.")
+            problems.insert(0, f"Unexpected key(s) in state_dict: {named}. ")
         if strict and keys.missing_keys:
             named = ", ".join(f'"{k}"' for k in keys.missing_keys)
-            problems.insert(0, f"Missing key(s) in state_dict: {named}.")
+            problems.insert(0, f"Missing key(s) in state_dict: {named}. ")
         if problems:
             kind = type(self).__name__
             raise RuntimeError(f"Error(s) in loading state_dict for {kind}:\n\t" + "\n\t".join(problems))

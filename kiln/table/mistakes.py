@@ -26,6 +26,7 @@ from kiln.graph.verify import VerifyError
 from kiln.table.meanings import LETTERS, TYPE_OF
 from kiln.table.old_orders import in_todays_order
 from kiln.table.public import FACTS
+from kiln.table.registry import OPS, has_function
 
 _RAISE = (dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"])
 # what our own errors are; of these the text gets the function's name
@@ -79,6 +80,10 @@ def describe_error(
         told = _of_arguments(callable, name, args, kwargs, error if accident else None)
         if told is not None:
             return _plainly(told)
+    op = OPS.get(plain := name.rstrip("_")) if isinstance(callable, _core.Op) else None
+    if op is not None and not op.public and not has_function(plain):
+        error._without_name = str(error) if inner is None else inner  # type: ignore[attr-defined]
+        return error  # what a user wrote is `x[...]`, or a function that will put its name there
     return _with_name(error, name, inner, *args[: _is_method(name)])
 
 
@@ -201,6 +206,8 @@ def describe_layer(
     name, text = type(module).__name__, str(error)
     if text.startswith(f"{function.__qualname__}()"):
         error.args = (text.replace(function.__qualname__, f"{name}.forward", 1),)
+    elif isinstance(error, TypeError) and any(text.startswith(f"{hook}()") for hook in _hooks(module)):
+        return error  # a hook that takes other arguments than hooks are given
     elif _is_accident(error, last):
         taken = [*inspect.signature(function).parameters][1:]
         return _plainly(TypeError(_do_not_fit(name, args, kwargs, taken)))
@@ -208,6 +215,12 @@ def describe_layer(
         error._without_name = text  # type: ignore[attr-defined]
         error.args = (f"{name}: {text}",)
     return error
+
+
+def _hooks(module: Any) -> set[str]:
+    """What the hooks of a module are called."""
+    kept = [held for key, held in vars(module).items() if key.endswith("_hooks") and isinstance(held, dict)]
+    return {getattr(hook, "__qualname__", "") for hooks in kept for hook in hooks.values()} - {""}
 
 
 # -- which argument is wrong ----------------------------------------------------------------------------

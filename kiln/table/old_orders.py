@@ -1,6 +1,7 @@
 """Calls in an order of arguments that was before the keywords, and that old programs write.
 
     p.add_(-0.1, grad)            p.add_(grad, alpha=-0.1)
+    p.add_(-0.1, 2)               p.add_(2, alpha=-0.1)
     p.addcdiv_(-0.1, m, v)        p.addcdiv_(m, v, value=-0.1)
     kiln.addmm(0.5, c, 2, a, b)   kiln.addmm(c, a, b, beta=0.5, alpha=2)
 
@@ -17,7 +18,7 @@ from kiln.errors import warn
 
 Orders = dict[str, tuple[str, ...]]
 # the op -> orders, T a tensor and N a number; the keywords that the numbers are, in their order
-_SCALED: Orders = {"TNT": ("alpha",)}
+_SCALED: Orders = {"TNT": ("alpha",), "TNN": ("alpha",)}
 _VALUED: Orders = {"TNTT": ("value",)}
 _PRODUCT: Orders = {  # as functions, and as methods
     "NTTT": ("beta",), "NTNTT": ("beta", "alpha"), "TNTT": ("beta",), "TNNTT": ("beta", "alpha"),
@@ -46,7 +47,8 @@ def in_todays_order(
     today = ", ".join(f"{key}=..." for key in names)
     warn(f"This overload of {name} is deprecated: numbers follow the tensors as keywords, {today}")
     numbers = [x for x in args if not isinstance(x, Tensor)]
-    return tuple(x for x in args if isinstance(x, Tensor)), {**kwargs, **dict(zip(names, numbers))}
+    places = (*(x for x in args if isinstance(x, Tensor)), *numbers[len(names) :])
+    return places, {**kwargs, **dict(zip(names, numbers))}
 
 
 def _is_number(value: Any) -> bool:

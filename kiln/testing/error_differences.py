@@ -268,7 +268,6 @@ KNOWN: Differences = [
         "told by the dims of the input",
     ),
     ("nn.functional.max_pool3d", "refuses: RuntimeError", "of bool"),
-    ("as_tensor", "raises TypeError: .*expected numbers", "PyTorch infers no dtype"),
     ("broadcast_shapes", "raises RuntimeError: .*; PyTorch: AssertionError", "PyTorch fails inside"),
     ("", "refuses: TypeError: .*must be .*, not complex", "there are no complex numbers yet"),
     ("nn.functional.max_pool", "refuses: RuntimeError: .*bool tensor", "sizes are Python's numbers"),

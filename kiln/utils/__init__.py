@@ -10,6 +10,7 @@ from kiln.utils import checkpoint, data
 
 if _typing.TYPE_CHECKING:
     from kiln.utils import benchmark as benchmark
+    from kiln.utils import collect_env as collect_env
     from kiln.utils import dlpack as dlpack
     from kiln.utils import flop_counter as flop_counter
     from kiln.utils import hooks as hooks
@@ -18,7 +19,7 @@ if _typing.TYPE_CHECKING:
 
 __all__ = ["checkpoint", "data"]
 
-_LATER = ("benchmark", "dlpack", "flop_counter", "hooks", "model_zoo", "tensorboard")
+_LATER = ("benchmark", "collect_env", "dlpack", "flop_counter", "hooks", "model_zoo", "tensorboard")
 
 
 def _found(name: str) -> _typing.Any:

@@ -151,9 +151,9 @@ def summary(
     """The layers of a model, and what a call of it does: shapes, parameters, multiply-adds, memory.
 
     Inputs are what the model takes: tensors, or of one by one a size (a tuple of ints) in `inputs` or
-    `input_size` (several: a list of them), drawn by `rand` in `dtypes` (zeros of integers); a dict whose keys
-    are arguments of forward is taken as these, and so are `kwargs`. Without inputs nothing runs and only
-    parameters are told. Rows go `depth` modules deep.
+    `input_size` (several: a list of them), drawn by `rand` in `dtypes` (of integers zeros; if not said,
+    that of the parameters); a dict whose keys are arguments of forward is taken as these, and so are
+    `kwargs`. Without inputs nothing runs and only parameters are told. Rows go `depth` modules deep.
 
     The model runs once, in `mode` ("eval", "train" or "same"), without gradients. Training flags, buffers,
     random numbers and hooks are afterwards what they were. Multiply-adds are counted in what ran (products,
@@ -341,7 +341,10 @@ def _arguments(
         given += list(data) if isinstance(data, (list, tuple)) else [data]
     if sizes is not None:
         given.append(sizes)
-    kinds = list(dtypes) if isinstance(dtypes, (list, tuple)) else [dtypes]
+    own = next(
+        (p.dtype for p in model.parameters() if p.is_floating_point()), None
+    )  # a half model's inputs are
+    kinds = list(dtypes) if isinstance(dtypes, (list, tuple)) else [dtypes or own]
     if len(given) == 1 and isinstance(given[0], Mapping) and _takes(model, given[0]):
         return [], {key: _made(value, kinds) for key, value in given[0].items()}
     args: list[Any] = []

@@ -467,10 +467,25 @@ def test_compiled_in_place() -> None:
     assert inner._compiled_call_impl is None
     inner.compile(mode="reduce-overhead", backend="eager", dynamic=False)
     assert pickle.loads(pickle.dumps(inner))(X).tolist() == X.tolist()
-    with pytest.raises(NotImplementedError, match="fullgraph"):
-        module.compile(fullgraph=True)
+    inner.compile(fullgraph=True)
+    assert inner(X).tolist() == pickle.loads(pickle.dumps(inner))(X).tolist()
     with pytest.raises(TypeError, match="unknown"):
         module.compile(unknown=1)
+
+
+def test_fullgraph() -> None:
+    """What reads a value is told with its line; what does not runs."""
+
+    def read(x: Any) -> Any:
+        y = x.sum()
+        return y if y > 0 else -y
+
+    whole = kiln.compile(lambda x: x.sum(), fullgraph=True)
+    assert [whole(X).item() for _ in range(2)] == [X.sum().item()] * 2
+    for function in (kiln.compile(read, fullgraph=True), kiln.compile(fullgraph=True)(read)):
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"read a value at .*test_compiled_modules.py:\d+"):
+                function(X)
 
 
 def test_compiled_twice() -> None:

@@ -37,7 +37,7 @@ ALLOWED = {
     "bars": set(),
     "backends": {"codegen"},
     # devices that are not here, and the one that is
-    "cuda": {"_core", "device", "amp"},
+    "cuda": {"_core", "device", "amp", "no_device"},
     "no_device": {"device"},
     "xpu": {"no_device"},
     "mtia": {"no_device"},
@@ -46,6 +46,7 @@ ALLOWED = {
     "cpu": {"_core", "amp"},
     "switches": {"backends", "table"},
     "version": set(),
+    "quasirandom": {"_core", "ops", "random"},
     "types": {"_core", "device", "ops"},
     "foreach": {"_core", "ops"},
     "futures": set(),
@@ -75,7 +76,7 @@ ALLOWED = {
     "multiprocessing": {"_core", "ops", "nn"},
     "utils": {
         "_core", "ops", "tensor", "autograd", "table", "capture", "files", "serialization", "nn",
-        "multiprocessing", "hub",
+        "multiprocessing", "hub", "version",
     },  # fmt: skip
     "datasets": {"_core", "ops", "tensor", "utils"},
     "serialization": {"_core", "ops", "tensor", "files", "device", "layout", "nn"},

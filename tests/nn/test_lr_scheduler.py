@@ -300,7 +300,7 @@ def test_rates_that_are_tensors_are_written_in_place() -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
-    ("LambdaLR", {"lr_lambda": [abs]}, ValueError, "2 functions"),
+    ("LambdaLR", {"lr_lambda": [abs]}, ValueError, "Expected 2 lr_lambdas"),
     ("LambdaLR", {"lr_lambda": 3}, TypeError, "function"),
     ("StepLR", {"step_size": 3, "last_epoch": 4}, KeyError, "initial_lr"),
     ("ConstantLR", {"factor": 1.5}, ValueError, "between 0 and 1"),

@@ -243,3 +243,44 @@ def test_ctc_has_derivatives_of_every_order_and_records() -> None:
         value = run(scores)
         values.append((value.item(), kiln.autograd.grad(value, scores)[0].tolist()))
     assert values[0] == values[1]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("rows", [None, 2])
+def test_cross_entropy_of_a_linear_layer(rows: int | None, reduction: str) -> None:
+    """What cross_entropy gives of linear's results, whole or by rows, and its gradients."""
+    functional = kiln.nn.functional
+    x, w, b = (kiln.arange(float(n * m)).sin().reshape(n, m) for n, m in ((5, 3), (4, 3), (1, 4)))
+    y, of_classes = kiln.tensor([3, -100, 0, 1, 3]), kiln.tensor([0.5, 1.0, 2.0, 0.1])
+    leaves = [t.requires_grad_() for t in (x, w, b.reshape(4))]
+    options = None if rows is None else kiln.nn.LinearCrossEntropyOptions(batch_chunk_size=rows)
+    more = {"weight": of_classes, "reduction": reduction}
+    ours = functional.linear_cross_entropy(x, w, y, linear_bias=leaves[2], options=options, **more)
+    plain = functional.cross_entropy(functional.linear(*leaves), y, **more)
+    assert same(ours.detach(), plain.detach())
+    for loss in (ours, plain):
+        (loss.sum() ** 2).backward(inputs=leaves, create_graph=True)
+        grads = [leaf.grad for leaf in leaves]
+        second = kiln.autograd.grad(sum((g**2).sum() for g in grads), leaves)
+        found = [t.detach() for t in (*grads, *second)]
+        for leaf in leaves:
+            leaf.grad = None
+        if loss is ours:
+            kept = found
+    assert all(map(same, kept, found))
+
+
+def test_module_of_a_linear_layer_and_cross_entropy() -> None:
+    loss = kiln.nn.LinearCrossEntropyLoss(3, 4, out_features=(2,), bias=True, ignore_index=1)
+    assert loss(kiln.ones(5, 3), kiln.zeros(5, 2).long()).shape == ()
+    assert [*loss.state_dict()] == ["linear.weight", "linear.bias"]
+    assert loss.linear.weight.shape == (8, 3)
+    options = kiln.nn.LinearCrossEntropyOptions(chunking_method="aspect_ratio:4")
+    with pytest.warns(UserWarning, match="options are ignored"):
+        kiln.nn.functional.linear_cross_entropy(
+            kiln.ones(5, 3), kiln.ones(4, 3), kiln.zeros(5).long(), label_smoothing=0.1, options=options
+        )
+    with pytest.raises(ValueError, match="invalid chunking_method"):
+        kiln.nn.LinearCrossEntropyOptions(chunking_method="rows")
+    with pytest.raises(RuntimeError, match=r"last dimensions \(in_features\)"):
+        kiln.nn.functional.linear_cross_entropy(kiln.ones(5, 2), kiln.ones(4, 3), kiln.zeros(5).long())

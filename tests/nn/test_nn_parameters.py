@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import importlib
+import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from backend import kiln, torch
 
 LIBS = (kiln, torch)
+nn = kiln.nn
 
 
 def outcome(program: Any, lib: Any) -> Any:
@@ -176,3 +180,32 @@ def test_which_layers_are_which(answers: Any) -> None:
     ours, theirs = answers.both(below, names)
     assert len(theirs) > len(names) - 10  # almost all are modules
     assert ours == theirs
+
+
+def test_a_child_named_as_a_method_leaves_the_method() -> None:
+    """As in PyTorch: `self.type = module` is a child, and `model.type` the method."""
+    model = nn.Module()
+    model.type, model.half = nn.Linear(1, 1), nn.ReLU()
+    model.register_buffer("kept", kiln.ones(1))
+    for copied in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert [name for name, _ in copied.named_children()] == ["type", "half"]
+        assert copied.type(kiln.float64)._modules["type"].weight.dtype == kiln.float64
+        assert copied.kept.dtype == kiln.float64
+    with pytest.raises(KeyError, match="already exists"):
+        model.add_module("float", nn.ReLU())
+
+
+def test_getattr_of_module_called_by_name() -> None:
+    """In a program of its own, as every module has `__getattr__` from then on."""
+    program = (
+        "import kiln\n"
+        "class Net(kiln.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(); self.body = kiln.nn.Linear(2, 3)\n"
+        "    def __getattr__(self, name):\n"
+        "        try: return kiln.nn.Module.__getattr__(self, name)\n"
+        "        except AttributeError: return getattr(self._modules['body'], name)\n"
+        "print(Net().body.in_features, Net().out_features)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["2", "3"], done.stderr

@@ -81,6 +81,22 @@ def test_narrow_dtypes(mode: str, answers: Any) -> None:
         )
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_bytes(mode: str, answers: Any) -> None:
+    """uint8 is rounded as PyTorch rounds it: whole weights, after the columns and after the rows."""
+
+    def resized(f: Any, x: Any, mode: str) -> Any:
+        x = f.from_numpy(x)
+        sizes = ((4, 4), (3, 7), (11, 2))
+        flags = itertools.product(sizes, (None, True), (False, True))
+        resize = f.nn.functional.interpolate
+        return [resize(x, s, mode=mode, align_corners=c, antialias=a).tolist() for s, c, a in flags]
+
+    x = np.random.default_rng(0).integers(0, 256, (1, 3, 4, 5)).astype(np.uint8)
+    ours, theirs = answers.both(resized, x, mode)
+    assert ours == theirs
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "bool", "int64"])
 def test_nearest_of_any_dtype(dtype: str) -> None:
     x = kiln.tensor([[[0, 1]]]).to(getattr(kiln, dtype))

@@ -12,6 +12,9 @@ from backend import kiln, torch
 # (a program of the library, words its message must hold in both libraries)
 MISTAKES: list[tuple[str, str]] = [
     ("F.mse_loss(t.ones(2), t.ones(3))", "must match the size of tensor b"),
+    ("t.tensor([['a']])", "too many dimensions 'str'"),
+    ("t.tensor([1, None])", "Could not infer dtype of NoneType"),
+    ("t.tensor([None], dtype=t.float32)", "NoneType"),
     ("F.l1_loss(t.ones(4, 2), t.ones(4, 3))", "non-singleton dimension 1"),
     ("F.binary_cross_entropy_with_logits(t.ones(2), t.ones(2, 1))", "Target size .*2, 1"),
     ("F.binary_cross_entropy_with_logits(t.ones(2), t.ones(3))", "must be the same as input size"),
@@ -193,3 +196,36 @@ def test_a_compiled_function_shows_what_it_is() -> None:
 
     assert "compiled" in repr(step) and "step" in repr(step)
     assert "Linear(in_features=2" in repr(kiln.compile(kiln.nn.Linear(2, 2)))
+
+
+def test_messages_of_indexing_name_no_function_of_kilns_inside() -> None:
+    """What a user wrote is `x[index]`: the text begins as PyTorch's does."""
+    far, x = kiln.tensor([5]), kiln.zeros(2)
+    for call in (lambda: x[far], lambda: x.__setitem__(far, 1), lambda: kiln.index_put(x, (far,), x[:1])):
+        with pytest.raises(IndexError, match=r"^(index_put: )?index 5 is out of bounds for dimension 0"):
+            call()
+
+
+def test_a_hook_called_with_other_arguments_is_named() -> None:
+    layer = kiln.nn.Linear(1, 1)
+
+    def hook(module: Any, args: Any) -> None: ...
+
+    layer.register_forward_pre_hook(hook, with_kwargs=True)
+    with pytest.raises(TypeError, match=r"hook\(\) takes 2 positional arguments but 3 were given"):
+        layer(kiln.ones(1))
+
+
+def test_lists_of_tensors_refuse_what_pytorch_refuses() -> None:
+    pair = [kiln.ones(2), kiln.ones(3)]
+    with pytest.raises(RuntimeError, match="to be of dimension 1. Got 0 instead"):
+        kiln._foreach_addcmul(pair, pair, pair, kiln.tensor(1.0))
+    with pytest.raises(TypeError, match="'ord' .* must be Number"):
+        kiln._foreach_norm(pair, "fro")
+
+
+@pytest.mark.filterwarnings("ignore:This overload")
+def test_numbers_in_the_order_before_keywords() -> None:
+    x = kiln.ones(2)
+    assert x.add_(2, 3).tolist() == [7.0, 7.0]
+    assert kiln.sub(x, 2, 3).tolist() == [1.0, 1.0]

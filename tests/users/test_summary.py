@@ -218,3 +218,7 @@ def test_a_summary_of_a_model_that_changes_or_is_not_called_as_others() -> None:
     compiled = kiln.summary(kiln.compile(nn.Linear(3, 2)), (4, 3)).layers[0]
     assert (compiled.inputs, compiled.outputs) == ("[4, 3]", "[4, 2]")
     assert kiln.summary(nn.Sequential(nn.LazyLinear(2), nn.Linear(2, 2))).total_params == 6
+
+
+def test_a_half_model_is_given_halves() -> None:
+    assert kiln.summary(nn.Linear(3, 2).half(), (4, 3)).total_mult_adds == 24

@@ -50,15 +50,8 @@ class Pure(Compiled):
             shorten(error)
             raise
 
-    def _over(self, function: Callable[..., Any]) -> Any:
-        return self if function is self._function else type(self)(function, self._wait, self._name)
-
     def _beside(self, function: Callable[..., Any]) -> Compiled:
         return type(self)(function, self._wait, self._name)
-
-    def __reduce__(self) -> Any:
-        found = super().__reduce__()
-        return found if isinstance(found, str) else (type(self), *found[1:])
 
     def __repr__(self) -> str:
         return f"<pure {self._function!r}>"

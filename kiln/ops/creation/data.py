@@ -58,7 +58,8 @@ def tensor(
     """A new tensor with a copy of `data`: numbers, nested sequences of them, a NumPy array, a tensor.
 
     Python floats give the default dtype, ints int64, bools bool, unless `dtype` says otherwise. ValueError
-    for ragged sequences, TypeError for what is not a number.
+    for ragged sequences and for texts in them, RuntimeError for what has no dtype, TypeError for what is no
+    number of one that is given.
 
     >>> kiln.tensor([[1, 2], [3, 4]])
     tensor([[1, 2],
@@ -81,10 +82,26 @@ def tensor(
 
             result = _from_array(numpy.array(data))
         else:
-            result = _core.from_nested(data, None if dtype is None else dtype_name(dtype))
+            result = _from_nested(data, None if dtype is None else dtype_name(dtype))
     if dtype is not None and dtype_name(dtype) != dtype_name(result.dtype):
         result = convert(result, dtype_name(dtype))
     return settle(result, requires_grad, device, "tensor")
+
+
+def _from_nested(data: Any, dtype: str | None) -> Any:
+    """A tensor of numbers in sequences; what is none is refused with PyTorch's types of errors."""
+    try:
+        return _core.from_nested(data, dtype)
+    except TypeError as error:
+        text, first, depth = str(error), data, 0
+        while isinstance(first, (list, tuple)) and first and depth < 64:
+            first, depth = first[0], depth + 1
+        if isinstance(first, str) and depth:
+            raise ValueError(f"too many dimensions 'str': {text}") from None
+        kind = text.rpartition(" ")[2]
+        if dtype is None and "expected numbers" in text and kind not in ("str", "bytes"):
+            raise RuntimeError(f"Could not infer dtype of {kind}: {text}") from None
+        raise
 
 
 def _is_sequence(data: Any) -> bool:

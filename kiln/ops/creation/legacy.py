@@ -222,8 +222,10 @@ def _mapped(self: Any, name: str, function: Callable[..., Any], *others: Any) ->
         if other.dtype is not self.dtype:
             raise TypeError(message(name, f"a tensor of dtype {self.dtype}", describe(other)))
     arrays = [x.expand(self.shape).reshape(-1).tolist() for x in (self, *others)]
-    values = make_tensor([function(*xs) for xs in zip(*arrays)], dtype=self.dtype)
-    return self.copy_(values.view(self.shape))
+    values = [function(*xs) for xs in zip(*arrays)]
+    if (text := next((value for value in values if isinstance(value, str)), None)) is not None:
+        raise TypeError(message(name, "a function that gives numbers", describe(text)))
+    return self.copy_(make_tensor(values, dtype=self.dtype).view(self.shape))
 
 
 def apply_(self: Any, callable: Callable[[Any], Any]) -> Any:

@@ -18,6 +18,7 @@ from kiln.ops.elementwise.comparison import eq
 from kiln.ops.elementwise.elementary import floor
 from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.indexing.gathering import gather, scatter_add
+from kiln.ops.nn.byte_images import resample_bytes
 from kiln.ops.views.core_views import permute, slice_
 from kiln.ops.windows.adaptive_pools import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 from kiln.ops.windows.geometry import require
@@ -370,7 +371,7 @@ forms(
         ((d.Zeros(1, 1, 4), 0), {}, RuntimeError, "Input and output sizes should be greater than 0"),
         ((d.Zeros(1, 1, 4, 4), 2), {"mode": "linear"}, NotImplementedError, "linear mode needs 3D input"),
     ),
-    differs="no lanczos; linear modes of floats alone, nearest ones of every dtype",
+    differs="no lanczos; linear modes of floats and bytes, nearest ones of every dtype",
 )
 def interpolate(
     input: Any,
@@ -410,6 +411,8 @@ def interpolate(
     how = _HOW.get(mode, "linear") + (" corners" if corners else "")
     kind, x = dtype_name(input.dtype), input
     if not mode.startswith("nearest"):
+        if kind == "uint8" and mode in ("bilinear", "bicubic"):
+            return _of_bytes(input, out, factors, mode, corners, antialias)
         if not is_float(input):
             raise NotImplementedError(f"\"upsample_{mode}\" not implemented for '{type_name(kind)}'")
         x = p.convert(input, "float32") if kind in ("float16", "bfloat16") else input
@@ -434,6 +437,19 @@ def interpolate(
     if x is input:
         return p.clone(x)
     return x if dtype_name(x.dtype) == kind else p.convert(x, kind)
+
+
+def _of_bytes(input: Any, out: Any, factors: Any, mode: str, corners: bool, antialias: bool) -> Any:
+    """interpolate of images of uint8."""
+    x = input
+    for dim in (3, 2):
+        n, wanted = input.shape[dim], out[dim - 2]
+        if n != wanted:  # as PyTorch, whatever the factor
+            scale = _scale(n, wanted, factors[dim - 2], corners)
+            if corners and wanted == 1:
+                scale = 0.0
+            x = resample_bytes(x, dim, wanted, scale, mode == "bicubic", corners, antialias)
+    return p.clone(x) if x is input else x
 
 
 forms(

@@ -31,7 +31,9 @@ class _OfFunctions(LRScheduler):
         functions: Any = [lr_lambda] * groups if one else lr_lambda
         self.lr_lambdas: list[Factor] = list(functions)
         if len(self.lr_lambdas) != groups:
-            raise ValueError(message(name, f"{groups} functions, one per group", str(len(self.lr_lambdas))))
+            raise ValueError(
+                f"{name}: Expected {groups} lr_lambdas, one per group, but got {len(self.lr_lambdas)}"
+            )
         for function in self.lr_lambdas:
             if not callable(function):
                 raise TypeError(f"{name}: lr_lambda should be a function, but got {describe(function)}")
@@ -90,6 +92,8 @@ class MultiStepLR(LRScheduler):
     def __init__(
         self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
     ) -> None:
+        if not isinstance(milestones, Iterable) or getattr(milestones, "ndim", 1) == 0:
+            raise TypeError(message("MultiStepLR", "milestones in a list", describe(milestones)))
         self.milestones = Counter(milestones)
         self.gamma = gamma
         super().__init__(optimizer, last_epoch)
