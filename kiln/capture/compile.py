@@ -291,10 +291,3 @@ def _check(backend: Any, mode: str | None, options: Any) -> None:
         )
     if mode is not None and mode not in _MODES:
         raise RuntimeError(f"Unrecognized mode={mode}, should be one of: {', '.join(_MODES)}")
-
-
-def _refuse(fullgraph: bool) -> None:
-    if fullgraph:
-        raise NotImplementedError(
-            "compile: fullgraph=True is not supported: nothing breaks a recording; see kiln.compiler.explain"
-        )

@@ -78,7 +78,8 @@ struct Traced::Recorded {
 Traced::Traced(CallTrace& trace) : trace_(trace) {
     trace.outer = trace_here;
     if (trace.abstract) {
-        auto own = std::make_shared<Recording>(std::make_shared<Region>());
+        auto own = std::make_shared<Recording>();
+        own->begin(std::make_shared<Region>());
         recorded_ = new Recorded();
         state.recording = std::move(own);
         ++state.depth;
