@@ -1,0 +1,3 @@
+"""Automatic batching."""
+
+from kiln.batching.map import map as map
