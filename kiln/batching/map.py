@@ -17,6 +17,7 @@ from kiln import _core
 from kiln.batching.output import Output
 from kiln.batching.strands import Stopped, Strand, strand
 from kiln.errors import describe, message
+from kiln.table.callables import hide_frames
 from kiln.table.record import INTERPRETERS
 
 _Item = TypeVar("_Item")
@@ -248,3 +249,6 @@ def _from_user(traceback: Any) -> Any:
     while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
         traceback = traceback.tb_next
     return traceback
+
+
+hide_frames(globals(), ["map"])
