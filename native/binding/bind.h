@@ -241,5 +241,6 @@ int add_autograd(PyObject* module);
 int add_callbacks(PyObject* module);
 int add_compiler(PyObject* module);
 int add_regions(PyObject* module);
+int add_batching(PyObject* module);
 
 }  // namespace kiln

@@ -133,6 +133,7 @@ PyObject* tensor_item(PyObject* self, PyObject*) {
 PyObject* tensor_data_ptr(PyObject* self, PyObject*) {
     Tensor& x = tensor_of(self);
     settle(*x.storage, true);
+    if (is_part(*x.storage)) leave_whole(*x.storage);
     x.storage->public_ = true;  // for good: nobody tells when the address is no longer used
     return PyLong_FromVoidPtr(x.data());
 }

@@ -132,6 +132,7 @@ PyObject* to_capsule(PyObject*, PyObject* args) {
                "__dlpack__: the tensor's memory is read-only, which only max_version=(1, 0) or later can "
                "say; use tensor.clone()");
     settle(*x.storage, true);
+    if (is_part(*x.storage)) leave_whole(*x.storage);
     x.storage->public_ = true;
     return with_version ? lend<ManagedVersioned>(x, copied) : lend<Managed>(x, copied);
 }
