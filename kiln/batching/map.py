@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from kiln import _core
+from kiln.batching.context import Batching
 from kiln.batching.output import Output
 from kiln.batching.strands import Stopped, Strand, strand
 from kiln.errors import describe, message
@@ -87,7 +88,7 @@ class _Run:
         """Runs all items to their end."""
         turns: list[_Turn] = []
         active: list[_Turn] = []
-        with _watching:
+        with _watching, Batching():
             try:
                 more = True
                 while more or active:
@@ -212,7 +213,7 @@ _turns: dict[int, _Turn] = {}  # by thread: whose turn it is
 
 
 def _wait() -> None:
-    """What the core calls before values are read."""
+    """What the core calls where a value is needed that is pending."""
     turn = _turns.get(get_ident())
     if turn is not None and not INTERPRETERS:
         turn.wait()
@@ -221,10 +222,11 @@ def _wait() -> None:
 def _run_pending() -> None:
     """All wait. In an item of another `map` that waits with them, and what is pending there runs at once."""
     _wait()
+    _core.run_pending()
 
 
 class _Watching:
-    """While it is entered, by any thread, the core tells before it reads values."""
+    """While it is entered, by any thread, the core tells where a value is needed that is pending."""
 
     def __init__(self) -> None:
         self._lock, self._count = allocate_lock(), 0
@@ -232,7 +234,7 @@ class _Watching:
     def _add(self, more: int) -> None:
         with self._lock:
             self._count += more
-            _core.set_before_reading(_wait if self._count else None)
+            _core.set_waiter(_wait if self._count else None)
 
     def __enter__(self) -> None:
         self._add(1)

@@ -6,7 +6,9 @@
 #include "autograd/autograd.h"
 #include "autograd/derivative.h"
 #include "autograd/hooks.h"
+#include "autograd/rows.h"
 #include "base/check.h"
+#include "batch/list.h"
 #include "base/invariants.h"
 #include "call/busy.h"
 #include "call/compiler.h"
@@ -258,8 +260,10 @@ private:
         if (edge.node) {
             Node& node = *edge.node;
             if (gradient && node.needed) {
-                if (node.grads.empty()) node.grads.resize(node.outputs);
-                add_gradient(node.grads[edge.index], std::move(gradient));
+                if (in_place(node)) [[unlikely]]
+                    add_to_rows(node, edge.index, gradient);
+                else
+                    add_gradient(sums_of(node)[edge.index], std::move(gradient));
             }
             if (!counted || --node.waiting) return;
             ready_.push_back(&node);
@@ -279,7 +283,68 @@ private:
         return node;
     }
 
+    static SmallVector<TensorRef, 1>& sums_of(Node& node) {
+        if (node.grads.empty()) node.grads.resize(node.outputs);
+        return node.grads;
+    }
+
+    // Whether gradients of a launch's rows are written into one buffer: what is differentiated again is added
+    // by calls of ops.
+    bool in_place(const Node& node) const {
+        return hands_out(node) && !reach.options.create_graph && !current_recording();
+    }
+
+    // A node of a launch: hands out or gathers rows.
+    void visit_rows(Node& node) {
+        if (!hands_out(node)) return prepare(node) ? give_back(node) : pass_over(node);
+        TensorRef whole;
+        if (!in_place(node)) {
+            if (!prepare(node)) return pass_over(node);
+            whole = callbacks.stacked({node.grads.data(), node.grads.size()}, *node.rows->like);
+        } else {
+            if (node.extras || !reach.inputs.empty()) {  // looked at row by row
+                spread_rows(node);
+                if (!prepare(node)) return pass_over(node);
+                collect_rows(node);
+            }
+            if (node.needed) whole = take_rows(node);
+        }
+        node.grads.clear();
+        deliver(node.inputs[0].edge, std::move(whole), true);
+    }
+
+    // The gradient of gathered rows goes back to where they came from.
+    void give_back(Node& node) {
+        const TensorRef gradient = std::move(node.grads[0]);
+        node.grads.clear();
+        const std::vector<Rows::Place>& places = node.rows->places;
+        Results rows;
+        SmallVector<uint32_t, 64> from, to;
+        for (uint32_t k = 0; k < node.inputs.size(); ++k) {
+            const Edge& edge = node.inputs[k].edge;
+            if (edge && reach.wants(edge)) {
+                from.clear(), to.clear();
+                for (uint32_t i = 0; i < places.size(); ++i)
+                    if (places[i].input == k) from.push_back(i), to.push_back(places[i].row);
+                if (edge.node && in_place(*edge.node)) {
+                    add_rows(*edge.node, *gradient, from, to);
+                } else {
+                    if (rows.empty()) rows = callbacks.unstacked(gradient);
+                    for (size_t i = 0; i < from.size(); ++i)
+                        deliver(place_of(edge, to[i], places[from[i]].of_launch), rows[from[i]], false);
+                }
+            }
+            deliver(edge, nullptr, true);
+        }
+    }
+
+    static Edge place_of(const Edge& edge, uint32_t row, bool of_launch) {
+        return of_launch ? Edge{edge.node, edge.leaf, row} : edge;
+    }
+
     void visit(Node& node) {
+        if (node.rows) [[unlikely]]
+            return visit_rows(node);
         if (!prepare(node)) return pass_over(node);
         call_numbers.forward = node.line.call;
         Given given = node.context.object ? Given{callbacks.context(node), {}} : differentiate(node);
@@ -475,6 +540,7 @@ std::vector<TensorRef> run_backward(std::span<const Root> roots, std::span<const
                                     const BackwardOptions& options) {
     assert_locked();
     const GradMode mode(options.create_graph);
+    const ListPaused paused;  // what a pass calls runs at once
     struct Hooks {
         SavedHooks before = saved_hooks();
         ~Hooks() { std::swap(saved_hooks(), before); }

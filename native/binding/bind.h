@@ -198,21 +198,14 @@ PyObject* describe_error(PyObject* callable, PyObject* const* args, size_t flags
 TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step);
 TensorRef select_view(Tensor& x, int dim, int64_t place);
 
-// While a function is mapped over items that take turns (kiln.batching.map): called before values are read from
-// Python, so that another item may go on first. Not where the core is in the middle of a call of this thread.
-inline PyObject* before_reading = nullptr;
-void give_turn();
-
 // Values that are about to be read, or written from outside: pending work is done first.
 inline void ready(Tensor& tensor) {
-    if (before_reading) [[unlikely]]
-        give_turn();
     if (tensor.storage) settle(*tensor.storage);
 }
-inline void ready_for_others(Tensor& tensor) {  // what becomes of its memory nobody tells from now on
-    if (before_reading) [[unlikely]]
-        give_turn();
+// The same of memory that others get to know: nobody tells when they are done with it.
+inline void ready_for_others(Tensor& tensor) {
     settle(*tensor.storage, true);
+    if (is_part(*tensor.storage)) leave_whole(*tensor.storage);
     tensor.storage->public_ = true;
 }
 
@@ -261,5 +254,6 @@ int add_autograd(PyObject* module);
 int add_callbacks(PyObject* module);
 int add_compiler(PyObject* module);
 int add_regions(PyObject* module);
+int add_batching(PyObject* module);
 
 }  // namespace kiln

@@ -132,7 +132,7 @@ PyObject* tensor_item(PyObject* self, PyObject*) {
 
 PyObject* tensor_data_ptr(PyObject* self, PyObject*) {
     const TensorRef x(&tensor_of(self));
-    ready_for_others(*x);  // for good: nobody tells when the address is no longer used
+    ready_for_others(*x);
     return PyLong_FromVoidPtr(x->data());
 }
 

@@ -8,6 +8,7 @@
 
 #include "autograd/autograd.h"
 #include "autograd/hooks.h"
+#include "batch/list.h"
 
 namespace kiln {
 namespace {
@@ -207,13 +208,15 @@ struct OwnState {
     DType default_dtype = DType::float32;
     RandomState random;
     SavedHooks hooks;
+    Listing listing;
 };
 
 // A copy of what is there now, but for the random state: (seed, position)
 int state_init(PyObject* object, PyObject* args, PyObject*) {
     long long seed, position;
     if (!PyArg_ParseTuple(args, "LL:OwnState", &seed, &position)) return -1;
-    held_by<OwnState>(object) = {modes(), default_dtype(), {uint64_t(seed), position}, saved_hooks()};
+    held_by<OwnState>(object) = {modes(), default_dtype(), {uint64_t(seed), position}, saved_hooks(),
+                                listing_of_thread()};
     return 0;
 }
 void exchange(OwnState& own) {
@@ -226,6 +229,7 @@ void exchange(OwnState& own) {
     }
     std::swap(own.random, random_state);
     std::swap(own.hooks, saved_hooks());
+    std::swap(own.listing, listing_of_thread());
 }
 // function(), while what is held and what is there have changed places. In one C function, so that no signal's
 // handler comes between.
@@ -249,9 +253,16 @@ PyType_Slot state_slots[] = {
 };
 PyType_Spec state_spec = {"kiln._core.OwnState", sizeof(Holder<OwnState>), 0, Py_TPFLAGS_DEFAULT, state_slots};
 
-PyObject* set_before_reading(PyObject*, PyObject* function) {
+PyObject* waiter = nullptr;  // called where a value on the list is needed
+
+void wait_for_turn() {
+    const Object function = Object::borrow(waiter);
+    checked(in_python([&] { return PyObject_CallNoArgs(function.get()); }));
+}
+PyObject* set_waiter(PyObject*, PyObject* function) {
     PyObject* const wanted = function == Py_None ? nullptr : Py_NewRef(function);
-    const Object dropped = Object::steal(std::exchange(before_reading, wanted));
+    before_list_runs = wanted ? wait_for_turn : nullptr;
+    const Object dropped = Object::steal(std::exchange(waiter, wanted));
     Py_RETURN_NONE;
 }
 
@@ -288,8 +299,7 @@ PyMethodDef functions[] = {
     {"modes", guard<get_modes>, METH_NOARGS,
      "This thread's (grad mode, inference mode, None or autocast's (dtype, whether casts are kept))."},
     {"set_modes", guard<put_modes>, METH_VARARGS, "Sets what `modes` gives."},
-    {"set_before_reading", set_before_reading, METH_O,
-     "Sets what is called before Python reads values, or None."},
+    {"set_waiter", set_waiter, METH_O, "Sets what is called where a value on a list is needed, or None."},
     {"cast_cache", guard<get_casts>, METH_NOARGS,
      "This thread's casts of parameters: a dict, dropped where autocast ends."},
     {nullptr, nullptr, 0, nullptr},
@@ -305,12 +315,6 @@ bool set_saved_hooks(SavedHooks hooks) {
     }
     std::swap(saved_hooks(), hooks);  // the old ones go when the new are in place
     return true;
-}
-
-void give_turn() {
-    if (Away::here() || current_recording()) return;
-    const Object function = Object::borrow(before_reading);
-    checked(in_python([&] { return PyObject_CallNoArgs(function.get()); }));
 }
 
 int add_modes(PyObject* module) {

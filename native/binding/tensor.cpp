@@ -6,6 +6,7 @@
 #include "autograd/autograd.h"
 #include "autograd/hooks.h"
 #include "autograd/inplace.h"
+#include "batch/list.h"
 #include "call/busy.h"
 
 namespace kiln {
@@ -234,6 +235,7 @@ int put_data(PyObject* self, PyObject* value, void*) {
                name(source.dtype));
     TensorRef changed = alias(source);
     changed->untracked = x.untracked;
+    if (is_listed(*x.storage)) run_list_of(*x.storage);
     changed->node = x.node;
     changed->output = x.output;
     changed->meta = x.meta;
@@ -291,6 +293,7 @@ PyObject* tensor_is_inference(PyObject* self, PyObject*) {
 
 PyObject* tensor_detach_(PyObject* self, PyObject*) {
     const TensorRef x(&tensor_of(self));
+    if (is_listed(*x->storage)) run_list_of(*x->storage);
     KILN_CHECK(!x->base, runtime, "Can't detach views in-place. Use detach() instead.");
     x->node = nullptr;
     if (x->meta) x->meta->requires_grad = false;

@@ -6,6 +6,7 @@
 #include "autograd/autograd.h"
 #include "autograd/inplace.h"
 #include "base/check.h"
+#include "batch/list.h"
 #include "call/busy.h"
 #include "call/compiler.h"
 #include "call/pointwise.h"
@@ -77,7 +78,7 @@ bool writes_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands
                  std::span<const TensorRef> out) {
     if (fn.cls != FnClass::pointwise || out.size() != 1 || refuses_values(fn)) return false;
     const Storage& target = *out[0]->storage;
-    return !target.read_only && !target.inference && !target.recording && target.data && !target.busy &&
+    return !target.read_only && !target.inference && !target.recording && target.data && !target.busy && !is_part(target) &&
            flat.look_at(fn, operands, out) && !flat.pending && !current_recording() && !on_call &&
            !(grad_enabled() && needs_gradient(fn, operands, out));
 }
@@ -220,6 +221,8 @@ Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef
 
 Results call(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     Results results;
+    if (lists_in_use && put_on_list(fn, operands, out, results)) [[unlikely]]
+        return results;
     if (FlatCall flat; runs_flat(flat, fn, operands, out)) {
         results.resize(fn.outputs);
         call_flat(fn, flat, operands, results.data());
@@ -236,6 +239,9 @@ Results call(Fn& fn, std::span<const Operand> operands, std::span<const TensorRe
 
 TensorRef call_one(Fn& fn, std::span<const Operand> operands) {
     TensorRef result;
+    if (lists_in_use) [[unlikely]] {
+        if (Results results; put_on_list(fn, operands, {}, results)) return std::move(results[0]);
+    }
     if (FlatCall flat; fn.outputs == 1 && runs_flat(flat, fn, operands, {}))
         call_flat(fn, flat, operands, &result);
     else
