@@ -18,8 +18,9 @@ from kiln.batching.context import Batching
 from kiln.batching.output import Output
 from kiln.batching.strands import Stopped, Strand, strand
 from kiln.errors import describe, message
+from kiln.func.levels import levels
+from kiln.func.transforms import is_differentiating
 from kiln.table.callables import hide_frames
-from kiln.table.record import INTERPRETERS
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -75,7 +76,7 @@ class _Run:
 
     def __init__(self, function: Callable[[Any], Any], limit: int | None) -> None:
         self.function, self.limit = function, limit
-        self.alone = bool(INTERPRETERS) or _core.recording()  # then nothing waits, and items run one by one
+        self.alone = not _may_wait() or _core.recording()  # then items run one by one
         self.output = Output()
         self._random = _core.next_random(1)
 
@@ -215,8 +216,13 @@ _turns: dict[int, _Turn] = {}  # by thread: whose turn it is
 def _wait() -> None:
     """What the core calls where a value is needed that is pending."""
     turn = _turns.get(get_ident())
-    if turn is not None and not INTERPRETERS:
+    if turn is not None and _may_wait():
         turn.wait()
+
+
+def _may_wait() -> bool:
+    """Not while a function of kiln.func runs on this thread, which knows nothing of turns."""
+    return not levels() and not is_differentiating()
 
 
 def _run_pending() -> None:

@@ -35,6 +35,9 @@ def rows(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found | str:
         return f"{op.algorithm} has no rule for rows"
     if op.kind == "as_strided":
         return "it speaks of places in memory"
+    if op.kind == "pointwise":  # as a composite it says of each operand what it is
+        codes = tuple("t" if ndim >= 0 else dtype[0] for ndim, _, dtype in looks)
+        return _one_node(op, structure, looks).handle, codes, False
     return _of_view(op, structure, looks) or (_one_node(op, structure, looks).handle, structure, False)
 
 

@@ -101,7 +101,8 @@ class _Threads:
                 if not given:  # Ctrl-C comes before or after both lines
                     given = True
                     self._turn.release() if self._ident else start_new_thread(self._context.run, (self._run,))
-                self._back.acquire()
+                while not self._back.acquire(timeout=0.5):  # a signal may have come to another thread
+                    pass
                 break
             except KeyboardInterrupt:  # the main thread hears of it, but it is meant for who runs
                 self._interrupt()
