@@ -295,6 +295,7 @@ void CallList::add(Pattern& pattern, std::span<const Operand> operands, std::spa
     }
     if (pattern.listed++ == 0) active_.push_back(&pattern);
     pattern.depths += call.depth;
+    pattern.deepest = std::max(pattern.deepest, call.depth);
     ++pattern.calls;
 }
 
@@ -304,7 +305,7 @@ void CallList::clear() {
     calls_.clear();
     operands_.clear();
     for (Pattern* pattern : active_) {
-        pattern->listed = pattern->depths = 0;
+        pattern->listed = pattern->depths = pattern->deepest = 0;
         pattern->ready.clear();
     }
     active_.clear();
