@@ -190,26 +190,14 @@ def task_neighbour(backend: str, which: str) -> dict[str, Any]:
 def task_memory(backend: str, which: str) -> dict[str, Any]:
     """The most bytes that the tensors of a training step take beyond those that are there before it."""
     from bench.gradients import training_step
+    from bench.measure import most_memory
     from kiln.testing.backend import load
 
     framework = load(backend)
     framework.set_num_threads(1)
     step, forget = training_step(framework, which)
     step(), step(), forget()
-    if framework.is_kiln:
-        framework.reset_peak_memory_stats()
-        before = framework.memory_stats()["allocated_bytes"]
-        step()
-        return {"bytes": framework.memory_stats()["peak_allocated_bytes"] - before}
-    profiler = framework.profiler
-    with profiler.profile(profile_memory=True, activities=[profiler.ProfilerActivity.CPU]) as profile:
-        step()
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    now = most = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return {"bytes": most}
+    return {"bytes": most_memory(framework, step)}
 
 
 def task_long(backend: str, count: str) -> dict[str, Any]:

@@ -53,8 +53,8 @@ def repeats(run: Callable[[int], float]) -> int:
     return count
 
 
-def interleaved(works: list[Work], seconds: float) -> list[Times]:
-    """Times of several works, sampled in turn for about `seconds` in all."""
+def interleaved(works: list[Work], seconds: float, least: int = MIN_ROUNDS) -> list[Times]:
+    """Times of several works, sampled in turn for about `seconds` in all, and at least so many times."""
     runs = [timer(w) for w in works]
     counts = [repeats(r) for r in runs]
     samples: list[list[float]] = [[] for _ in runs]
@@ -63,7 +63,7 @@ def interleaved(works: list[Work], seconds: float) -> list[Times]:
     gc.disable()
     try:
         ends, rounds = time.perf_counter() + seconds, 0
-        while rounds < MIN_ROUNDS or time.perf_counter() < ends:
+        while rounds < least or time.perf_counter() < ends:
             order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
             for k in order:
                 samples[k].append(runs[k](counts[k]) / counts[k])
@@ -78,3 +78,21 @@ def copy_work(nbytes: int) -> Work:
     """A plain copy of `nbytes`, the machine's memory bandwidth as everybody can reach it."""
     source, target = np.ones(nbytes // 4, np.float32), np.zeros(nbytes // 4, np.float32)
     return Work("copyto(target, source)", {"copyto": np.copyto, "source": source, "target": target})
+
+
+def most_memory(framework: Any, step: Callable[[], Any]) -> int:
+    """The most bytes that the tensors of a step take beyond those that are there before it."""
+    if framework.is_kiln:
+        framework.reset_peak_memory_stats()
+        before = framework.memory_stats()["allocated_bytes"]
+        step()
+        return int(framework.memory_stats()["peak_allocated_bytes"] - before)
+    profiler = framework.profiler
+    with profiler.profile(profile_memory=True, activities=[profiler.ProfilerActivity.CPU]) as profile:
+        step()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most

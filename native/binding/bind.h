@@ -198,10 +198,31 @@ PyObject* describe_error(PyObject* callable, PyObject* const* args, size_t flags
 TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step);
 TensorRef select_view(Tensor& x, int dim, int64_t place);
 
+// While a function is mapped over items that take turns (kiln.batching.map): called before values are read from
+// Python, so that another item may go on first. Not where the core is in the middle of a call of this thread.
+inline PyObject* before_reading = nullptr;
+void give_turn();
+
 // Values that are about to be read, or written from outside: pending work is done first.
 inline void ready(Tensor& tensor) {
+    if (before_reading) [[unlikely]]
+        give_turn();
     if (tensor.storage) settle(*tensor.storage);
 }
+inline void ready_for_others(Tensor& tensor) {  // what becomes of its memory nobody tells from now on
+    if (before_reading) [[unlikely]]
+        give_turn();
+    settle(*tensor.storage, true);
+    if (is_part(*tensor.storage)) leave_whole(*tensor.storage);
+    tensor.storage->public_ = true;
+}
+
+// The state of the default generator: seed and position give every number.
+struct RandomState {
+    uint64_t seed = 0;
+    int64_t position = 0;
+};
+inline RandomState random_state;
 
 std::span<const PyType_Slot> operator_slots();  // of Tensor
 // Adds methods and properties to Tensor; -1 with an exception set.

@@ -200,6 +200,61 @@ PyType_Slot hooks_slots[] = {
 PyType_Spec hooks_spec = {"kiln._core.HooksSwitch", sizeof(Holder<FoundHooks>), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, hooks_slots};
 
+// ---- turns: what a strand of a program has as its own where several take turns on a thread ----
+
+struct OwnState {
+    Modes modes;
+    DType default_dtype = DType::float32;
+    RandomState random;
+    SavedHooks hooks;
+};
+
+// A copy of what is there now, but for the random state: (seed, position)
+int state_init(PyObject* object, PyObject* args, PyObject*) {
+    long long seed, position;
+    if (!PyArg_ParseTuple(args, "LL:OwnState", &seed, &position)) return -1;
+    held_by<OwnState>(object) = {modes(), default_dtype(), {uint64_t(seed), position}, saved_hooks()};
+    return 0;
+}
+void exchange(OwnState& own) {
+    const Modes now = modes();
+    set_modes(own.modes);
+    own.modes = now;
+    if (const DType dtype = default_dtype(); dtype != own.default_dtype) {
+        change_default_dtype(own.default_dtype);
+        own.default_dtype = dtype;
+    }
+    std::swap(own.random, random_state);
+    std::swap(own.hooks, saved_hooks());
+}
+// function(), while what is held and what is there have changed places. In one C function, so that no signal's
+// handler comes between.
+PyObject* state_call(PyObject* self, PyObject* function) {
+    OwnState& own = held_by<OwnState>(self);
+    exchange(own);
+    Object result = Object::steal(in_python([&] { return PyObject_CallNoArgs(function); }));
+    exchange(own);
+    return result.release();
+}
+PyMethodDef state_methods[] = {
+    {"call", guard<state_call>, METH_O, "function(), with what is held in the place of what is there."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot state_slots[] = {
+    {Py_tp_new, slot<holder_new<OwnState>>()},
+    {Py_tp_init, reinterpret_cast<void*>(state_init)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(holder_dealloc<OwnState>)},
+    {Py_tp_methods, state_methods},
+    {0, nullptr},
+};
+PyType_Spec state_spec = {"kiln._core.OwnState", sizeof(Holder<OwnState>), 0, Py_TPFLAGS_DEFAULT, state_slots};
+
+PyObject* set_before_reading(PyObject*, PyObject* function) {
+    PyObject* const wanted = function == Py_None ? nullptr : Py_NewRef(function);
+    const Object dropped = Object::steal(std::exchange(before_reading, wanted));
+    Py_RETURN_NONE;
+}
+
 PyObject* get_modes(PyObject*, PyObject*) {
     const Modes now = modes();
     return Py_BuildValue("(NNN)", PyBool_FromLong(now.grad), PyBool_FromLong(now.inference),
@@ -233,6 +288,8 @@ PyMethodDef functions[] = {
     {"modes", guard<get_modes>, METH_NOARGS,
      "This thread's (grad mode, inference mode, None or autocast's (dtype, whether casts are kept))."},
     {"set_modes", guard<put_modes>, METH_VARARGS, "Sets what `modes` gives."},
+    {"set_before_reading", set_before_reading, METH_O,
+     "Sets what is called before Python reads values, or None."},
     {"cast_cache", guard<get_casts>, METH_NOARGS,
      "This thread's casts of parameters: a dict, dropped where autocast ends."},
     {nullptr, nullptr, 0, nullptr},
@@ -250,8 +307,14 @@ bool set_saved_hooks(SavedHooks hooks) {
     return true;
 }
 
+void give_turn() {
+    if (Away::here() || current_recording()) return;
+    const Object function = Object::borrow(before_reading);
+    checked(in_python([&] { return PyObject_CallNoArgs(function.get()); }));
+}
+
 int add_modes(PyObject* module) {
-    for (PyType_Spec* spec : {&switch_spec, &hooks_spec})
+    for (PyType_Spec* spec : {&switch_spec, &hooks_spec, &state_spec})
         if (!add_type(module, *spec)) return -1;
     return PyModule_AddFunctions(module, functions);
 }

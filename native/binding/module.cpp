@@ -106,12 +106,7 @@ PyObject* set_check(PyObject*, PyObject* on) {
 }
 PyObject* recording(PyObject*, PyObject*) { return PyBool_FromLong(current_recording() != nullptr); }
 
-// ---- random state: seed and position give every number ----
-
-struct {
-    uint64_t seed = 0;
-    int64_t position = 0;
-} random_state;
+// ---- random state ----
 
 PyObject* next_random(PyObject*, PyObject* count) {
     long long amount = PyLong_AsLongLong(count);

@@ -389,7 +389,8 @@ struct Lent {
 void tensor_releasebuffer(PyObject*, Py_buffer* view) { delete static_cast<Lent*>(view->internal); }
 
 int tensor_getbuffer(PyObject* self, Py_buffer* view, int flags) {
-    Tensor& x = tensor_of(self);
+    const TensorRef held(&tensor_of(self));
+    Tensor& x = *held;
     KILN_CHECK(x.contiguous || (flags & PyBUF_STRIDES) == PyBUF_STRIDES, buffer,
                "memoryview: the tensor is not contiguous; call .contiguous() first");
     KILN_CHECK(!(x.storage->read_only && (flags & PyBUF_WRITABLE)), buffer,
@@ -398,9 +399,7 @@ int tensor_getbuffer(PyObject* self, Py_buffer* view, int flags) {
                "memoryview: buffers have no name for bfloat16; use x.float(), or x.view(kiln.int16)");
     KILN_CHECK(!(grad_enabled() && x.requires_grad()), buffer,
                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.");
-    settle(*x.storage, true);
-    if (is_part(*x.storage)) leave_whole(*x.storage);
-    x.storage->public_ = true;
+    ready_for_others(x);
     int ndim = x.ndim();
     auto* lent = new Lent{x.storage, std::vector<Py_ssize_t>(size_t(2 * ndim))};
     Py_ssize_t* dims = lent->dims.data();
