@@ -21,14 +21,14 @@ from kiln.table.record import Op
 Looks = tuple[tuple[int, bool, str], ...]  # of each operand: its dims (-1: a number), whether it has rows, dtype
 Found = tuple[Any, tuple[Any, ...], bool]  # an op, a structure, whether its numbers begin with the count of rows
 
-# products of rows with one matrix: the same op takes rows in front
-_PRODUCTS = ("linear", "matmul")
+# what takes rows in front of its first operand's dims as it is, with the fewest dims that operand may have
+_IN_FRONT = {"linear": 1, "matmul": 1, "embedding": 0}
 
 
 def rows(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found | str:
     """The function for rows, or why there is none."""
     if op.kind == "composite":
-        return _of_product(op, structure, looks) or _of_composite(op, structure, looks)
+        return _in_front(op, structure, looks) or _of_composite(op, structure, looks)
     if not op.algorithm and op.kind not in RULES:
         return "the size of its result depends on values"
     if op.algorithm and op.algorithm not in ALGORITHMS:
@@ -41,13 +41,13 @@ def rows(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found | str:
     return _of_view(op, structure, looks) or (_one_node(op, structure, looks).handle, structure, False)
 
 
-def _of_product(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found | None:
-    first, second = looks[0], looks[1] if len(looks) > 1 else None
-    alone = first[1] and not any(look[1] for look in looks[1:])
-    if op.name in _PRODUCTS and alone and first[0] >= 1 and second is not None and second[0] == 2:
-        if len(looks) < 3 or looks[2][0] == 1:  # an addend of one dim
-            return op.handle, structure, False
-    return None
+def _in_front(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found | None:
+    """Rows by one matrix, an addend of one dim: the op itself, of all rows."""
+    first, *others = looks
+    if not first[1] or any(has_rows for _, has_rows, _ in others) or first[0] < _IN_FRONT.get(op.name, 65):
+        return None
+    fits = others[0][0] == 2 and all(ndim == 1 for ndim, _, _ in others[1:])
+    return (op.handle, structure, False) if fits else None
 
 
 def _of_view(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found | None:
@@ -60,7 +60,9 @@ def _of_view(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found | None:
     if op.kind == "slice":
         (dim,) = structure[1]
         return op.handle, ("t", (dim + 1,), *structure[2:]), False
-    if op.kind == "concat" and all(look[1] for look in looks):
+    if op.kind in ("select", "unbind", "split"):
+        return op.handle, ("t", structure[1] + 1, *structure[2:]), False
+    if op.kind in ("concat", "stack") and all(look[1] for look in looks):
         count, dim = structure
         return op.handle, (count, dim + 1), False
     return None

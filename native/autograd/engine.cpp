@@ -298,11 +298,19 @@ private:
     void visit_rows(Node& node) {
         if (!hands_out(node)) return prepare(node) ? give_back(node) : pass_over(node);
         TensorRef whole;
+        const bool looked_at = node.extras || !reach.inputs.empty();  // row by row
         if (!in_place(node)) {
+            if (looked_at && !node.grads.empty()) {
+                const auto count = size_t(node.rows->count);
+                if (const TensorRef all = std::move(node.grads[count])) {
+                    Results rows = callbacks.unstacked(all);
+                    for (size_t i = 0; i < count; ++i) add_gradient(node.grads[i], std::move(rows[i]));
+                }
+            }
             if (!prepare(node)) return pass_over(node);
             whole = callbacks.stacked({node.grads.data(), node.grads.size()}, *node.rows->like);
         } else {
-            if (node.extras || !reach.inputs.empty()) {  // looked at row by row
+            if (looked_at) {
                 spread_rows(node);
                 if (!prepare(node)) return pass_over(node);
                 collect_rows(node);

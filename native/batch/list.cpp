@@ -222,7 +222,9 @@ std::vector<CallGives> given_by(Fn& fn, std::span<const Operand> operands) {
     if (fn.cls == FnClass::pointwise) {
         const Dims shape = broadcast_shape(fn, operands);
         for (DType dtype : pointwise_dtypes(fn, operands)) give(dtype, shape);
-    } else if (fn.cls == FnClass::program) {
+    } else if (fn.cls != FnClass::program) {  // arrays joined, of one dtype; of views nothing
+        for (const Dims& sizes : result_sizes(fn, operands)) give(operands[0].tensor->dtype, sizes);
+    } else {
         const Program& program = program_for(fn, operands, ProgramFor::results);
         const Dims slots = slots_of(program, fn, operands);
         for (size_t k = 0; k < program.outputs.size(); ++k)
@@ -296,6 +298,7 @@ void CallList::add(Pattern& pattern, std::span<const Operand> operands, std::spa
     }
     if (pattern.listed++ == 0) active_.push_back(&pattern);
     pattern.depths += call.depth;
+    pattern.deepest = std::max(pattern.deepest, call.depth);
     ++pattern.calls;
 }
 
@@ -305,7 +308,7 @@ void CallList::clear() {
     calls_.clear();
     operands_.clear();
     for (Pattern* pattern : active_) {
-        pattern->listed = pattern->depths = 0;
+        pattern->listed = pattern->depths = pattern->deepest = 0;
         pattern->ready.clear();
     }
     active_.clear();

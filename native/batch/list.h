@@ -46,6 +46,7 @@ struct Pattern {
     // Of the list that runs:
     uint64_t listed = 0;      // calls in it not run yet
     uint64_t depths = 0;      // of these, the sum of depths
+    uint32_t deepest = 0;     // of all of them in the list
     std::vector<uint32_t> ready;  // of these, those whose operands are there
     // Since statistics were cleared:
     uint64_t calls = 0, launches = 0, alone = 0;

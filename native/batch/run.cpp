@@ -88,13 +88,17 @@ void ListRun::mark_done(uint32_t number) {
         if (!--waits_[followers_[f]]) list_.calls_[followers_[f]].pattern->ready.push_back(followers_[f]);
 }
 
-// The pattern whose calls that are left have the lowest average depth, of those that can run: what others still
-// wait for comes before what could be done with more of its kind later.
+// Of the patterns that can run, the one whose deepest call is the least deep; of several, that of the lowest
+// average depth of those that are left. What has a call at the end of everything is done when the rest is: the
+// outputs of trees of all heights are one launch.
 Pattern* ListRun::next() {
     Pattern* best = nullptr;
     for (Pattern* pattern : list_.active_) {
         if (pattern->ready.empty()) continue;
-        if (!best || pattern->depths * best->listed < best->depths * pattern->listed) best = pattern;
+        if (!best || pattern->deepest < best->deepest ||
+            (pattern->deepest == best->deepest &&
+             pattern->depths * best->listed < best->depths * pattern->listed))
+            best = pattern;
     }
     KILN_CHECK(best, internal, "batching: calls wait for each other");
     return best;
@@ -444,7 +448,7 @@ void ListRun::drop_done() {
     std::vector<int32_t> new_call(calls.size(), -1), new_value(values.size(), -1);
     for (Pattern* pattern : list.active_) {
         pattern->ready.clear();
-        pattern->listed = pattern->depths = 0;
+        pattern->listed = pattern->depths = pattern->deepest = 0;
     }
     list.active_.clear();
     for (size_t c = 0; c < calls.size(); ++c) {
@@ -471,6 +475,7 @@ void ListRun::drop_done() {
         }
         if (call.pattern->listed++ == 0) list.active_.push_back(call.pattern);
         call.pattern->depths += call.depth;
+        call.pattern->deepest = std::max(call.pattern->deepest, call.depth);
         list.calls_.push_back(std::move(call));
     }
     if (list.calls_.empty()) --lists_in_use;
