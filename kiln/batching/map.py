@@ -112,6 +112,8 @@ class _Run:
                 raise
             finally:
                 self.output.close()
+                for turn in turns:
+                    turn.close()
         return turns
 
     def results(self, turns: list[_Turn], return_exceptions: bool) -> list[Any]:
@@ -142,7 +144,7 @@ class _Turn:
         self.error: BaseException | None = None
         self._run: _Run | None = run
         self._item = item
-        self._state = _core.OwnState(*run.random_state(index))
+        self._state = _core.OwnState(*run.random_state(index), index)
         self._outside: Any = (sys.stdout, sys.stderr)
         self._inside: Any = run.output.streams(index)
         self._outer: _Turn | None = None  # whose turn it is outside, on the same thread
@@ -169,6 +171,10 @@ class _Turn:
         """Ends it where it waits."""
         if self._strand is not None:
             self._strand.stop()
+
+    def close(self) -> None:
+        """All items have ended."""
+        self._state.end()
 
     def wait(self) -> None:
         """Called by the item: until its next turn."""

@@ -88,6 +88,7 @@ void run_list_of(Storage& storage) {
 
 bool put_on_list(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
                  Results& results) {
+    if (state.item && !state.paused) note_uses(*state.item, fn, operands, out);
     if (!out.empty()) {  // what is pending reads the values from before
         run_lists();
         return false;

@@ -12,6 +12,7 @@
 
 #include "autograd/node.h"
 #include "autograd/source_line.h"
+#include "batch/items.h"
 #include "call/dispatch.h"
 #include "call/look.h"
 #include "call/tensor.h"
@@ -145,6 +146,7 @@ struct Listing {
     std::shared_ptr<CallList> list;
     int depth = 0;  // of `batching` blocks
     bool paused = false;
+    const Item* item = nullptr;  // whose calls they are
 };
 Listing& listing_of_thread();
 

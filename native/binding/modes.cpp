@@ -209,14 +209,20 @@ struct OwnState {
     RandomState random;
     SavedHooks hooks;
     Listing listing;
+    std::optional<Item> item;
 };
 
-// A copy of what is there now, but for the random state: (seed, position)
+// A copy of what is there now, but for the random state: (seed, position, index of the item)
 int state_init(PyObject* object, PyObject* args, PyObject*) {
-    long long seed, position;
-    if (!PyArg_ParseTuple(args, "LL:OwnState", &seed, &position)) return -1;
-    held_by<OwnState>(object) = {modes(), default_dtype(), {uint64_t(seed), position}, saved_hooks(),
-                                listing_of_thread()};
+    long long seed, position, index;
+    if (!PyArg_ParseTuple(args, "LLL:OwnState", &seed, &position, &index)) return -1;
+    OwnState& own = held_by<OwnState>(object);
+    own.modes = modes();
+    own.default_dtype = default_dtype();
+    own.random = {uint64_t(seed), position};
+    own.hooks = saved_hooks();
+    own.listing = listing_of_thread();
+    own.listing.item = &own.item.emplace(index, own.listing.item);
     return 0;
 }
 void exchange(OwnState& own) {
@@ -240,7 +246,14 @@ PyObject* state_call(PyObject* self, PyObject* function) {
     exchange(own);
     return result.release();
 }
+// The item is over: what it read and wrote is nobody's.
+PyObject* state_end(PyObject* self, PyObject*) {
+    held_by<OwnState>(self).item.reset();
+    forget_unused();
+    Py_RETURN_NONE;
+}
 PyMethodDef state_methods[] = {
+    {"end", state_end, METH_NOARGS, "The item is over, and all others of its map."},
     {"call", guard<state_call>, METH_O, "function(), with what is held in the place of what is there."},
     {nullptr, nullptr, 0, nullptr},
 };

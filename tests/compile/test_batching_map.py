@@ -468,3 +468,54 @@ def test_generators_and_deep_calls_inside_items() -> None:
 
     expected = [([1.0, i + 1.0, 2 * i + 1.0], i + 1.0, [2, 1, 0]) for i in range(4)]
     assert kiln.batching.map(item, range(4)) == expected
+
+
+def test_a_write_to_what_another_item_reads_names_both() -> None:
+    """Writes before and after the other's read, writes of both; to a part what others only see in part."""
+    shared = kiln.zeros(4)
+
+    def reads_first(i: int) -> Any:
+        if i == 2:
+            bump(shared.sum())
+            shared.fill_(1.0)
+        else:
+            bump(shared.sum() + i)
+
+    def writes_first(i: int) -> Any:
+        if i == 0:
+            shared.mul_(2)
+        bump(shared.sum() + i)
+
+    def both(i: int) -> Any:
+        bump(kiln.ones(()))
+        shared.copy_(kiln.full((4,), float(i)))
+
+    for function, does, one, did, other in (
+        (reads_first, "writes", 2, "reads", "[013]"), (writes_first, "reads", 1, "writes", "0"),
+        (both, "writes", 1, "writes", "0"),
+    ):  # fmt: skip
+        text = f"batching.map: item {one} {does} what item {other} {did}, a float32 tensor of shape"
+        with pytest.raises(RuntimeError, match=text):
+            kiln.batching.map(function, range(4))
+
+    rows = kiln.zeros(3, 2)
+
+    def own_row(i: int) -> None:
+        rows[i] = bump(kiln.tensor(float(i)))
+        rows[i].mul_(2)
+
+    kiln.batching.map(own_row, range(3))
+    assert rows.tolist() == [[2.0, 2.0], [4.0, 4.0], [6.0, 6.0]]
+
+    def own(i: int) -> float:
+        x = kiln.zeros(2)
+        x += shared
+        for _ in range(3):
+            bump(x.sum())
+            x.add_(1)
+        return kiln.batching.map(lambda j: float((x * j).sum()), range(3))[2]
+
+    shared = kiln.ones(2)
+    assert kiln.batching.map(own, range(3)) == [16.0] * 3
+    shared.add_(1)
+    assert kiln.batching.map(own, range(2), limit=1) == [20.0] * 2
