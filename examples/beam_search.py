@@ -2,10 +2,10 @@
 
     python examples/beam_search.py [--seed 0] [--epochs 6]
 
-"Th nmbr f tms" was "The number of times": a network reads what is left of a sentence in both directions, and a
-decoder goes along it. At each step it writes a vowel, or the next of the letters that are there; so it is at
-another place in every sentence, and in every beam. `search` is written for one sentence and reads values at
-every step. `kiln.batching.map` runs 64 of them that take turns where they read, and what they ask of the
+"Th nmbr f tms" was "The number of times": a network reads what is left of a sentence in both directions, and
+a decoder goes along it. At each step it writes a vowel, or the next of the letters that are there; so it is
+at another place in every sentence, and in every beam. `search` is written for one sentence and reads values
+at every step. `kiln.batching.map` runs 64 of them that take turns where they read, and what they ask of the
 network runs together, with the very bits. The sentences are from the docstrings of Python's own library.
 """
 

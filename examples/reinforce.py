@@ -1,12 +1,13 @@
-"""Learn to balance a pole by REINFORCE, in sixteen environments at once: written for one, batched by one line.
+"""Learn to balance a pole by REINFORCE, in sixteen environments at once: written for one, batched by one
+line.
 
     python examples/reinforce.py [--seed 0] [--updates 60]
 
-An episode is plain Python: it asks the policy, reads which way to push, and pushes, until the pole has fallen.
-`kiln.batching.map` runs sixteen episodes that take turns where a value is read, so that the policy sees the
-states of all carts in one product. Each episode has random numbers of its own, so the results have the bits of
-episodes that run one after another. The gradient is Williams' (1992), with the mean return as its baseline.
-An untrained policy lasts about 20 pushes; after 60 updates it lasts more than 150 of 200.
+An episode is plain Python: it asks the policy, reads which way to push, and pushes, until the pole has
+fallen. `kiln.batching.map` runs sixteen episodes that take turns where a value is read, so that the policy
+sees the states of all carts in one product. Each episode has random numbers of its own, so the results have
+the bits of episodes that run one after another. The gradient is Williams' (1992), with the mean return as its
+baseline. An untrained policy lasts about 20 pushes; after 60 updates it lasts more than 150 of 200.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ CARTS, LONGEST, GAMMA = 16, 200, 0.98
 
 
 class Cart:
-    """A pole hinged on a cart (Barto, Sutton and Anderson, 1983), pushed left or right fifty times a second."""
+    """A pole hinged on a cart (Barto, Sutton and Anderson, 1983), pushed fifty times a second."""
 
     def __init__(self, seed: int) -> None:
         rng = random.Random(seed)
@@ -85,7 +86,9 @@ def main() -> None:
         lengths += [len(chosen) for chosen in episodes]
         if update % 10 == 0:
             recent = lengths[-10 * CARTS :]
-            print(f"update {update:3}  mean length of the last {len(recent)} {sum(recent) / len(recent):6.1f}")
+            print(
+                f"update {update:3}  mean length of the last {len(recent)} {sum(recent) / len(recent):6.1f}"
+            )
 
     compare(policy)
     recent = lengths[-10 * CARTS :]

@@ -1,7 +1,8 @@
 """`map`: a function of many items that take turns, so that what they wait for runs together.
 
 Each item runs in a strand (strands.py) until it reads a value that is not there yet: `item`, `if`, `print`,
-`tolist`. When all that have begun wait or have ended, everything that is pending runs, batched, and all go on.
+`tolist`. When all that have begun wait or have ended, everything that is pending runs, batched, and all go
+on.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ def map(
 
     An item that reads a value which is not there yet (`item`, `if`, `print`, `tolist`, `numpy`) waits until
     all others wait too or have ended; then everything that is pending runs, calls of the same op together,
-    and all go on. So decoders, rollouts and searches written for one sample run for many at once. Results have
-    the bits of the loop. `limit`: how many items run at once, which bounds what they hold in memory; default
-    all of them. Results do not depend on it.
+    and all go on. So decoders, rollouts and searches written for one sample run for many at once. Results
+    have the bits of the loop. `limit`: how many items run at once, which bounds what they hold in memory;
+    default all of them. Results do not depend on it.
 
     Items are independent. What one writes to a tensor no other may read or write: RuntimeError. Each has its
     own grad mode, inference mode, autocast, default dtype, hooks on saved tensors and context variables: it

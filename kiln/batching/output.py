@@ -1,4 +1,4 @@
-"""What items print, in the order of items: who runs ahead of an item before it is kept until that has ended."""
+"""What items print, in the order of items: text of those that run ahead is kept."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Strands: functions on one thread that take turns, each with the stack of its calls.
 
-A strand runs until it waits, and goes on from there at its next turn. With the package greenlet that is a switch
-of stacks (0.4 us). Without it a strand is a thread, of which one runs at a time: who hands over waits at a lock
-(about 10 us).
+A strand runs until it waits, and goes on from there at its next turn. With the package greenlet that is a
+switch of stacks (0.4 us). Without it a strand is a thread, of which one runs at a time: who hands over waits
+at a lock (about 10 us).
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def test_a_source_that_fails_ends_all_items() -> None:
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit, "signal"])
 def test_what_ends_a_program_ends_all_items(end: Any) -> None:
-    """Ctrl-C and sys.exit() in an item: the others are left, modes and streams are back, `map` works again."""
+    """Ctrl-C and sys.exit() in an item: the others are left, modes and streams are back."""
     left = []
 
     def item(i: int) -> None:
@@ -295,7 +295,9 @@ def test_hooks_on_saved_tensors_are_each_items_own() -> None:
             return x
 
         x = kiln.full((2,), float(i + 1)).requires_grad_()
-        with kiln.autograd.graph.saved_tensors_hooks(pack, lambda x: x) if i % 2 else contextlib.nullcontext():
+        with (
+            kiln.autograd.graph.saved_tensors_hooks(pack, lambda x: x) if i % 2 else contextlib.nullcontext()
+        ):
             bump(kiln.ones(()))
             y = x * x
             bump(kiln.ones(()))
@@ -356,7 +358,9 @@ def test_maps_inside_maps() -> None:
     assert log == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     kiln.manual_seed(1)
     assert kiln.batching.map(outer, range(3), limit=1) == found
-    assert [[row[-1] for row in rows] for rows in found] == [[10 * i + j + 1 for j in range(3)] for i in range(3)]
+    assert [[row[-1] for row in rows] for rows in found] == [
+        [10 * i + j + 1 for j in range(3)] for i in range(3)
+    ]
 
     def failing(i: int) -> Any:
         return kiln.batching.map(odd_fail, [0, 2, i])
