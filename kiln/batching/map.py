@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from kiln import _core
-from kiln.batching.context import Batching
 from kiln.batching.output import Output
 from kiln.batching.strands import Stopped, Strand, strand
+from kiln.capture.batched import Batching
 from kiln.errors import describe, message
 from kiln.func.levels import levels
 from kiln.func.transforms import is_differentiating

@@ -35,10 +35,7 @@ def rows(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found | str:
         return f"{op.algorithm} has no rule for rows"
     if op.kind == "as_strided":
         return "it speaks of places in memory"
-    if op.kind == "pointwise":  # as a composite it says of each operand what it is
-        codes = tuple("t" if ndim >= 0 else dtype[0] for ndim, _, dtype in looks)
-        return _one_node(op, structure, looks).handle, codes, False
-    return _of_view(op, structure, looks) or (_one_node(op, structure, looks).handle, structure, False)
+    return _of_view(op, structure, looks) or _one_node(op, structure, looks)
 
 
 def _in_front(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found | None:
@@ -142,11 +139,21 @@ class _OneNode(Op):
 _made: dict[tuple[int, tuple[Any, ...]], _OneNode] = {}
 
 
-def _one_node(op: Op, structure: tuple[Any, ...], looks: Looks) -> _OneNode:
+_LETTERS = {"float64": "f", "int64": "i", "bool": "b"}  # of numbers in a composite's structure
+
+
+def _one_node(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found:
     flags = tuple(_Walk(op, structure, looks).flags)
     if (id(op), flags) not in _made:
         _made[id(op), flags] = _OneNode(op, flags)
-    return _made[id(op), flags]
+    if op.kind == "pointwise":  # whose own structure does not say what its operands are
+        own, arrays = iter(structure), iter(looks)
+        structure = tuple(
+            next(own) if p.kind == "S" else "t" if look[0] >= 0 else _LETTERS[look[2]]
+            for p in op.params
+            for look in ([next(arrays)] if p.kind != "S" else [(0, False, "")])
+        )
+    return _made[id(op), flags].handle, structure, False
 
 
 def stacked(gradients: tuple[Any, ...], sizes: tuple[int, ...], dtype: str) -> Any:

@@ -82,7 +82,7 @@ class _Threads:
         self._context = contextvars.copy_context()
         self._ident = 0
         self._failure: BaseException | None = None
-        self.ended = self._stopped = False
+        self.ended = self._stopped = self._returned = False
 
     def _run(self) -> None:
         self._ident = get_ident()
@@ -92,19 +92,26 @@ class _Threads:
             self._failure = error
         finally:
             self.ended = True
+            self._give_back()
+
+    def _give_back(self) -> None:
+        self._returned = True
+        if self._back.locked():
             self._back.release()
 
     def turn(self) -> None:
         given = False
         while True:
             try:
-                if not given:  # Ctrl-C comes before or after both lines
-                    given = True
+                if not given:  # Ctrl-C comes before or after these lines
+                    given, self._returned = True, False
                     self._turn.release() if self._ident else start_new_thread(self._context.run, (self._run,))
-                while not self._back.acquire(timeout=0.5):  # a signal may have come to another thread
-                    pass
+                while not self._returned:  # by the flag: Ctrl-C may come right after the lock
+                    self._back.acquire(timeout=0.5)  # a signal may have come to another thread
                 break
             except KeyboardInterrupt:  # the main thread hears of it, but it is meant for who runs
+                if self._returned:
+                    raise
                 self._interrupt()
         if self._failure is not None:
             raise self._failure
@@ -120,7 +127,7 @@ class _Threads:
     def wait(self) -> None:
         if self._stopped:
             return
-        self._back.release()
+        self._give_back()
         self._turn.acquire()
         if self._stopped:
             raise Stopped
@@ -144,8 +151,13 @@ def greenlet() -> Any:
     return greenlet
 
 
+used = False  # whether there was a strand in this process
+
+
 def strand(body: Callable[[], None]) -> Strand:
     """A strand for a function that raises nothing; it begins at its first turn."""
+    global used
+    used = True
     module = greenlet()
     return _Threads(body) if module is None else _Stacks(module, body)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from kiln import _core
 from kiln.capture import service
+from kiln.capture.batched import Batching
 from kiln.capture.explain import explain
 from kiln.capture.objects import Recorded, recorded
 from kiln.capture.suspend import suspended, written
@@ -150,6 +151,7 @@ def compile(
     options: dict[str, Any] | None = None,
     disable: bool = False,
     wait: bool = False,
+    batch: bool = False,
 ) -> Model: ...
 @overload
 def compile(
@@ -162,6 +164,7 @@ def compile(
     options: dict[str, Any] | None = None,
     disable: bool = False,
     wait: bool = False,
+    batch: bool = False,
 ) -> CompiledFunction[P, Result]: ...
 @overload
 def compile(
@@ -174,6 +177,7 @@ def compile(
     options: dict[str, Any] | None = None,
     disable: bool = False,
     wait: bool = False,
+    batch: bool = False,
 ) -> Decorator: ...
 def compile(
     model: Callable[..., Any] | HasForward[..., Any] | None = None,
@@ -185,6 +189,7 @@ def compile(
     options: dict[str, Any] | None = None,
     disable: bool = False,
     wait: bool = False,
+    batch: bool = False,
 ) -> Any:
     """The callable with its ops recorded and run as programs; also a decorator. Results are the same bits.
 
@@ -199,6 +204,9 @@ def compile(
     compile: the names that PyTorch has for `backend` and `mode`, and `options`, are taken and choose nothing;
     a backend of the program's own is refused. With `disable=True` the callable comes back as it is.
 
+    With `batch=True` a call is a block of `kiln.batching()` instead: nothing is recorded, and calls of ops that
+    are alike run together. It takes a function, or a decorator's place; TypeError for a module.
+
     >>> @kiln.compile
     ... def f(x):
     ...     return (x * 2 + 1).sum()
@@ -208,9 +216,18 @@ def compile(
     _refuse(fullgraph)
     _check(backend, mode, options)
     if model is None:
-        return lambda function: compile(function, dynamic=dynamic, disable=disable, wait=wait)
+        return lambda function: compile(
+            function, dynamic=dynamic, disable=disable, wait=wait, batch=batch
+        )
     if disable:
         return model
+    if batch:
+        if hasattr(model, "forward"):
+            raise TypeError(
+                "compile: batch=True takes a function, got a module: call it in a function, or in a block of "
+                "kiln.batching()"
+            )
+        return Batching()(model)
     if isinstance(model, (staticmethod, classmethod)):  # in a class's body: what they hold is called
         return type(model)(compile(model.__func__, dynamic=dynamic, wait=wait))
     if isinstance(model, (Compiled, Recorded)):  # again: not one region in another

@@ -24,10 +24,10 @@ constexpr size_t most_calls = 1 << 20;   // a list past this runs by itself
 constexpr size_t most_patterns = 8192;   // more are forgotten where nothing is pending
 constexpr int64_t large_row = 4096;      // elements that are not copied side by side: the same array or none
 
-thread_local Listing state;
+constinit thread_local Listing state;
 
-std::vector<CallList*>& lists() {
-    static auto* list = new std::vector<CallList*>();
+std::vector<std::shared_ptr<CallList>>& lists() {
+    static auto* list = new std::vector<std::shared_ptr<CallList>>();
     return *list;
 }
 
@@ -48,10 +48,21 @@ Node* listed_history() {
 
 Listing& listing_of_thread() { return state; }
 bool is_batching() { return state.depth > 0 && !state.paused; }
-CallList* list_of_thread() { return state.list.get(); }
+CallList* list_of_thread() { return state.list; }
+
+CallList& make_list_of_thread() {
+    lists().push_back(std::make_shared<CallList>());
+    return *(state.list = lists().back().get());
+}
+
+void drop_list(CallList* list) {
+    if (state.list == list) state.list = nullptr;
+    std::erase_if(lists(), [&](const auto& known) { return known.get() == list; });
+}
+
 
 void begin_batching() {
-    if (!state.list) state.list = std::make_shared<CallList>();
+    KILN_CHECK(state.list, internal, "batching: this thread has no list");
     if (state.depth++ == 0) ++lists_in_use;
 }
 
@@ -66,15 +77,14 @@ ListPaused::ListPaused() : before_(std::exchange(state.paused, true)) {}
 ListPaused::~ListPaused() { state.paused = before_; }
 
 void run_lists() {
-    const std::vector<CallList*> all = lists();
-    for (CallList* list : all)
-        if (std::ranges::find(lists(), list) != lists().end()) list->run();
+    const auto all = lists();  // kept: a thread may end while another one's list runs
+    for (const auto& list : all) list->run();
 }
 
 void run_list_of(Storage& storage) {
     const StorageRef kept(&storage);
     // in the middle of a call, a pass or a run nothing else may go on
-    if (before_list_runs && is_listed(storage) && storage.context == state.list.get() && !state.paused &&
+    if (before_list_runs && is_listed(storage) && storage.context == state.list && !state.paused &&
         !Away::here() && !SeenValues::any() && !in_region())
         before_list_runs();
     while (is_listed(storage)) {
@@ -97,16 +107,18 @@ bool put_on_list(Fn& fn, std::span<const Operand> operands, std::span<const Tens
     return state.list->append(fn, operands, results);
 }
 
-CallList::CallList() { lists().push_back(this); }
-
 CallList::~CallList() {
-    std::erase(lists(), this);
-    for (ListedValue& value : values_)
-        if (Storage& storage = *value.tensor->storage; is_listed(storage)) {
-            storage.deleter = gone_marker;
-            storage.context = nullptr;
-        }
+    for (ListedValue& value : values_) give_up(value);
     clear();
+}
+
+// Its value never will be.
+void CallList::give_up(ListedValue& value) {
+    if (!value.tensor) return;
+    Storage& storage = *value.tensor->storage;
+    if (!is_listed(storage)) return;
+    storage.deleter = gone_marker;
+    storage.context = nullptr;
 }
 
 // Another thread may be running this list; whether it was so.
@@ -145,9 +157,9 @@ const char* CallList::refuses(Fn& fn, std::span<const Operand> operands) const {
             if (operand.tensor) return "gives views of several arrays";
     const auto pending = [&](const Operand& x) { return x.tensor && is_listed(*x.tensor->storage); };
     if (fn.index_input >= 0 && pending(operands[size_t(fn.index_input)]))
-        return "its positions are computed by calls that are pending, and must be looked at first";
+        return "has positions that pending calls compute, and looks at them first";
     if (fn.op->divides && pending(operands[1]) && !is_float(operands[1].tensor->dtype))
-        return "its divisors are computed by calls that are pending, and must be looked at first";
+        return "has divisors that pending calls compute, and looks at them first";
     return nullptr;
 }
 

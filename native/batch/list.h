@@ -61,7 +61,8 @@ struct ListedCall {
     uint32_t depth;
     uint64_t order;  // among all calls of the program that take part in backward; 0: it does not
     SourceLine line;
-    bool done = false;
+    bool done = false;    // it ran,
+    bool failed = false;  // or it, or what it waits for, raised an error
 };
 
 // An operand as the list keeps it. `value`: the list's, or none; `after`: the call it waits for, or none.
@@ -96,7 +97,7 @@ struct ListStatistics {
 
 class CallList : public std::enable_shared_from_this<CallList> {
 public:
-    CallList();
+    CallList() = default;
     ~CallList();
     CallList(const CallList&) = delete;
 
@@ -119,6 +120,7 @@ private:
     bool wait_until_idle();
     void add(Pattern& pattern, std::span<const Operand> operands, std::span<const TensorRef> results);
     void clear();
+    static void give_up(ListedValue& value);
 
     std::vector<ListedCall> calls_;
     std::vector<ListedOperand> operands_;
@@ -140,10 +142,12 @@ void begin_batching();
 void end_batching(bool run);
 bool is_batching();
 CallList* list_of_thread();  // null: none yet
+CallList& make_list_of_thread();
+void drop_list(CallList* list);  // its thread has ended
 
 // What a thread puts on which list; strands that take turns (kiln.batching.map) have each its own.
 struct Listing {
-    std::shared_ptr<CallList> list;
+    CallList* list = nullptr;
     int depth = 0;  // of `batching` blocks
     bool paused = false;
     const Item* item = nullptr;  // whose calls they are
@@ -176,6 +180,9 @@ inline bool is_listed(const Storage& storage) { return storage.deleter == listed
 
 // The history of a tensor whose call is on a list: one node for all, which nothing passes through.
 Node* listed_history();
+
+// Whether the interpreter's error that is set is Ctrl-C's.
+inline bool (*is_interrupt)() = nullptr;
 
 // Asked of the rest of kiln: how a function is done for rows (kiln/batching/rules.py).
 inline RowsFn (*rows_of)(Fn& fn, std::span<const Operand> operands, uint64_t rows) = nullptr;

@@ -8,6 +8,7 @@
 #include "autograd/rows.h"
 #include "base/check.h"
 #include "call/busy.h"
+#include "call/compiler.h"
 #include "call/pointwise.h"
 #include "record/record.h"
 
@@ -104,6 +105,20 @@ Pattern* ListRun::next() {
     return best;
 }
 
+// A call that raised an error, and all that wait for it, leave the list: who reads their values is told.
+void ListRun::mark_failed(uint32_t number) {
+    std::vector<uint32_t> stack{number};
+    while (!stack.empty()) {
+        const uint32_t c = stack.back();
+        stack.pop_back();
+        ListedCall& call = list_.calls_[c];
+        if (call.done || call.failed) continue;
+        call.failed = true;
+        for (uint32_t k = 0; k < call.values; ++k) list_.give_up(list_.values_[call.first_value + k]);
+        for (uint32_t f = first_[c]; f < first_[c + 1]; ++f) stack.push_back(followers_[f]);
+    }
+}
+
 void ListRun::run() {
     try {
         schedule();
@@ -126,7 +141,7 @@ void ListRun::run() {
 void ListRun::launch(Pattern& pattern, std::span<const uint32_t> calls) {
     const ModesOf modes(pattern);
     try {
-        if (calls.size() > 1 && launch_rows(pattern, calls)) {
+        if (calls.size() > 1 && launch_rows_or_not(pattern, calls)) {
             ++pattern.launches;
             return;
         }
@@ -136,6 +151,9 @@ void ListRun::launch(Pattern& pattern, std::span<const uint32_t> calls) {
             ++pattern.alone;
         }
     } catch (const Error& error) {
+        if (error.kind == ErrorKind::python && is_interrupt()) throw;
+        for (uint32_t call : calls)
+            if (list_.calls_[call].values && list_.values_[list_.calls_[call].first_value].batch < 0) mark_failed(call);
         if (error.kind == ErrorKind::python) throw;
         raise(error.kind, concat(error.message, " (in the call of ", pattern.fn->name, " at ",
                                  SourceLine::text(list_.calls_[calls[0]].line),
@@ -187,6 +205,21 @@ const RowsFn& ListRun::way_for(Pattern& pattern, std::span<const Operand> operan
     way.rows = rows;
     if (!way.fn) pattern.why_alone = way.why;
     return pattern.ways.emplace_back(std::move(way));
+}
+
+// The same; what goes wrong is not to be seen where the calls one by one go well.
+bool ListRun::launch_rows_or_not(Pattern& pattern, std::span<const uint32_t> calls) {
+    try {
+        return launch_rows(pattern, calls);
+    } catch (const Error& error) {
+        if (error.kind == ErrorKind::python && is_interrupt()) throw;
+        std::string text;
+        if (!compiler::forgive(error, &text)) throw;
+        if (error.kind != ErrorKind::memory)
+            for (RowsFn& way : pattern.ways) way.fn = nullptr;
+        pattern.why_alone = concat("together it raised: ", text);
+        return false;
+    }
 }
 
 // Runs the calls as one. False: they have to run one by one.
@@ -434,7 +467,7 @@ void ListRun::hand_out_all() {
 void ListRun::drop_done() {
     CallList& list = list_;
     for (ListedCall& call : list.calls_)
-        for (uint32_t i = 0; call.done && i < call.operands; ++i)
+        for (uint32_t i = 0; (call.done || call.failed) && i < call.operands; ++i)
             list.operands_[call.first_operand + i].tensor = nullptr;
     for (ListedOperand& x : list.operands_)  // what a waiting call reads of what ran
         if (x.tensor && x.after >= 0 && list.calls_[size_t(x.after)].done) {
@@ -453,7 +486,7 @@ void ListRun::drop_done() {
     list.active_.clear();
     for (size_t c = 0; c < calls.size(); ++c) {
         ListedCall call = calls[c];
-        if (call.done) continue;
+        if (call.done || call.failed) continue;
         new_call[c] = int32_t(list.calls_.size());
         const uint32_t first_operand = call.first_operand, first_value = call.first_value;
         call.first_operand = uint32_t(list.operands_.size());

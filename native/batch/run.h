@@ -17,7 +17,9 @@ private:
     void mark_done(uint32_t call);
     Pattern* next();
     void launch(Pattern& pattern, std::span<const uint32_t> calls);
+    bool launch_rows_or_not(Pattern& pattern, std::span<const uint32_t> calls);
     bool launch_rows(Pattern& pattern, std::span<const uint32_t> calls);
+    void mark_failed(uint32_t call);
     void run_alone(uint32_t call);
     const RowsFn& way_for(Pattern& pattern, std::span<const Operand> operands, uint64_t rows);
     TensorRef gathered(std::span<const uint32_t> calls, uint32_t operand, bool needed);

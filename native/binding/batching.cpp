@@ -68,7 +68,19 @@ Results unstacked(const TensorRef& gradient) {
     return results;
 }
 
+// Kept by the thread's state, so that it goes with the thread, under the lock.
+void make_list() {
+    static constexpr char key[] = "kiln.batching";
+    Object capsule = checked(PyCapsule_New(&make_list_of_thread(), key, [](PyObject* object) {
+        drop_list(static_cast<CallList*>(PyCapsule_GetPointer(object, key)));
+    }));
+    PyObject* kept = PyThreadState_GetDict();
+    KILN_CHECK(kept, internal, "batching: a thread without state");
+    checked_ok(PyDict_SetItemString(kept, key, capsule.get()));
+}
+
 PyObject* begin(PyObject*, PyObject*) {
+    if (!list_of_thread()) make_list();
     begin_batching();
     Py_RETURN_NONE;
 }
@@ -130,6 +142,7 @@ PyMethodDef functions[] = {
 
 int add_batching(PyObject* module) {
     rows_of = ask_for_rows;
+    is_interrupt = [] { return PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt); };
     callbacks.stacked = stacked;
     callbacks.unstacked = unstacked;
     return PyModule_AddFunctions(module, functions);

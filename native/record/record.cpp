@@ -123,6 +123,8 @@ void settle(Storage& storage, bool for_write) {
     if (auto* recording = static_cast<Recording*>(storage.recording); recording) [[unlikely]]
         if (for_write || recording->pending(storage))
             recording->flush(for_write ? "of a write" : "a value was read");
+    if (for_write && lists_in_use) [[unlikely]]
+        run_lists();  // what is pending reads it as it is
     if (is_listed(storage)) [[unlikely]]
         run_list_of(storage);
     if (storage.busy) [[unlikely]]

@@ -71,7 +71,7 @@ def test_values_are_read_in_every_way() -> None:
 
     expected = [way(kiln.tensor(i % 3 + 1)) for i, way in enumerate(read)]
     assert kiln.batching.map(ask, range(len(read))) == expected
-    assert order == list(range(len(read)))
+    assert sorted(order) == list(range(len(read)))
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
@@ -523,3 +523,16 @@ def test_a_write_to_what_another_item_reads_names_both() -> None:
     assert kiln.batching.map(own, range(3)) == [16.0] * 3
     shared.add_(1)
     assert kiln.batching.map(own, range(2), limit=1) == [20.0] * 2
+
+
+def test_explain_says_how_items_take_turns(kind: str) -> None:
+    """With greenlets, or with threads and what to install."""
+    kiln.batching.explain(clear=True)
+    kiln.batching.map(bump, [kiln.tensor(float(i)) for i in range(4)])
+    text = kiln.batching.explain()
+    assert "4 calls in 1 launch" in text
+    last = text.splitlines()[-1]
+    if kind == "greenlets":
+        assert last.startswith("Items take turns as greenlets")
+    else:
+        assert "as threads, of which one runs at a time" in last and "pip install 'kiln[batching]'" in last
