@@ -65,7 +65,7 @@ ALLOWED = {
     "export": {"_core", "graph", "passes", "codegen", "ops"},
     "autograd": {"_core", "graph", "ops", "table"},
     "func": {"_core", "graph", "ops", "passes", "capture", "autograd", "table", "scalars"},
-    "batching": {"_core", "ops", "func", "table"},
+    "batching": {"_core", "ops", "func", "table", "capture"},
     "nn": {"_core", "ops", "tensor", "autograd", "capture", "table", "layout"},
     "linalg": {"ops", "table"},
     "signal": {"ops"},
