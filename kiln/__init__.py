@@ -191,7 +191,7 @@ autograd.engine.BATCHED.update(
 globals().update(_registry.imported())
 
 _PARTS = (
-    "accelerator amp array_api backends cache compiler cpu cuda datasets distributed distributions export "
+    "accelerator amp array_api backends batching cache compiler cpu cuda datasets distributed distributions export "
     "func futures fx hub jit library linalg masked mps mtia multiprocessing nn onnx optim overrides profiler "
     "quasirandom random serialization signal special storage testing types utils version viz xpu"
 )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from kiln import _core
 from kiln.capture import service
+from kiln.capture.batched import Batching
 from kiln.capture.explain import explain
 from kiln.capture.objects import Recorded, recorded
 from kiln.capture.suspend import suspended, written
@@ -171,6 +172,7 @@ def compile(
     disable: bool = False,
     wait: bool = False,
     pure: bool = False,
+    batch: bool = False,
 ) -> Model: ...
 @overload
 def compile(
@@ -184,6 +186,7 @@ def compile(
     disable: bool = False,
     wait: bool = False,
     pure: bool = False,
+    batch: bool = False,
 ) -> CompiledFunction[P, Result]: ...
 @overload
 def compile(
@@ -197,6 +200,7 @@ def compile(
     disable: bool = False,
     wait: bool = False,
     pure: bool = False,
+    batch: bool = False,
 ) -> Decorator: ...
 def compile(
     model: Callable[..., Any] | HasForward[..., Any] | None = None,
@@ -209,6 +213,7 @@ def compile(
     disable: bool = False,
     wait: bool = False,
     pure: bool = False,
+    batch: bool = False,
 ) -> Any:
     """The callable with its ops recorded and run as programs; also a decorator. Results are the same bits.
 
@@ -229,6 +234,9 @@ def compile(
     operation: one node of autograd, one program forward, one backward. What is not pure is refused with its
     line, or noticed later: one of every 256 calls is compared with the Python (`kiln.compiler.PurityError`).
 
+    With `batch=True` a call is a block of `kiln.batching()` instead: nothing is recorded, and calls of ops that
+    are alike run together. It takes a function, or a decorator's place; TypeError for a module.
+
     >>> @kiln.compile
     ... def f(x):
     ...     return (x * 2 + 1).sum()
@@ -241,10 +249,17 @@ def compile(
     _check(backend, mode, options)
     if model is None:
         return lambda function: compile(
-            function, fullgraph=fullgraph, disable=disable, wait=wait, pure=pure
+            function, fullgraph=fullgraph, disable=disable, wait=wait, pure=pure, batch=batch
         )
     if disable:
         return model
+    if batch:
+        if hasattr(model, "forward"):
+            raise TypeError(
+                "compile: batch=True takes a function, got a module: call it in a function, or in a block of "
+                "kiln.batching()"
+            )
+        return Batching()(model)
     if isinstance(model, (staticmethod, classmethod)):  # in a class's body: what they hold is called
         return type(model)(compile(model.__func__, fullgraph=fullgraph, wait=wait, pure=pure))
     if isinstance(model, (Compiled, Recorded)):  # again: not one region in another

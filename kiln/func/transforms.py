@@ -33,6 +33,11 @@ class _UnderWay(_local):
 _under_way = _UnderWay()
 
 
+def is_differentiating() -> bool:
+    """Whether a function runs on this thread to be differentiated."""
+    return _under_way.depth > 0
+
+
 class Tracked:
     """Tensors that a function is differentiated at, and what the core knows them by."""
 

@@ -5,6 +5,7 @@
 #include "autograd/hooks.h"
 #include "autograd/inplace.h"
 #include "base/check.h"
+#include "batch/list.h"
 #include "call/compiler.h"
 #include "call/pointwise.h"
 
@@ -154,6 +155,12 @@ void pack_saved(Node& node) {
 
 }  // namespace
 
+uint64_t differentiable_operands(Fn& fn, std::span<const Operand> operands) {
+    return saves_of(fn, operands).differentiable;
+}
+
+uint64_t take_order() { return next_order++; }
+
 NodeRef record_edges(Fn& fn, std::span<const Operand> operands) {
     return record_inputs(fn, operands, {}, saves_of(fn, operands), {}, unknown);
 }
@@ -163,6 +170,8 @@ std::vector<SavedPlace> record_user(UserCall& call) {
         return size_t(std::find(list.begin(), list.end(), x) - list.begin());
     };
     for (const TensorRef& target : call.dirty) check_in_place(call.fn->name, *target);
+    for (const TensorRef& y : call.results)
+        if (y->node.get() == listed_history() && is_listed(*y->storage)) run_list_of(*y->storage);
     NodeRef node = new_node(*call.fn);
     node->context = std::move(call.context);
     for (const TensorRef& x : call.inputs) {

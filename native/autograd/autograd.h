@@ -53,6 +53,11 @@ private:
 bool takes_part(const Tensor& tensor);
 bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
 
+// Bit i: operand i has a gradient at all.
+uint64_t differentiable_operands(Fn& fn, std::span<const Operand> operands);
+// The place of the next node, or of a call whose node comes later.
+uint64_t take_order();
+
 // Runs a flat call and leaves a node for backward if one is needed.
 void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, TensorRef* results);
 Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);

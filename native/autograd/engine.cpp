@@ -7,7 +7,9 @@
 #include "autograd/autograd.h"
 #include "autograd/derivative.h"
 #include "autograd/hooks.h"
+#include "autograd/rows.h"
 #include "base/check.h"
+#include "batch/list.h"
 #include "base/invariants.h"
 #include "call/busy.h"
 #include "call/compiler.h"
@@ -272,7 +274,10 @@ private:
 
     // Adds a gradient, if there is one, to those of what the edge leads to.
     void add(const Edge& edge, TensorRef gradient, Part part = Part::whole) {
-        if (gradient && (!edge.node || edge.node->needed)) sum_at(edge).add(std::move(gradient), part);
+        if (!gradient || (edge.node && !edge.node->needed)) return;
+        if (edge.node && in_place(*edge.node)) [[unlikely]]
+            return add_to_rows(*edge.node, edge.index, gradient);
+        sum_at(edge).add(std::move(gradient), part);
     }
 
     // One of the edges that were counted is passed; after the last of them it goes on from there.
@@ -294,7 +299,75 @@ private:
         return node;
     }
 
+    // Whether an edge leads to a row of what a launch gave.
+    static bool is_row(const Edge& edge) { return edge.node && hands_out(*edge.node); }
+
+    // Whether gradients of a launch's rows are written into one buffer: what is differentiated again is added
+    // by calls of ops.
+    bool in_place(const Node& node) const {
+        return hands_out(node) && !reach.options.create_graph && !current_recording();
+    }
+
+    // A node of a launch: hands out or gathers rows.
+    void visit_rows(Node& node) {
+        if (!hands_out(node)) return prepare(node) ? give_back(node) : pass_over(node);
+        TensorRef whole;
+        const bool looked_at = node.extras || !reach.inputs.empty();  // row by row
+        if (!in_place(node)) {
+            if (looked_at && !node.grads.empty()) {
+                const auto count = size_t(node.rows->count);
+                if (const TensorRef all = std::move(node.grads[count])) {
+                    Results rows = callbacks.unstacked(all);
+                    for (size_t i = 0; i < count; ++i) add_gradient(node.grads[i], std::move(rows[i]));
+                }
+            }
+            if (!prepare(node)) return pass_over(node);
+            whole = callbacks.stacked({node.grads.data(), node.grads.size()}, *node.rows->like);
+        } else {
+            if (looked_at) {
+                spread_rows(node);
+                if (!prepare(node)) return pass_over(node);
+                collect_rows(node);
+            }
+            if (node.needed) whole = take_rows(node);
+        }
+        node.grads.clear();
+        add(node.inputs[0].edge, std::move(whole));
+        pass(node.inputs[0].edge);
+    }
+
+    // The gradient of gathered rows goes back to where they came from.
+    void give_back(Node& node) {
+        const TensorRef gradient = std::move(node.grads[0]);
+        node.grads.clear();
+        const std::vector<Rows::Place>& places = node.rows->places;
+        Results rows;
+        SmallVector<uint32_t, 64> from, to;
+        for (uint32_t k = 0; k < node.inputs.size(); ++k) {
+            const Edge& edge = node.inputs[k].edge;
+            if (edge && reach.wants(edge)) {
+                from.clear(), to.clear();
+                for (uint32_t i = 0; i < places.size(); ++i)
+                    if (places[i].input == k) from.push_back(i), to.push_back(places[i].row);
+                if (edge.node && in_place(*edge.node)) {
+                    add_rows(*edge.node, *gradient, from, to);
+                } else {
+                    if (rows.empty()) rows = callbacks.unstacked(gradient);
+                    for (size_t i = 0; i < from.size(); ++i)
+                        add(place_of(edge, to[i], places[from[i]].of_launch), rows[from[i]]);
+                }
+            }
+            pass(edge);
+        }
+    }
+
+    static Edge place_of(const Edge& edge, uint32_t row, bool of_launch) {
+        return of_launch ? Edge{edge.node, edge.leaf, row} : edge;
+    }
+
     void visit(Node& node) {
+        if (node.rows) [[unlikely]]
+            return visit_rows(node);
         if (!prepare(node)) return pass_over(node);
         call_numbers.forward = node.line.call;
         const bool slices = node.fn->cls == FnClass::view && gives_slices(node);
@@ -322,7 +395,7 @@ private:
     // Whether the gradients of slices can be written where they belong; else they are arrays with zeros around.
     bool adds_at_places(const Node& node) const {
         const bool split_recorded = gives_several(*node.fn) && current_recording();  // one join of all parts is fused
-        return !node.extras && !anomaly_mode && !reach.options.create_graph && !reach.options.batched &&
+        return !is_row(node.inputs[0].edge) && !node.extras && !anomaly_mode && !reach.options.create_graph && !reach.options.batched &&
                !split_recorded && reach.wants(node.inputs[0].edge);
     }
 
@@ -400,7 +473,7 @@ private:
         uint64_t added = 0;
         if (node.extras || anomaly_mode || reach.options.batched) return 0;
         for (size_t i = 0; i < node.inputs.size() && fn.scattered >> i; ++i)
-            if (fn.scattered & bit(i) && sum_at(node.inputs[i].edge).sum) {
+            if (fn.scattered & bit(i) && !is_row(node.inputs[i].edge) && sum_at(node.inputs[i].edge).sum) {
                 add_onto_sum(node, {bit(i), asked.defined, asked.redo, 0, int(i)});
                 added |= bit(i);
             }
@@ -483,6 +556,7 @@ private:
 
     Matrix matrix_at(const Edge& edge) const {
         const auto is_shared = [&](const Edge& e) {
+            if (is_row(e)) return false;
             if (e.node) return e.node->waiting > 1 || e.node->products;
             const LeafSum* leaf = leaves().find(e.leaf.get());
             return leaf && (leaves().edges_left(*e.leaf) > 1 || leaf->products);
@@ -512,7 +586,7 @@ private:
             const uint64_t mask = bit(product.operand);
             if (!reach.wants(input.edge)) continue;
             if (!is_worth_keeping(input.saved.tensor->sizes, rows_of(node, product))) many |= mask;
-            if (seen & mask || matrix_at(input.edge).shared) shared |= mask;
+            if ((seen & mask && !is_row(input.edge)) || matrix_at(input.edge).shared) shared |= mask;
             seen |= mask;
         }
         return shared & ~many;
@@ -710,6 +784,7 @@ std::vector<TensorRef> run_backward(std::span<const Root> roots, std::span<const
                                     const BackwardOptions& options) {
     assert_locked();
     const GradMode mode(options.create_graph);
+    const ListPaused paused;  // what a pass calls runs at once
     struct Hooks {
         SavedHooks before = saved_hooks();
         ~Hooks() { std::swap(saved_hooks(), before); }

@@ -5,6 +5,7 @@
 
 #include "autograd/autograd.h"
 #include "base/check.h"
+#include "batch/list.h"
 #include "call/compiler.h"
 
 namespace kiln {
@@ -171,6 +172,7 @@ void write_to_base(Tensor& view) {
 }
 
 TensorRef become(Tensor& x, const Tensor& view, const char* name) {
+    if (view.node.get() == listed_history()) run_list_of(*view.storage);
     if (grad_enabled() && takes_part(x)) check_in_place(name, x);
     wrote(x);
     TensorRef changed = alias(view);
@@ -188,6 +190,8 @@ TensorRef become(Tensor& x, const Tensor& view, const char* name) {
 }
 
 Node* up_to_date_grad_fn(Tensor& tensor) {
+    if (tensor.node && tensor.node.get() == listed_history()) [[unlikely]]
+        run_list_of(*tensor.storage);
     if (tensor.base) {
         Node* base = tensor.base->node.get();
         const bool changed = (base ? base->order : 0) != tensor.base_order;

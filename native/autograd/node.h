@@ -58,6 +58,11 @@ struct NodeInput {
     DType dtype = DType::float32;
 };
 
+struct Rows;  // of a launch's nodes (rows.h)
+struct DropRows {
+    void operator()(Rows* rows) const;
+};
+
 // What the engine looks at of a node it only counts comes first: one cache line.
 struct alignas(64) Node {
     uint32_t refcount = 0;
@@ -76,6 +81,7 @@ struct alignas(64) Node {
     SourceLine line;
     Opaque context;  // of a function of the user's: what is called with the gradients; null for an op
     std::unique_ptr<Extras> extras;
+    std::unique_ptr<Rows, DropRows> rows;
     Node* next_dying = nullptr;
     SmallVector<TensorRef, 1> grads;  // the engine's: of the outputs, as far as they came,
     uint64_t from_zero = 0;           // and which of these sums began as zeros: a bit each

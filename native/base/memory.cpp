@@ -1,5 +1,6 @@
 #include "base/memory.h"
 
+#include <cstring>
 #include <limits>
 #include <new>
 
@@ -92,6 +93,28 @@ StorageRef adopt(void* data, size_t nbytes, Deleter deleter, void* context, bool
     storage->public_ = true;
     storage->read_only = read_only;
     return StorageRef(storage);
+}
+
+void drop_part(void* whole) {
+    const StorageRef last(static_cast<Storage*>(whole));
+    --last->refcount;
+}
+
+void become_part(Storage& part, Storage& whole, void* data) {
+    ++whole.refcount;
+    part.data = data;
+    part.deleter = drop_part;
+    part.context = &whole;
+    part.recording_id = -1;
+}
+
+void leave_whole(Storage& part) {
+    const StorageRef own = allocate(part.nbytes);
+    if (part.nbytes) std::memcpy(own->data, part.data, part.nbytes);
+    std::swap(part.data, own->data);
+    std::swap(part.size_class, own->size_class);
+    std::swap(part.deleter, own->deleter);
+    std::swap(part.context, own->context);
 }
 
 size_t checked_nbytes(int64_t count, size_t itemsize) {

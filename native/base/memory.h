@@ -54,6 +54,13 @@ void set_inference_mode(bool inference);
 // reference goes. The storage is public from the start.
 StorageRef adopt(void* data, size_t nbytes, Deleter deleter, void* context, bool read_only = false);
 
+// Makes a storage without memory of its own a part of another one, which it keeps.
+void become_part(Storage& part, Storage& whole, void* data);
+void drop_part(void* whole);
+inline bool is_part(const Storage& storage) { return storage.deleter == drop_part; }
+// Gives a part memory of its own, with the same values: before it is written, or seen from outside.
+void leave_whole(Storage& part);
+
 // count * itemsize, or Error{runtime} when that is negative or does not fit in memory.
 size_t checked_nbytes(int64_t count, size_t itemsize);
 

@@ -179,6 +179,7 @@ bool Arguments::collect_operand(const Param& param, PyObject* value) {
             KILN_CHECK(tensor.numel == 1, type, self_.op->name, "(): argument '",
                        PyUnicode_AsUTF8(param.name), "' must be a number, not a tensor of shape ",
                        shape_text(tensor.sizes));
+            const TensorRef held(&tensor);
             ready(tensor);
             add_number(read_element(tensor.dtype, tensor.data()));
             return true;

@@ -198,6 +198,19 @@ PyObject* describe_error(PyObject* callable, PyObject* const* args, size_t flags
 inline void ready(Tensor& tensor) {
     if (tensor.storage) settle(*tensor.storage);
 }
+// The same of memory that others get to know: nobody tells when they are done with it.
+inline void ready_for_others(Tensor& tensor) {
+    settle(*tensor.storage, true);
+    if (is_part(*tensor.storage)) leave_whole(*tensor.storage);
+    tensor.storage->public_ = true;
+}
+
+// The state of the default generator: seed and position give every number.
+struct RandomState {
+    uint64_t seed = 0;
+    int64_t position = 0;
+};
+inline RandomState random_state;
 
 std::span<const PyType_Slot> operator_slots();  // of Tensor
 // Adds methods and properties to Tensor; -1 with an exception set.
@@ -242,5 +255,6 @@ int add_compiler(PyObject* module);
 int add_regions(PyObject* module);
 int add_traces(PyObject* module);
 int add_cells(PyObject* module);
+int add_batching(PyObject* module);
 
 }  // namespace kiln

@@ -33,12 +33,12 @@ Number number_of(PyObject* data) {
     if (PyFloat_CheckExact(data)) return Number::of(PyFloat_AS_DOUBLE(data));
     Number number;
     if (is_tensor(data)) {
-        Tensor& x = tensor_of(data);
-        KILN_CHECK(x.numel == 1, value,
+        const TensorRef x(&tensor_of(data));
+        KILN_CHECK(x->numel == 1, value,
                    "only one element tensors can be converted to Python scalars, got shape ",
-                   shape_text(x.sizes));
-        ready(x);
-        return read_element(x.dtype, x.data());
+                   shape_text(x->sizes));
+        ready(*x);
+        return read_element(x->dtype, x->data());
     }
     KILN_CHECK(number_from(data, &number), type, "tensor: expected numbers, got ", Py_TYPE(data)->tp_name);
     return number;
@@ -124,17 +124,16 @@ PyObject* tensor_tolist(PyObject* self, PyObject*) {
 }
 
 PyObject* tensor_item(PyObject* self, PyObject*) {
-    Tensor& x = tensor_of(self);
-    KILN_CHECK(x.numel == 1, runtime, "a Tensor with ", x.numel, " elements cannot be converted to Scalar");
-    ready(x);
-    return number_object(read_element(x.dtype, x.data()));
+    const TensorRef x(&tensor_of(self));
+    KILN_CHECK(x->numel == 1, runtime, "a Tensor with ", x->numel, " elements cannot be converted to Scalar");
+    ready(*x);
+    return number_object(read_element(x->dtype, x->data()));
 }
 
 PyObject* tensor_data_ptr(PyObject* self, PyObject*) {
-    Tensor& x = tensor_of(self);
-    settle(*x.storage, true);
-    x.storage->public_ = true;  // for good: nobody tells when the address is no longer used
-    return PyLong_FromVoidPtr(x.data());
+    const TensorRef x(&tensor_of(self));
+    ready_for_others(*x);
+    return PyLong_FromVoidPtr(x->data());
 }
 
 PyObject* tensor_nbytes(PyObject* self, void*) {

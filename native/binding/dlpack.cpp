@@ -126,13 +126,13 @@ PyObject* to_capsule(PyObject*, PyObject* args) {
     PyObject* object;
     int with_version, copied;
     if (!PyArg_ParseTuple(args, "Opp:to_capsule", &object, &with_version, &copied)) return nullptr;
-    Tensor& x = expect_tensor(object, "__dlpack__");
+    const TensorRef held(&expect_tensor(object, "__dlpack__"));
+    Tensor& x = *held;
     KILN_CHECK(!x.requires_grad(), buffer, "Can't export tensors that require gradient, use tensor.detach()");
     KILN_CHECK(with_version || !x.storage->read_only, buffer,
                "__dlpack__: the tensor's memory is read-only, which only max_version=(1, 0) or later can "
                "say; use tensor.clone()");
-    settle(*x.storage, true);
-    x.storage->public_ = true;
+    ready_for_others(x);
     return with_version ? lend<ManagedVersioned>(x, copied) : lend<Managed>(x, copied);
 }
 

@@ -244,12 +244,12 @@ int set_item(PyObject* x, PyObject* index, PyObject* value) {
 
 // The one element, for bool(x), int(x), float(x).
 Number single(PyObject* self, const char* what) {
-    Tensor& x = tensor_of(self);
-    KILN_CHECK(x.numel == 1, value, what,
+    const TensorRef x(&tensor_of(self));
+    KILN_CHECK(x->numel == 1, value, what,
                ": only one element tensors can be converted to Python scalars, got shape ",
-               shape_text(x.sizes));
-    ready(x);
-    return read_element(x.dtype, x.data());
+               shape_text(x->sizes));
+    ready(*x);
+    return read_element(x->dtype, x->data());
 }
 
 int tensor_bool(PyObject* self) {

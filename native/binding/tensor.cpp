@@ -6,6 +6,7 @@
 #include "autograd/autograd.h"
 #include "autograd/hooks.h"
 #include "autograd/inplace.h"
+#include "batch/list.h"
 #include "call/busy.h"
 #include "call/trace.h"
 
@@ -238,6 +239,7 @@ int put_data(PyObject* self, PyObject* value, void*) {
                name(source.dtype));
     TensorRef changed = alias(source);
     changed->untracked = x.untracked;
+    if (is_listed(*x.storage)) run_list_of(*x.storage);
     changed->node = x.node;
     changed->output = x.output;
     changed->meta = x.meta;
@@ -302,6 +304,7 @@ PyObject* tensor_is_inference(PyObject* self, PyObject*) {
 
 PyObject* tensor_detach_(PyObject* self, PyObject*) {
     const TensorRef x(&tensor_of(self));
+    if (is_listed(*x->storage)) run_list_of(*x->storage);
     KILN_CHECK(!x->base, runtime, "Can't detach views in-place. Use detach() instead.");
     x->node = nullptr;
     if (x->meta) x->meta->requires_grad = false;
@@ -398,7 +401,8 @@ struct Lent {
 void tensor_releasebuffer(PyObject*, Py_buffer* view) { delete static_cast<Lent*>(view->internal); }
 
 int tensor_getbuffer(PyObject* self, Py_buffer* view, int flags) {
-    Tensor& x = tensor_of(self);
+    const TensorRef held(&tensor_of(self));
+    Tensor& x = *held;
     KILN_CHECK(x.contiguous || (flags & PyBUF_STRIDES) == PyBUF_STRIDES, buffer,
                "memoryview: the tensor is not contiguous; call .contiguous() first");
     KILN_CHECK(!(x.storage->read_only && (flags & PyBUF_WRITABLE)), buffer,
@@ -407,8 +411,7 @@ int tensor_getbuffer(PyObject* self, Py_buffer* view, int flags) {
                "memoryview: buffers have no name for bfloat16; use x.float(), or x.view(kiln.int16)");
     KILN_CHECK(!(grad_enabled() && x.requires_grad()), buffer,
                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.");
-    settle(*x.storage, true);
-    x.storage->public_ = true;
+    ready_for_others(x);
     int ndim = x.ndim();
     auto* lent = new Lent{x.storage, std::vector<Py_ssize_t>(size_t(2 * ndim))};
     Py_ssize_t* dims = lent->dims.data();

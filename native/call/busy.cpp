@@ -95,6 +95,8 @@ Away::~Away() {
     tell_others();
 }
 
+bool Away::here() { return away_here; }
+
 void drop_when_alone(TensorRef tensor) {
     if (away > away_here) kept->push_back(std::move(tensor));
 }

@@ -42,6 +42,7 @@ public:
     Away();
     ~Away();
     Away(const Away&) = delete;
+    static bool here();  // whether this thread is inside one
 };
 
 // What a call saw of its operands' values: positions within range, divisors that are not 0. Other threads may

@@ -6,6 +6,7 @@
 #include "autograd/autograd.h"
 #include "autograd/inplace.h"
 #include "base/check.h"
+#include "batch/list.h"
 #include "call/busy.h"
 #include "call/compiler.h"
 #include "call/join.h"
@@ -81,7 +82,8 @@ bool writes_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands
     if (fn.cls != FnClass::pointwise || out.size() != 1 || refuses_values(fn)) return false;
     const Storage& target = *out[0]->storage;
     return !target.read_only && !target.inference && !target.recording && target.data && !target.busy &&
-           flat.look_at(fn, operands, out) && !flat.pending && !current_recording() && !on_call && !traces &&
+           !is_part(target) && flat.look_at(fn, operands, out) && !flat.pending && !current_recording() &&
+           !on_call && !traces &&
            !(grad_enabled() && needs_gradient(fn, operands, out));
 }
 
@@ -299,6 +301,8 @@ Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef
 
 Results call(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     Results results;
+    if (lists_in_use && put_on_list(fn, operands, out, results)) [[unlikely]]
+        return results;
     if (FlatCall flat; runs_flat(flat, fn, operands, out)) {
         results.resize(fn.outputs);
         call_flat(fn, flat, operands, results.data());
@@ -315,6 +319,9 @@ Results call(Fn& fn, std::span<const Operand> operands, std::span<const TensorRe
 
 TensorRef call_one(Fn& fn, std::span<const Operand> operands) {
     TensorRef result;
+    if (lists_in_use) [[unlikely]] {
+        if (Results results; put_on_list(fn, operands, {}, results)) return std::move(results[0]);
+    }
     if (fn.cls == FnClass::view && !traces)
         result = std::move(call_views(fn, operands)[0]);
     else if (FlatCall flat; fn.outputs == 1 && runs_flat(flat, fn, operands, {}))

@@ -124,6 +124,7 @@ struct Tensor {
     TensorRef base;           // of a view: what it views, itself no view
     uint64_t base_order = 0;  // of a view: the order of base's node when its own history was made
     void* wrapper = nullptr;  // the interpreter's object for this tensor, borrowed
+    uint32_t listed = 0;      // a list's (batch/list.h): where this one may stand in it
 
     int ndim() const { return sizes.ndim(); }
     bool requires_grad() const { return node || (meta && meta->requires_grad); }

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/invariants.h"
+#include "batch/list.h"
 #include "call/busy.h"
 #include "call/compiler.h"
 #include "call/join.h"
@@ -109,6 +110,7 @@ void tell_sizes_read(Tensor& tensor) {
     if (trace_here && !trace_here->inside) trace_here->sizes_read(*trace_here, tensor);
 }
 
+bool in_region() { return bool(state.recording); }
 Recording* current_recording() { return state.paused || anomaly_mode ? nullptr : state.recording.get(); }
 
 int recording_depth() { return state.depth; }
@@ -158,6 +160,7 @@ void flush_all(const char* cause) {
 void before_fork() {
     hold_runs();
     wait_until_alone();
+    run_lists();
     flush_all("of a fork");
 }
 
@@ -187,6 +190,10 @@ void settle(Storage& storage, bool for_write) {
     if (auto* recording = static_cast<Recording*>(storage.recording); recording) [[unlikely]]
         if (for_write || recording->pending(storage))
             recording->flush(for_write ? "of a write" : "a value was read");
+    if (for_write && lists_in_use) [[unlikely]]
+        run_lists();  // what is pending reads it as it is
+    if (is_listed(storage)) [[unlikely]]
+        run_list_of(storage);
     if (storage.busy) [[unlikely]]
         wait_while_busy(storage, for_write);
     KILN_CHECK(storage.data || storage.nbytes == shape_only, runtime,
@@ -195,8 +202,12 @@ void settle(Storage& storage, bool for_write) {
 
 void settle_target(Storage& storage) {
     if (auto* recording = static_cast<Recording*>(storage.recording)) recording->flush("of a write");
+    if (is_listed(storage)) [[unlikely]]
+        run_list_of(storage);
     if (storage.busy) [[unlikely]]
         wait_while_busy(storage, true);
+    if (is_part(storage)) [[unlikely]]
+        leave_whole(storage);
     if (!storage.data) take_memory(storage, *allocate(storage.nbytes));
 }
 

@@ -115,6 +115,7 @@ extern bool anomaly_mode;
 // The recording ops of this thread are appended to; null outside compiled regions, during a flush and in
 // anomaly mode.
 Recording* current_recording();
+bool in_region();  // also during a flush
 void begin_recording(const std::shared_ptr<Region>& region);
 // How many of the regions that this thread is in count: those that record or are a part of one that does.
 int recording_depth();

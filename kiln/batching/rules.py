@@ -1,0 +1,173 @@
+"""What does a function for rows: asked by the core once for each function and which of its operands have rows.
+
+    linear(x [150], w, b)          rows of x                 linear itself, of x [B, 150]
+    slice(x [750]; dim 0)          rows of x                 slice of x [B, 750] along dim 1
+    softmax(x [n], dim 0)          rows of x                 the composite of kiln.func: every node by its rule
+    reduce_sum(x [n]; dim 0)       rows of x                 a composite of one node, by its kind's rule
+
+Only functions whose rows have the bits they have alone are here; what else there is, says why it has none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln import _core, ops
+from kiln.func import rules
+from kiln.func.composite import Look, batched_op
+from kiln.func.rules import ALGORITHMS, RULES, Operand
+from kiln.table.record import Op
+
+Looks = tuple[tuple[int, bool, str], ...]  # of each operand: its dims (-1: a number), whether it has rows, dtype
+Found = tuple[Any, tuple[Any, ...], bool]  # an op, a structure, whether its numbers begin with the count of rows
+
+# what takes rows in front of its first operand's dims as it is, with the fewest dims that operand may have
+_IN_FRONT = {"linear": 1, "matmul": 1, "embedding": 0}
+
+
+def rows(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found | str:
+    """The function for rows, or why there is none."""
+    if op.kind == "composite":
+        return _in_front(op, structure, looks) or _of_composite(op, structure, looks)
+    if not op.algorithm and op.kind not in RULES:
+        return "the size of its result depends on values"
+    if op.algorithm and op.algorithm not in ALGORITHMS:
+        return f"{op.algorithm} has no rule for rows"
+    if op.kind == "as_strided":
+        return "it speaks of places in memory"
+    return _of_view(op, structure, looks) or _one_node(op, structure, looks)
+
+
+def _in_front(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found | None:
+    """Rows by one matrix, an addend of one dim: the op itself, of all rows."""
+    first, *others = looks
+    if not first[1] or any(has_rows for _, has_rows, _ in others) or first[0] < _IN_FRONT.get(op.name, 65):
+        return None
+    fits = others[0][0] == 2 and all(ndim == 1 for ndim, _, _ in others[1:])
+    return (op.handle, structure, False) if fits else None
+
+
+def _of_view(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found | None:
+    """Of a view the same view, with its dims one further; of arrays joined along a dim too."""
+    ndim = looks[0][0]
+    if op.kind == "reshape" or (op.kind == "expand" and structure[1] == ndim):
+        return op.handle, ("t", structure[1] + 1), True
+    if op.kind == "permute":
+        return op.handle, ("t", (0, *(d + 1 for d in structure[1]))), False
+    if op.kind == "slice":
+        (dim,) = structure[1]
+        return op.handle, ("t", (dim + 1,), *structure[2:]), False
+    if op.kind in ("select", "unbind", "split"):
+        return op.handle, ("t", structure[1] + 1, *structure[2:]), False
+    if op.kind in ("concat", "stack") and all(look[1] for look in looks):
+        count, dim = structure
+        return op.handle, (count, dim + 1), False
+    return None
+
+
+class _Walk:
+    """The operands and the structure of a call, parameter by parameter."""
+
+    def __init__(self, op: Op, structure: tuple[Any, ...], looks: Looks) -> None:
+        self.flags: list[Any] = []
+        self.ranks: list[int] = []
+        self.plain = op.kind == "pointwise"
+        own, arrays = iter(structure), iter(looks)
+        for param in op.params:
+            self._take(param.kind, own, arrays)
+
+    def _take(self, kind: str, own: Any, arrays: Any) -> None:
+        if kind == "S":
+            next(own)
+            self._add(None, -1)
+        elif kind == "Z":
+            for _ in range(next(own)):
+                next(arrays)
+            self._add(None, -1)
+        elif kind == "L":
+            self._add(tuple(next(arrays)[1] for _ in range(next(own))), -1)
+        elif not self.plain and next(own) is None:
+            self._add(None, -1)
+        else:
+            ndim, has_rows, _ = next(arrays)
+            self._add(has_rows, ndim)
+
+    def _add(self, flag: Any, rank: int) -> None:
+        self.flags.append(flag)
+        self.ranks.append(rank)
+
+
+def _of_composite(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found:
+    walk = _Walk(op, structure, looks)
+    return batched_op(op, Look(tuple(walk.flags), tuple(walk.ranks))).handle, structure, False
+
+
+class _OneNode(Op):
+    """A composite of one node: a primitive done for rows by the rule of its kind."""
+
+    __slots__ = ("base", "flags")
+
+    def __init__(self, base: Op, flags: tuple[Any, ...]) -> None:
+        self.base, self.flags = base, flags
+        params = tuple(
+            p._replace(kind="T") if p.kind in "NVO" and flag is True else p for p, flag in zip(base.params, flags)
+        )
+        super().__init__(f"rows_{base.name}", "composite", params, self._of_rows, listed=False)
+        self.identity = None if base.identity is None else f"rows({base.identity}{flags!r})"
+        self.differentiable = base.differentiable
+        self.public = False
+
+    def _of_rows(self, *args: Any) -> Any:
+        operands: list[Operand] = []
+        attrs: list[Any] = []
+        for param, value, flag in zip(self.base.params, args, self.flags):
+            if param.kind == "Z":
+                attrs.append(tuple(value) if isinstance(value, (tuple, list)) else (value,))
+            elif param.kind == "S":
+                attrs.append(value)
+            elif param.kind == "L":
+                operands += [Operand(x, f) for x, f in zip(value, flag)]
+            elif value is not None:
+                operands.append(Operand(value, bool(flag)))
+        size = next(x.value.shape[0] for x in operands if x.batched)
+        for x in operands:
+            if x.batched:
+                x.value.graph.require_equal(x.value.shape[0], size, self.name)
+        return rules.batched(self.base, operands, attrs, size)
+
+
+_made: dict[tuple[int, tuple[Any, ...]], _OneNode] = {}
+
+
+_LETTERS = {"float64": "f", "int64": "i", "bool": "b"}  # of numbers in a composite's structure
+
+
+def _one_node(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found:
+    flags = tuple(_Walk(op, structure, looks).flags)
+    if (id(op), flags) not in _made:
+        _made[id(op), flags] = _OneNode(op, flags)
+    if op.kind == "pointwise":  # whose own structure does not say what its operands are
+        own, arrays = iter(structure), iter(looks)
+        structure = tuple(
+            next(own) if p.kind == "S" else "t" if look[0] >= 0 else _LETTERS[look[2]]
+            for p in op.params
+            for look in ([next(arrays)] if p.kind != "S" else [(0, False, "")])
+        )
+    return _made[id(op), flags].handle, structure, False
+
+
+def stacked(gradients: tuple[Any, ...], sizes: tuple[int, ...], dtype: str) -> Any:
+    """Gradients of rows, None for none, and the last of the whole, as one, by ops that are differentiable."""
+    *of_rows, whole = gradients
+    if all(g is None for g in of_rows):
+        return whole
+    nothing = ops.zeros(sizes[1:], dtype=dtype)
+    together = ops.stack([nothing if g is None else g for g in of_rows])
+    return together if whole is None else whole + together
+
+
+def unstacked(gradient: Any) -> tuple[Any, ...]:
+    """A gradient's rows."""
+    return tuple(ops.unbind(gradient, 0))
+
+

@@ -1,0 +1,47 @@
+"""`with kiln.batching():`: calls of ops are put on a list of the core, and run in launches of many at once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from kiln import _core
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+class Batching:
+    """A block in which calls of ops wait, and those that are alike run together; also a decorator.
+
+    Shapes, dtypes and errors of shapes are there at once. What is pending runs where a value is needed (`item`,
+    `print`, NumPy, `backward`, a write) and at the end of the block, not after an exception: then when
+    somebody reads it. Each thread has a list of its own. Inside a call of a function that `kiln.compile` made
+    nothing is batched.
+
+    >>> w = kiln.ones(2, 3)
+    >>> with kiln.batching():
+    ...     sums = [(w @ kiln.full((3,), float(n))).sum() for n in range(4)]
+    >>> [s.item() for s in sums]
+    [0.0, 6.0, 12.0, 18.0]
+    """
+
+    def __enter__(self) -> None:
+        _core.begin_batching()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _core.end_batching(kind is None)
+
+    def __call__(self, function: Callable[P, Result]) -> Callable[P, Result]:
+        """The function, each call of it in such a block."""
+
+        @functools.wraps(function)
+        def batched(*args: P.args, **kwargs: P.kwargs) -> Result:
+            with self:
+                return function(*args, **kwargs)
+
+        return batched

@@ -1,0 +1,46 @@
+// One run of a list: which calls run together, and in which order; their operands gathered; results handed
+// out.
+#pragma once
+
+#include "batch/list.h"
+
+namespace kiln {
+
+class ListRun {
+public:
+    explicit ListRun(CallList& list) : list_(list) {}
+    // Ends with an empty list; after an error, with what did not run still on it.
+    void run();
+
+private:
+    void schedule();
+    void mark_done(uint32_t call);
+    Pattern* next();
+    void launch(Pattern& pattern, std::span<const uint32_t> calls);
+    bool launch_rows_or_not(Pattern& pattern, std::span<const uint32_t> calls);
+    bool launch_rows(Pattern& pattern, std::span<const uint32_t> calls);
+    void mark_failed(uint32_t call);
+    void run_alone(uint32_t call);
+    const RowsFn& way_for(Pattern& pattern, std::span<const Operand> operands, uint64_t rows);
+    TensorRef gathered(std::span<const uint32_t> calls, uint32_t operand, bool needed);
+    TensorRef side_by_side(std::span<const uint32_t> calls, uint32_t operand, bool needed);
+    bool is_same(std::span<const uint32_t> calls, uint32_t operand) const;
+    Tensor& ready_tensor(const ListedOperand& operand);
+    void give_rows(std::span<const uint32_t> calls, const Results& results);
+    void give_memory(Storage& storage);
+    void hand_out(ListedValue& value);
+    void hand_out_all();
+    void drop_done();
+
+    const ListedOperand& operand_of(uint32_t call, uint32_t operand) const {
+        return list_.operands_[list_.calls_[call].first_operand + operand];
+    }
+
+    CallList& list_;
+    std::vector<Batch> batches_;
+    std::vector<uint32_t> waits_;           // per call: operands it still waits for
+    std::vector<uint32_t> first_, followers_;  // per call, who waits for it
+    size_t left_ = 0;
+};
+
+}  // namespace kiln
