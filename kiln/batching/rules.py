@@ -18,8 +18,12 @@ from kiln.func.composite import Look, batched_op
 from kiln.func.rules import ALGORITHMS, RULES, Operand
 from kiln.table.record import Op
 
-Looks = tuple[tuple[int, bool, str], ...]  # of each operand: its dims (-1: a number), whether it has rows, dtype
-Found = tuple[Any, tuple[Any, ...], bool]  # an op, a structure, whether its numbers begin with the count of rows
+Looks = tuple[
+    tuple[int, bool, str], ...
+]  # of each operand: its dims (-1: a number), whether it has rows, dtype
+Found = tuple[
+    Any, tuple[Any, ...], bool
+]  # an op, a structure, whether its numbers begin with the count of rows
 
 # what takes rows in front of its first operand's dims as it is, with the fewest dims that operand may have
 _IN_FRONT = {"linear": 1, "matmul": 1, "embedding": 0}
@@ -110,7 +114,8 @@ class _OneNode(Op):
     def __init__(self, base: Op, flags: tuple[Any, ...]) -> None:
         self.base, self.flags = base, flags
         params = tuple(
-            p._replace(kind="T") if p.kind in "NVO" and flag is True else p for p, flag in zip(base.params, flags)
+            p._replace(kind="T") if p.kind in "NVO" and flag is True else p
+            for p, flag in zip(base.params, flags)
         )
         super().__init__(f"rows_{base.name}", "composite", params, self._of_rows, listed=False)
         self.identity = None if base.identity is None else f"rows({base.identity}{flags!r})"
@@ -169,5 +174,3 @@ def stacked(gradients: tuple[Any, ...], sizes: tuple[int, ...], dtype: str) -> A
 def unstacked(gradient: Any) -> tuple[Any, ...]:
     """A gradient's rows."""
     return tuple(ops.unbind(gradient, 0))
-
-

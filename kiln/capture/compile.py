@@ -216,9 +216,7 @@ def compile(
     _refuse(fullgraph)
     _check(backend, mode, options)
     if model is None:
-        return lambda function: compile(
-            function, dynamic=dynamic, disable=disable, wait=wait, batch=batch
-        )
+        return lambda function: compile(function, dynamic=dynamic, disable=disable, wait=wait, batch=batch)
     if disable:
         return model
     if batch:

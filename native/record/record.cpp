@@ -60,6 +60,9 @@ bool anomaly_mode = false;
 
 Recording* current_recording() { return state.paused || anomaly_mode ? nullptr : state.recording.get(); }
 
+RecordingPaused::RecordingPaused() : before_(std::exchange(state.paused, true)) {}
+RecordingPaused::~RecordingPaused() { state.paused = before_; }
+
 void begin_recording(const std::shared_ptr<Region>& region) {
     const bool counts = state.depth > 0 || region->off.empty();
     state.entered.push_back(counts);

@@ -111,6 +111,15 @@ extern bool anomaly_mode;
 // The recording ops of this thread are appended to; null outside compiled regions, during a flush and in
 // anomaly mode.
 Recording* current_recording();
+class RecordingPaused {  // while it lives, ops of this thread run
+public:
+    RecordingPaused();
+    ~RecordingPaused();
+    RecordingPaused(const RecordingPaused&) = delete;
+
+private:
+    const bool before_;
+};
 void begin_recording(const std::shared_ptr<Region>& region);
 // Ends the innermost region; the outermost one flushes.
 void end_recording(const char* cause);
