@@ -1,8 +1,8 @@
-"""What does a function for rows: asked by the core once for each function and which of its operands have rows.
+"""What does a function for rows: asked by the core once for a function and which of its operands have rows.
 
     linear(x [150], w, b)          rows of x                 linear itself, of x [B, 150]
     slice(x [750]; dim 0)          rows of x                 slice of x [B, 750] along dim 1
-    softmax(x [n], dim 0)          rows of x                 the composite of kiln.func: every node by its rule
+    softmax(x [n], dim 0)          rows of x                 the composite of kiln.func: each node by its rule
     reduce_sum(x [n]; dim 0)       rows of x                 a composite of one node, by its kind's rule
 
 Only functions whose rows have the bits they have alone are here; what else there is, says why it has none.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln import _core, ops
+from kiln import ops
 from kiln.func import rules
 from kiln.func.composite import Look, batched_op
 from kiln.func.rules import ALGORITHMS, RULES, Operand

@@ -204,8 +204,8 @@ def compile(
     compile: the names that PyTorch has for `backend` and `mode`, and `options`, are taken and choose nothing;
     a backend of the program's own is refused. With `disable=True` the callable comes back as it is.
 
-    With `batch=True` a call is a block of `kiln.batching()` instead: nothing is recorded, and calls of ops that
-    are alike run together. It takes a function, or a decorator's place; TypeError for a module.
+    With `batch=True` a call is a block of `kiln.batching()` instead: nothing is recorded, and calls of ops
+    that are alike run together. It takes a function, or a decorator's place; TypeError for a module.
 
     >>> @kiln.compile
     ... def f(x):

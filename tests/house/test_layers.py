@@ -62,6 +62,7 @@ ALLOWED = {
     "codegen": {"_core", "ops", "files", "table", "scalars"},
     "passes": {"_core", "graph", "ops", "codegen", "table", "scalars"},
     "capture": {"_core", "graph", "ops", "tensor", "passes", "codegen", "table", "scalars"},
+    "batching": {"_core", "ops", "func", "capture", "graph", "table"},
     "export": {"_core", "graph", "passes", "codegen", "ops"},
     "autograd": {"_core", "graph", "ops", "table"},
     "func": {"_core", "graph", "ops", "passes", "capture", "autograd", "table", "scalars"},
@@ -179,8 +180,8 @@ LATE_IN: dict[str, dict[str, str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 8560
-LONGEST_BINDING = 5240  # the C API spelled out, which the core proper does not see
+LONGEST_CORE = 9700
+LONGEST_BINDING = 5480  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))
