@@ -78,9 +78,9 @@ bool writes_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands
                  std::span<const TensorRef> out) {
     if (fn.cls != FnClass::pointwise || out.size() != 1 || refuses_values(fn)) return false;
     const Storage& target = *out[0]->storage;
-    return !target.read_only && !target.inference && !target.recording && target.data && !target.busy && !is_part(target) &&
-           flat.look_at(fn, operands, out) && !flat.pending && !current_recording() && !on_call &&
-           !(grad_enabled() && needs_gradient(fn, operands, out));
+    return !target.read_only && !target.inference && !target.recording && target.data && !target.busy &&
+           !is_part(target) && flat.look_at(fn, operands, out) && !flat.pending && !current_recording() &&
+           !on_call && !(grad_enabled() && needs_gradient(fn, operands, out));
 }
 
 // ---- views ----

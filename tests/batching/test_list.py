@@ -158,8 +158,9 @@ def check_op(record: Any, dtype: str, pending: bool) -> None:
 
 # one op of each kind and way of being done for rows
 SOME = {
-    *"add where matmul linear mm bmm softmax layer_norm sum mean var cumsum sort argmax gather scatter cat".split(),
-    *"stack chunk permute reshape expand index_select embedding conv1d cross_entropy norm max squeeze t".split(),
+    *"add where matmul linear mm bmm softmax layer_norm sum mean var cumsum sort argmax gather".split(),
+    *"scatter cat stack chunk permute reshape expand index_select embedding conv1d".split(),
+    *"cross_entropy norm max squeeze t".split(),
 }
 
 
