@@ -161,7 +161,7 @@ def _one_node(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found:
     return _made[id(op), flags].handle, structure, False
 
 
-def stacked(gradients: tuple[Any, ...], sizes: tuple[int, ...], dtype: str) -> Any:
+def stacked(gradients: tuple[Any, ...], sizes: tuple[int, ...], dtype: Any) -> Any:
     """Gradients of rows, None for none, and the last of the whole, as one, by ops that are differentiable."""
     *of_rows, whole = gradients
     if all(g is None for g in of_rows):

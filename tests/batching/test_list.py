@@ -118,7 +118,8 @@ def test_trees_have_the_same_bits_in_few_launches() -> None:
 
 def sampled() -> list[Any]:
     """Every op and function of the table with samples."""
-    return [r for r in [*table(), *records()] if r.samples is not None]
+    everything: list[Any] = [*table(), *records()]
+    return [r for r in everything if r.samples is not None]
 
 
 def mapped(x: Any, change: Callable[[Any], Any]) -> Any:
@@ -254,7 +255,7 @@ def test_hooks_and_kept_gradients_see_the_whole_sum() -> None:
         hs = [kiln.nn.functional.linear(x, p["wl"], p["bl"]) for x in xs]
         sums = [(h * h).sum() + h.sum() for h in hs]
         float(sums[0].detach())
-        hs[2].register_hook(lambda g: seen.append(g.clone()) or g * 2)
+        hs[2].register_hook(lambda g: (seen.append(g.clone()), g * 2)[1])
         hs[1].retain_grad()
         kiln.stack(sums).sum().backward()
         return [*seen, hs[1].grad, *(x.grad for x in xs)]
