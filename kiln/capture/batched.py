@@ -17,8 +17,8 @@ class Batching:
     """A block in which calls of ops wait, and those that are alike run together; also a decorator.
 
     Shapes, dtypes and errors of shapes are there at once. What is pending runs where a value is needed
-    (`item`, `print`, NumPy, `backward`, a write) and at the end of the block; after an exception, when somebody
-    reads it. Each thread has a list of its own. Inside a call of a function that `kiln.compile` made
+    (`item`, `print`, NumPy, `backward`, a write) and at the end of the block; after an exception, when it is
+    read. Each thread has a list of its own. Inside a call of a function that `kiln.compile` made
     nothing is batched.
 
     >>> w = kiln.ones(2, 3)

@@ -147,6 +147,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     },
     "kiln/capture/log.py": {"logging": "10 ms, when something is said"},
     # what few programs need
+    "kiln/batching/strands.py": {"ctypes": "where threads stand for greenlets"},
     "kiln/tensor.py": {"kiln.ops.creation.legacy": "constructors of old"},
     "kiln/autograd/engine.py": {
         "contextvars": "a backward nested deeply runs on another thread",
@@ -180,8 +181,8 @@ LATE_IN: dict[str, dict[str, str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 9700
-LONGEST_BINDING = 5480  # the C API spelled out, which the core proper does not see
+LONGEST_CORE = 10100
+LONGEST_BINDING = 5500  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))
