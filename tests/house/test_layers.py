@@ -147,7 +147,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     },
     "kiln/capture/log.py": {"logging": "10 ms, when something is said"},
     # what few programs need
-    "kiln/batching/strands.py": {"ctypes": "where threads stand for greenlets"},
+    "kiln/batching/strands.py": {"ctypes": "Ctrl-C for a strand that is a thread", "greenlet": "an extra"},
     "kiln/tensor.py": {"kiln.ops.creation.legacy": "constructors of old"},
     "kiln/autograd/engine.py": {
         "contextvars": "a backward nested deeply runs on another thread",
