@@ -7,8 +7,8 @@ from kiln.batching import strands
 
 
 def explain(clear: bool = False) -> str:
-    """What this thread's `batching` blocks have done so far: how many calls ran in how many launches, of which
-    functions, and which could not run together, and why. `clear`: counts begin anew.
+    """What this thread's `batching` blocks have done so far: how many calls ran in how many launches, of
+    which functions, and which could not run together, and why. `clear`: counts begin anew.
 
     >>> kiln.batching.explain(clear=True).splitlines()[-1]  # doctest: +ELLIPSIS
     '...'
@@ -44,7 +44,9 @@ def explain(clear: bool = False) -> str:
     for name, (count, runs_of, alone) in sorted(totals.items(), key=lambda item: -item[1][0]):
         apart = f", {alone} of them alone" if alone else ""
         lines.append(f"  {name:{width}}  {_count(count, 'call')} in {_count(runs_of, 'launch')}{apart}")
-        lines += [f"  {'':{width}}    {times_} because {why}" for why, times_ in reasons.get(name, {}).items()]
+        lines += [
+            f"  {'':{width}}    {times_} because {why}" for why, times_ in reasons.get(name, {}).items()
+        ]
     if refused:
         lines.append("Run at once, not batched:")
         lines += [f"  {name}: {_count(count, 'call')}: it {why}" for name, why, count in refused]

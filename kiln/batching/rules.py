@@ -1,8 +1,8 @@
-"""What does a function for rows: asked by the core once for each function and which of its operands have rows.
+"""What does a function for rows: asked by the core once for a function and which of its operands have rows.
 
     linear(x [150], w, b)          rows of x                 linear itself, of x [B, 150]
     slice(x [750]; dim 0)          rows of x                 slice of x [B, 750] along dim 1
-    softmax(x [n], dim 0)          rows of x                 the composite of kiln.func: every node by its rule
+    softmax(x [n], dim 0)          rows of x                 the composite of kiln.func: each node by its rule
     reduce_sum(x [n]; dim 0)       rows of x                 a composite of one node, by its kind's rule
 
 Only functions whose rows have the bits they have alone are here; what else there is, says why it has none.
@@ -12,14 +12,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln import _core, ops
+from kiln import ops
 from kiln.func import rules
 from kiln.func.composite import Look, batched_op
 from kiln.func.rules import ALGORITHMS, RULES, Operand
 from kiln.table.record import Op
 
-Looks = tuple[tuple[int, bool, str], ...]  # of each operand: its dims (-1: a number), whether it has rows, dtype
-Found = tuple[Any, tuple[Any, ...], bool]  # an op, a structure, whether its numbers begin with the count of rows
+Looks = tuple[
+    tuple[int, bool, str], ...
+]  # of each operand: its dims (-1: a number), whether it has rows, dtype
+Found = tuple[
+    Any, tuple[Any, ...], bool
+]  # an op, a structure, whether its numbers begin with the count of rows
 
 # what takes rows in front of its first operand's dims as it is, with the fewest dims that operand may have
 _IN_FRONT = {"linear": 1, "matmul": 1, "embedding": 0}
@@ -110,7 +114,8 @@ class _OneNode(Op):
     def __init__(self, base: Op, flags: tuple[Any, ...]) -> None:
         self.base, self.flags = base, flags
         params = tuple(
-            p._replace(kind="T") if p.kind in "NVO" and flag is True else p for p, flag in zip(base.params, flags)
+            p._replace(kind="T") if p.kind in "NVO" and flag is True else p
+            for p, flag in zip(base.params, flags)
         )
         super().__init__(f"rows_{base.name}", "composite", params, self._of_rows, listed=False)
         self.identity = None if base.identity is None else f"rows({base.identity}{flags!r})"
@@ -156,7 +161,7 @@ def _one_node(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found:
     return _made[id(op), flags].handle, structure, False
 
 
-def stacked(gradients: tuple[Any, ...], sizes: tuple[int, ...], dtype: str) -> Any:
+def stacked(gradients: tuple[Any, ...], sizes: tuple[int, ...], dtype: Any) -> Any:
     """Gradients of rows, None for none, and the last of the whole, as one, by ops that are differentiable."""
     *of_rows, whole = gradients
     if all(g is None for g in of_rows):
@@ -169,5 +174,3 @@ def stacked(gradients: tuple[Any, ...], sizes: tuple[int, ...], dtype: str) -> A
 def unstacked(gradient: Any) -> tuple[Any, ...]:
     """A gradient's rows."""
     return tuple(ops.unbind(gradient, 0))
-
-

@@ -1,4 +1,4 @@
-"""`with kiln.batching():`: calls of ops are put on a list of the core, and run in launches of many at once."""
+"""`with kiln.batching():`: calls of ops are put on a list of the core, and run in launches of many."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Result = TypeVar("Result")
 class Batching:
     """A block in which calls of ops wait, and those that are alike run together; also a decorator.
 
-    Shapes, dtypes and errors of shapes are there at once. What is pending runs where a value is needed (`item`,
-    `print`, NumPy, `backward`, a write) and at the end of the block, not after an exception: then when
-    somebody reads it. Each thread has a list of its own. Inside a call of a function that `kiln.compile` made
+    Shapes, dtypes and errors of shapes are there at once. What is pending runs where a value is needed
+    (`item`, `print`, NumPy, `backward`, a write) and at the end of the block; after an exception, when it is
+    read. Each thread has a list of its own. Inside a call of a function that `kiln.compile` made
     nothing is batched.
 
     >>> w = kiln.ones(2, 3)

@@ -234,8 +234,8 @@ def compile(
     operation: one node of autograd, one program forward, one backward. What is not pure is refused with its
     line, or noticed later: one of every 256 calls is compared with the Python (`kiln.compiler.PurityError`).
 
-    With `batch=True` a call is a block of `kiln.batching()` instead: nothing is recorded, and calls of ops that
-    are alike run together. It takes a function, or a decorator's place; TypeError for a module.
+    With `batch=True` a call is a block of `kiln.batching()` instead: nothing is recorded, and calls of ops
+    that are alike run together. It takes a function, or a decorator's place; TypeError for a module.
 
     >>> @kiln.compile
     ... def f(x):

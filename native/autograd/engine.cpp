@@ -9,8 +9,8 @@
 #include "autograd/hooks.h"
 #include "autograd/rows.h"
 #include "base/check.h"
-#include "batch/list.h"
 #include "base/invariants.h"
+#include "batch/list.h"
 #include "call/busy.h"
 #include "call/compiler.h"
 #include "record/record.h"
@@ -354,15 +354,11 @@ private:
                 } else {
                     if (rows.empty()) rows = callbacks.unstacked(gradient);
                     for (size_t i = 0; i < from.size(); ++i)
-                        add(place_of(edge, to[i], places[from[i]].of_launch), rows[from[i]]);
+                        add({edge.node, edge.leaf, places[from[i]].of_launch ? to[i] : edge.index}, rows[from[i]]);
                 }
             }
             pass(edge);
         }
-    }
-
-    static Edge place_of(const Edge& edge, uint32_t row, bool of_launch) {
-        return of_launch ? Edge{edge.node, edge.leaf, row} : edge;
     }
 
     void visit(Node& node) {

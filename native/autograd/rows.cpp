@@ -114,7 +114,8 @@ void add_to_rows(Node& node, uint32_t index, const TensorRef& gradient) {
     add_to(own, *gradient);
 }
 
-void add_rows(Node& node, const Tensor& gradient, std::span<const uint32_t> from, std::span<const uint32_t> to) {
+void add_rows(Node& node, const Tensor& gradient, std::span<const uint32_t> from,
+              std::span<const uint32_t> to) {
     Rows& rows = *node.rows;
     const TensorRef& buffer = own_buffer(node);
     const size_t bytes = size_t(gradient.numel / gradient.sizes[0]) * itemsize(gradient.dtype);

@@ -20,9 +20,9 @@ namespace kiln {
 
 namespace {
 
-constexpr size_t most_calls = 1 << 20;   // a list past this runs by itself
-constexpr size_t most_patterns = 8192;   // more are forgotten where nothing is pending
-constexpr int64_t large_row = 4096;      // elements that are not copied side by side: the same array or none
+constexpr size_t most_calls = 1 << 20;  // a list past this runs by itself
+constexpr size_t most_patterns = 8192;  // more are forgotten where nothing is pending
+constexpr int64_t large_row = 4096;     // elements that are not copied side by side: the same array or none
 
 constinit thread_local Listing state;
 
@@ -59,7 +59,6 @@ void drop_list(CallList* list) {
     if (state.list == list) state.list = nullptr;
     std::erase_if(lists(), [&](const auto& known) { return known.get() == list; });
 }
-
 
 void begin_batching() {
     KILN_CHECK(state.list, internal, "batching: this thread has no list");
@@ -217,7 +216,8 @@ Pattern& CallList::pattern_of(Fn& fn, std::span<const Operand> operands) {
                            ((x->meta && x->meta->requires_grad && !x->node) || x->numel >= large_row);
         if (wants) needed |= bit(i);
         if (fixed) shared |= bit(i);
-        key.push(uint64_t(x->dtype) | uint64_t(x->ndim()) << 8 | uint64_t(fixed) << 16 | uint64_t(wants) << 17);
+        key.push(uint64_t(x->dtype) | uint64_t(x->ndim()) << 8 | uint64_t(fixed) << 16 |
+                 uint64_t(wants) << 17);
         for (int64_t size : x->sizes) key.push(uint64_t(size));
         if (fixed) key.push(reinterpret_cast<uint64_t>(x));
     }
@@ -339,6 +339,7 @@ void CallList::run() {
     wait_until_idle();
     if (running_ || calls_.empty()) return;  // from inside its own run: what is not there yet, settle refuses
     const ListPaused paused;
+    const RecordingPaused at_once;
     running_ = true;
     runner_ = std::this_thread::get_id();
     struct End {

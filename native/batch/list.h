@@ -37,17 +37,17 @@ struct CallGives {
 // parameters.
 struct Pattern {
     Fn* fn = nullptr;
-    uint64_t shared = 0;  // bit i: operand i is a parameter, the same in all calls
-    uint64_t needed = 0;  // bit i: operand i takes part in backward
+    uint64_t shared = 0;                   // bit i: operand i is a parameter, the same in all calls
+    uint64_t needed = 0;                   // bit i: operand i takes part in backward
     bool grad = false, inference = false;  // the modes of its calls
     bool tracked = false;                  // its calls leave a node for backward
     bool views = false;                    // it gives views of its first operand
-    std::vector<CallGives> given;              // what a call gives
+    std::vector<CallGives> given;          // what a call gives
     std::vector<RowsFn> ways;              // known ways of running it on rows
     // Of the list that runs:
-    uint64_t listed = 0;      // calls in it not run yet
-    uint64_t depths = 0;      // of these, the sum of depths
-    uint32_t deepest = 0;     // of all of them in the list
+    uint64_t listed = 0;          // calls in it not run yet
+    uint64_t depths = 0;          // of these, the sum of depths
+    uint32_t deepest = 0;         // of all of them in the list
     std::vector<uint32_t> ready;  // of these, those whose operands are there
     // Since statistics were cleared:
     uint64_t calls = 0, launches = 0, alone = 0;
@@ -86,7 +86,7 @@ struct ListedValue {
 // rows out.
 struct Batch {
     TensorRef whole;
-    NodeRef handed;   // its outputs are the rows, and behind them the whole
+    NodeRef handed;    // its outputs are the rows, and behind them the whole
     int64_t rows = 0;  // 0: of a call that ran alone
 };
 

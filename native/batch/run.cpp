@@ -90,8 +90,8 @@ void ListRun::mark_done(uint32_t number) {
 }
 
 // Of the patterns that can run, the one whose deepest call is the least deep; of several, that of the lowest
-// average depth of those that are left. What has a call at the end of everything is done when the rest is: the
-// outputs of trees of all heights are one launch.
+// average depth of those that are left. What has a call at the end of everything is done when the rest is:
+// the outputs of trees of all heights are one launch.
 Pattern* ListRun::next() {
     Pattern* best = nullptr;
     for (Pattern* pattern : list_.active_) {
@@ -153,11 +153,12 @@ void ListRun::launch(Pattern& pattern, std::span<const uint32_t> calls) {
     } catch (const Error& error) {
         if (error.kind == ErrorKind::python && is_interrupt()) throw;
         for (uint32_t call : calls)
-            if (list_.calls_[call].values && list_.values_[list_.calls_[call].first_value].batch < 0) mark_failed(call);
+            if (list_.calls_[call].values && list_.values_[list_.calls_[call].first_value].batch < 0)
+                mark_failed(call);
         if (error.kind == ErrorKind::python) throw;
-        raise(error.kind, concat(error.message, " (in the call of ", pattern.fn->name, " at ",
-                                 SourceLine::text(list_.calls_[calls[0]].line),
-                                 ", which ran later, as it was batched)"));
+        raise(error.kind,
+              concat(error.message, " (in the call of ", pattern.fn->name, " at ",
+                     SourceLine::text(list_.calls_[calls[0]].line), ", which ran later, as it was batched)"));
     }
 }
 
@@ -317,8 +318,8 @@ Tensor& ListRun::ready_tensor(const ListedOperand& operand) {
     return *operand.tensor;
 }
 
-// The operand of all calls without a copy, where it is what one launch gave, row by row in order; or a part of
-// that. Null: it is not so.
+// The operand of all calls without a copy, where it is what one launch gave, row by row in order; or a part
+// of that. Null: it is not so.
 TensorRef ListRun::side_by_side(std::span<const uint32_t> calls, uint32_t operand, bool needed) {
     const ListedOperand& first = operand_of(calls[0], operand);
     if (first.value < 0) return nullptr;
@@ -381,8 +382,9 @@ TensorRef ListRun::gathered(std::span<const uint32_t> calls, uint32_t operand, b
             }
             if (in_order) {
                 if (whole.storage->busy) wait_while_busy(*whole.storage, false);
-                std::memcpy(to, whole.data() + int64_t(value.row) * whole.strides[0] * int64_t(itemsize(whole.dtype)),
-                            bytes);
+                std::memcpy(
+                    to, whole.data() + int64_t(value.row) * whole.strides[0] * int64_t(itemsize(whole.dtype)),
+                    bytes);
             } else {
                 const TensorRef row = row_of(whole, value.row), target = row_of(*all, int64_t(i));
                 const Operand from{row.get(), {}};
@@ -445,8 +447,7 @@ void ListRun::hand_out(ListedValue& value) {
             set_history(tensor, batch.whole->node, batch.whole->output);
     }
     if (!tensor.base) return;
-    if (const int32_t base = list_.value_of(*tensor.base); base >= 0)
-        hand_out(list_.values_[size_t(base)]);
+    if (const int32_t base = list_.value_of(*tensor.base); base >= 0) hand_out(list_.values_[size_t(base)]);
     tensor.base_order = tensor.base->node ? tensor.base->node->order : 0;
 }
 
@@ -501,8 +502,8 @@ void ListRun::drop_done() {
             value.call = uint32_t(new_call[c]);
             new_value[first_value + k] = int32_t(list.values_.size() - 1);
             Storage& storage = *value.tensor->storage;
-            if (is_listed(storage) && uint32_t(storage.recording_id) == c && value.tensor->listed == first_value + k + 1 &&
-                !call.pattern->views)
+            if (is_listed(storage) && uint32_t(storage.recording_id) == c &&
+                value.tensor->listed == first_value + k + 1 && !call.pattern->views)
                 storage.recording_id = new_call[c];
             value.tensor->listed = uint32_t(list.values_.size());
         }

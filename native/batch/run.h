@@ -38,7 +38,7 @@ private:
 
     CallList& list_;
     std::vector<Batch> batches_;
-    std::vector<uint32_t> waits_;           // per call: operands it still waits for
+    std::vector<uint32_t> waits_;              // per call: operands it still waits for
     std::vector<uint32_t> first_, followers_;  // per call, who waits for it
     size_t left_ = 0;
 };

@@ -22,8 +22,8 @@ RowsFn ask_for_rows(Fn& fn, std::span<const Operand> operands, uint64_t rows) {
     for (size_t i = 0; i < operands.size(); ++i) {
         const Tensor* x = operands[i].tensor;
         const DType dtype = x ? x->dtype : dtype_of(operands[i].number.kind);
-        PyObject* look = Py_BuildValue("(iOs)", x ? x->ndim() : -1, rows & bit(i) ? Py_True : Py_False,
-                                       name(dtype));
+        PyObject* look =
+            Py_BuildValue("(iOs)", x ? x->ndim() : -1, rows & bit(i) ? Py_True : Py_False, name(dtype));
         PyTuple_SET_ITEM(looks.get(), Py_ssize_t(i), checked(look).release());
     }
     const Away here;
@@ -53,8 +53,8 @@ Object call_rule(const char* name, const Object& args) {
 // stacked((gradients of rows or None, ..., of the whole or None), like): one gradient.
 TensorRef stacked(std::span<const TensorRef> gradients, const Tensor& like) {
     const Away here;
-    Object args = checked(Py_BuildValue("(NNs)", tuple_of(gradients).release(), dims_object(like.sizes),
-                                        name(like.dtype)));
+    Object args = checked(
+        Py_BuildValue("(NNs)", tuple_of(gradients).release(), dims_object(like.sizes), name(like.dtype)));
     return TensorRef(&expect_tensor(call_rule("stacked", args).get(), "stacked"));
 }
 

@@ -114,6 +114,8 @@ bool in_region() { return bool(state.recording); }
 Recording* current_recording() { return state.paused || anomaly_mode ? nullptr : state.recording.get(); }
 
 int recording_depth() { return state.depth; }
+RecordingPaused::RecordingPaused() : before_(std::exchange(state.paused, true)) {}
+RecordingPaused::~RecordingPaused() { state.paused = before_; }
 
 void begin_recording(const std::shared_ptr<Region>& region) {
     const bool counts = state.depth > 0 || region->off.empty();

@@ -116,6 +116,15 @@ extern bool anomaly_mode;
 // anomaly mode.
 Recording* current_recording();
 bool in_region();  // also during a flush
+class RecordingPaused {  // while it lives, ops of this thread run
+public:
+    RecordingPaused();
+    ~RecordingPaused();
+    RecordingPaused(const RecordingPaused&) = delete;
+
+private:
+    const bool before_;
+};
 void begin_recording(const std::shared_ptr<Region>& region);
 // How many of the regions that this thread is in count: those that record or are a part of one that does.
 int recording_depth();

@@ -63,6 +63,7 @@ ALLOWED = {
     "codegen": {"_core", "ops", "files", "table", "scalars"},
     "passes": {"_core", "graph", "ops", "codegen", "table", "scalars"},
     "capture": {"_core", "graph", "ops", "tensor", "passes", "codegen", "table", "scalars"},
+    "batching": {"_core", "ops", "func", "capture", "graph", "table"},
     "export": {"_core", "graph", "passes", "codegen", "ops"},
     "autograd": {"_core", "graph", "ops", "table"},
     "func": {"_core", "graph", "ops", "passes", "capture", "autograd", "table", "scalars"},
@@ -150,6 +151,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     },
     "kiln/capture/log.py": {"logging": "10 ms, when something is said"},
     # what few programs need
+    "kiln/batching/strands.py": {"ctypes": "Ctrl-C for a strand that is a thread", "greenlet": "an extra"},
     "kiln/tensor.py": {"kiln.ops.creation.legacy": "constructors of old"},
     "kiln/autograd/engine.py": {
         "contextvars": "a backward nested deeply runs on another thread",
