@@ -1,0 +1,202 @@
+// A backward pass: what it does at each node. Internal to the engine; engine.h is how it is called.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "autograd/derivative.h"
+#include "autograd/hooks.h"
+#include "autograd/reach.h"
+#include "autograd/rows.h"
+#include "call/busy.h"
+#include "record/record.h"
+
+namespace kiln {
+
+class Pass;
+// The passes under way, of all threads: those begun last at the end.
+std::vector<Pass*>& passes();
+inline bool is_earlier(const Node* a, const Node* b) { return a->order < b->order; }
+// Whether another thread's pass has the node before it.
+bool is_passed_elsewhere(const Node& node);
+// Whether a pass of this thread has it before it; raises if one is just there, as what runs there could call
+// itself without end.
+bool is_passed_here(const Node& node);
+
+class Pass {
+public:
+    Pass(std::span<const Root> roots, std::span<const Edge> inputs, const BackwardOptions& options)
+        : thread(this_thread()), reach{roots, inputs, options} {
+        passes().push_back(this);
+    }
+    Pass(const Pass&) = delete;
+    ~Pass() {
+        for (Node* node : reach.nodes)  // none, unless an error ended it
+            if (node->run == reach.number) node->grads.clear();
+        reach.resume();
+        std::erase(passes(), this);
+        call_numbers.forward = 0;
+        tell_others();
+    }
+
+    std::vector<TensorRef> run();
+
+    bool will_visit(const Edge& edge) const;
+
+    const uint64_t thread;
+    Node* visited = nullptr;     // the one that is visited,
+    Node* current = nullptr;     // and in anomaly mode the last one
+    std::vector<Opaque> at_end;  // functions of the interpreter's, for when it is over
+    Reach reach;
+
+private:
+    // Gradients a node gives: of its inputs `targets`, in order; of all inputs if there are none.
+    struct Given {
+        Results gradients;
+        std::span<const Target> targets = {};
+        uint64_t scattered = 0;
+        size_t taken = 0;
+        TensorRef of(size_t i) {  // called with ascending i: moves the gradient out
+            const bool has =
+                taken < gradients.size() && (targets.empty() || targets[taken].operand == i);
+            return has ? std::move(gradients[taken++]) : nullptr;
+        }
+    };
+
+    LeafSums& leaves() { return reach.leaves; }
+    const LeafSums& leaves() const { return reach.leaves; }
+
+    // The sum of the gradients of what an edge leads to.
+    SumOfParts sum_at(const Edge& edge) {
+        if (!edge.node) {
+            LeafSum& leaf = leaves().of(edge.leaf);
+            return {leaf.gradient, leaf.from_zero, 1};
+        }
+        Node& node = *edge.node;
+        if (node.grads.empty()) node.grads.resize(node.outputs);
+        return {node.grads[edge.index], node.from_zero, bit(edge.index)};
+    }
+
+    // Adds a gradient, if there is one, to those of what the edge leads to.
+    void add(const Edge& edge, TensorRef gradient, Part part = Part::whole) {
+        if (!gradient || (edge.node && !edge.node->needed)) return;
+        if (edge.node && in_place(*edge.node)) [[unlikely]]
+            return add_to_rows(*edge.node, edge.index, gradient);
+        sum_at(edge).add(std::move(gradient), part);
+    }
+
+    // One of the edges that were counted is passed; after the last of them it goes on from there.
+    void pass(const Edge& edge) {
+        if (edge.node) {
+            Node& node = *edge.node;
+            if (--node.waiting) return;
+            ready_.push_back(&node);
+            std::push_heap(ready_.begin(), ready_.end(), is_earlier);
+        } else if (edge.leaf && leaves().passed_last_edge(*edge.leaf) && reach.wants(edge)) {
+            finish_leaf(leaves().of(edge.leaf));
+        }
+    }
+
+    Node* take_latest();
+
+    // Whether an edge leads to a row of what a launch gave.
+    static bool is_row(const Edge& edge) { return edge.node && hands_out(*edge.node); }
+
+    // Whether gradients of a launch's rows are written into one buffer: what is differentiated again is added
+    // by calls of ops.
+    bool in_place(const Node& node) const {
+        return hands_out(node) && !reach.options.create_graph && !current_recording();
+    }
+
+    // A node of a launch: hands out or gathers rows.
+    void visit_rows(Node& node);
+
+    // The gradient of gathered rows goes back to where they came from.
+    void give_back(Node& node);
+
+    void visit(Node& node);
+
+    // Whether the gradients of slices can be written where they belong; else they are arrays with zeros around.
+    bool adds_at_places(const Node& node) const;
+
+    // Before a node's derivative: its hooks change the gradients it got, and what is asked for is taken from
+    // them. Whether they go on from here.
+    bool prepare(Node& node);
+
+    void pass_over(Node& node);
+
+    void watched_visit(Node& node);
+
+    // The gradients of the node's inputs that are wanted, from those of its outputs that are defined.
+    Given differentiate(Node& node);
+
+    // Adds gradients of picked elements at their places in the sums that are there; those of which inputs.
+    uint64_t add_scattered(Node& node, const Fn& fn, const compiler::Asked& asked);
+
+    void add_onto_sum(Node& node, const compiler::Asked& asked);
+
+    // All results of a derivative, those that are its operands as they are too.
+    Results results_of(const Node& node, Fn& fn, std::span<const Operand> operands);
+
+    // Of a view of all of its input the gradient looks the other way; null where that is no view, or of others.
+    TensorRef gradient_of_view(const Node& node) const;
+
+    // Of arrays joined, views of their parts.
+    Given gradients_of_join(const Node& node) const;
+
+    // ---- products of matrices that several calls share ----
+
+    // The matrix that an edge leads to, through transpositions nobody looks at; and whether more of its
+    // gradient is to come, or there is a product of others already.
+    struct Matrix {
+        const Edge* edge;
+        bool transposed = false, shared = false;
+    };
+
+    Matrix matrix_at(const Edge& edge) const;
+
+    bool is_looked_through(const Node& node) const;
+
+    // The inputs whose products are not to be computed here: other calls have such products too, or this one
+    // has several, and to keep their rows is less than to add arrays of the matrix's size.
+    uint64_t products_that_wait(const Node& node, const Fn& fn) const;
+
+    static int64_t rows_of(const Node& node, const Product& product);
+
+    static bool is_worth_keeping(const Dims& matrix, int64_t rows);
+
+    // The gradients that a derivative gives, an entry for each input of the node; factors are kept.
+    Given without_factors(const Node& node, const Fn& fn, Results results);
+
+    static TensorRef as_rows(const TensorRef& x, int64_t width);
+
+    void keep_product(const Edge& edge, TensorRef left, TensorRef right);
+
+    ProductSum& products_at(const Edge& edge);
+
+    void add_products(Node& node);
+
+    // A gradient in the shape and dtype of the input it belongs to.
+    TensorRef fitted(const Node& node, size_t i, TensorRef gradient) const;
+
+    // Hooks see what goes on, and may change it: one gradient for each entry of next_functions.
+    Given after(Node& node, Given given);
+
+    // Takes what is asked for of the gradients of a node's outputs, and puts into .grad what tensors that are
+    // no leaves keep there.
+    void capture(const Node& node);
+
+    void finish_leaf(LeafSum& leaf);
+
+    std::vector<TensorRef> finish();
+
+    SmallVector<Node*, 16> ready_;  // a heap: nodes whose gradients are whole, the latest on top
+    // Products that are to be added to the gradients of a node's outputs.
+    std::map<std::pair<const Node*, uint32_t>, std::unique_ptr<ProductSum>> products_;
+    std::vector<TensorRef> captured_;  // gradients of the inputs asked for
+};
+
+}  // namespace kiln

@@ -1,0 +1,105 @@
+// Products of matrices that several calls share: their rows are kept, and multiplied once.
+#include "autograd/pass.h"
+#include "call/dispatch.h"
+
+namespace kiln {
+
+Pass::Matrix Pass::matrix_at(const Edge& edge) const {
+    const auto is_shared = [&](const Edge& e) {
+        if (is_row(e)) return false;
+        if (e.node) return e.node->waiting > 1 || e.node->products;
+        const LeafSum* leaf = leaves().find(e.leaf.get());
+        return leaf && (leaves().edges_left(*e.leaf) > 1 || leaf->products);
+    };
+    Matrix matrix{&edge, false, is_shared(edge)};
+    for (const Node* node; (node = matrix.edge->node.get()) && is_looked_through(*node);) {
+        matrix.edge = &node->inputs[0].edge;
+        matrix.transposed = !matrix.transposed;
+        matrix.shared = matrix.shared || is_shared(*matrix.edge);
+    }
+    return matrix;
+}
+
+bool Pass::is_looked_through(const Node& node) const {
+    const Fn& fn = *node.fn;
+    return fn.cls == FnClass::view && fn.op && fn.op->view == ViewKind::permute && fn.dims.size() == 2 &&
+           fn.dims[0] == 1 && !node.extras && !reach.asks_for(node) && reach.wants(node.inputs[0].edge);
+}
+
+uint64_t Pass::products_that_wait(const Node& node, const Fn& fn) const {
+    if (reach.options.batched) return 0;
+    uint64_t seen = 0, shared = 0, many = 0;
+    for (const Product& product : fn.products) {
+        const NodeInput& input = node.inputs[product.operand];
+        const uint64_t mask = bit(product.operand);
+        if (!reach.wants(input.edge)) continue;
+        if (!is_worth_keeping(input.saved.tensor->sizes, rows_of(node, product))) many |= mask;
+        if ((seen & mask && !is_row(input.edge)) || matrix_at(input.edge).shared) shared |= mask;
+        seen |= mask;
+    }
+    return shared & ~many;
+}
+
+int64_t Pass::rows_of(const Node& node, const Product& product) {
+    int64_t rows = 1;
+    for (const auto& [operand, dim] : product.rows) {
+        const TensorRef& x = node.inputs[operand].saved.tensor;
+        rows *= x ? x->sizes[dim] : ProductSum::most_rows;
+    }
+    return rows;
+}
+
+bool Pass::is_worth_keeping(const Dims& matrix, int64_t rows) {
+    const int64_t height = matrix[0], width = matrix[1];
+    return rows <= ProductSum::most_rows && rows * (height + width) <= height * width && rows > 0;
+}
+
+Pass::Given Pass::without_factors(const Node& node, const Fn& fn, Results results) {
+    Given given;
+    given.gradients.resize(node.inputs.size());
+    for (size_t k = 0; k < results.size(); ++k) {
+        const Target& target = fn.targets[k];
+        if (target.role == Target::gradient) given.gradients[target.operand] = std::move(results[k]);
+        if (target.role != Target::left) continue;
+        const NodeInput& input = node.inputs[target.operand];
+        const Dims& sizes = input.saved.tensor->sizes;
+        keep_product(input.edge, as_rows(results[k], sizes[0]), as_rows(results[k + 1], sizes[1]));
+    }
+    return given;
+}
+
+TensorRef Pass::as_rows(const TensorRef& x, int64_t width) {
+    const Dims sizes{x->numel / width, width};
+    if (x->sizes == sizes) return x;
+    TensorRef view = view_reshape(*x, sizes, false);
+    return view ? view : view_reshape(*contiguous(x), sizes, true);
+}
+
+void Pass::keep_product(const Edge& edge, TensorRef left, TensorRef right) {
+    const Matrix matrix = matrix_at(edge);
+    if (matrix.transposed) std::swap(left, right);
+    products_at(*matrix.edge).add(left, right, reach.options.create_graph);
+}
+
+ProductSum& Pass::products_at(const Edge& edge) {
+    std::unique_ptr<ProductSum>* place;
+    if (edge.node) {
+        edge.node->products = true;
+        place = &products_[{edge.node.get(), edge.index}];
+    } else {
+        place = &leaves().of(edge.leaf).products;
+    }
+    if (!*place) *place = std::make_unique<ProductSum>();
+    return **place;
+}
+
+void Pass::add_products(Node& node) {
+    node.products = false;
+    if (node.grads.empty()) node.grads.resize(node.outputs);
+    for (auto at = products_.lower_bound({&node, 0}); at != products_.end() && at->first.first == &node;) {
+        add_gradient(node.grads[at->first.second], at->second->evaluate(reach.options.create_graph));
+        at = products_.erase(at);
+    }
+}
+
+}  // namespace kiln
