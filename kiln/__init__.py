@@ -191,9 +191,9 @@ autograd.engine.BATCHED.update(
 globals().update(_registry.imported())
 
 _PARTS = (
-    "accelerator amp array_api backends batching cache compiler cpu cuda datasets distributed distributions export "
-    "func futures fx hub jit library linalg masked mps mtia multiprocessing nn onnx optim overrides profiler "
-    "quasirandom random serialization signal special storage testing types utils version viz xpu"
+    "accelerator amp array_api backends batching cache compiler cpu cuda datasets distributed distributions "
+    "export func futures fx hub jit library linalg masked mps mtia multiprocessing nn onnx optim overrides "
+    "profiler quasirandom random serialization signal special storage testing types utils version viz xpu"
 )
 _SWITCHES = (
     "are_deterministic_algorithms_enabled get_deterministic_debug_mode get_float32_matmul_precision "

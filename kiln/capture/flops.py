@@ -103,7 +103,7 @@ def _convolved(function: Function, operands: tuple[Any, ...]) -> int:
     times = 1
     forward = function.forward if isinstance(function, Derivative) else function
     if isinstance(function, Derivative):
-        times = sum(of[target] not in ("", "bias") for target in function.targets)
+        times = sum(of[target] not in ("", "bias") for target, _ in function.targets)
         for (kind, k), operand in zip(function.sources, operands):
             if isinstance(operand, _core.Tensor) and kind in ("input", "shape", "grad", "output"):
                 shapes[of[3] if kind in ("grad", "output") else of[k]] = tuple(operand.shape)

@@ -203,7 +203,9 @@ class Forward(Function):
         found: Backward = run(REPLAY, *given, True) if calls else run(DERIVATIVE, *given)
         return found
 
-    def hidden(self, operands: Operands, wrt: tuple[int, ...], defined: tuple[bool, ...]) -> tuple[Value, ...]:
+    def hidden(
+        self, operands: Operands, wrt: tuple[int, ...], defined: tuple[bool, ...]
+    ) -> tuple[Value, ...]:
         """The values that a call gives besides its results, where these gradients are wanted."""
         found: Backward = run(HIDDEN, self.primal(operands), wrt, defined)
         return found.hidden
@@ -230,13 +232,13 @@ class Forward(Function):
 class Derivative(Function):
     """The gradients of some operands of a function, as a function of gradients and saved values.
 
-    `sources`: where each input comes from; `targets`: what each result is: an operand and GRADIENT, its gradient,
-    or LEFT or RIGHT, factors of a product that is a part of it; `passes`: the input that is that result as it
-    is, or in another shape, or -1: then it is computed; `products`: which products each target's gradient
-    has as parts, of each the operands' dims whose product is how many rows it has; `scattered`: the targets whose
-    gradient is an array scattered into zeros. With `redo`, hidden outputs are not read but computed again, so
-    that they can be differentiated. Of the operands in `factored`, products of matrices are given as their
-    factors; the gradient of the operand `onto` begins with a sum, the first input.
+    `sources`: where each input comes from; `targets`: what each result is: an operand and GRADIENT, its
+    gradient, or LEFT or RIGHT, factors of a product that is a part of it; `passes`: the input that is that
+    result as it is, or in another shape, or -1: then it is computed; `products`: which products each target's
+    gradient has as parts, of each the operands' dims whose product is how many rows it has; `scattered`: the
+    targets whose gradient is an array scattered into zeros. With `redo`, hidden outputs are not read but
+    computed again, so that they can be differentiated. Of the operands in `factored`, products of matrices
+    are given as their factors; the gradient of the operand `onto` begins with a sum, the first input.
     """
 
     def __init__(
@@ -300,7 +302,7 @@ class Derivative(Function):
 
 
 def _results(found: Backward, wrt: tuple[int, ...]) -> tuple[list[tuple[int, int]], list[Value]]:
-    """What the results of a derivative are, and their values: of each target its gradient, then its factors."""
+    """What the results of a derivative are, and their values: of each target its gradient, then factors."""
     targets: list[tuple[int, int]] = []
     values: list[Value] = []
     for i, place, pairs in zip(wrt, found.results, found.factors):

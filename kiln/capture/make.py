@@ -6,7 +6,8 @@ pointwise  := [kernel] [dtype] [dtype before it is cast to that of `out=`]
 program    := see native/program/answer.h
 saves      := hidden [inputs] [outputs] [hiddens] [has a gradient]      a mask per operand
 derivative := class [(source, index)] [operand of each result] [what of it] [input it is or -1]
-              [(operand, [(operand, dim)])] its products' rows  [scattered operand] whether it writes at places of its first input
+              [(operand, [(operand, dim)] whose sizes' product is the rows of a product in its gradient)]
+              [operand whose gradient is scattered] whether it writes at places of its first input
 recipe     := see recipes.py
 region     := program [storage of each output]
 """
@@ -101,7 +102,9 @@ def _class_of(made: Derivative) -> str:
     graph = made.contiguous
     if not graph.outputs:
         return "replay"
-    return "program" if isinstance(made.forward, CellFunction) else classify(graph)  # of the cell's ranks alone
+    return (
+        "program" if isinstance(made.forward, CellFunction) else classify(graph)
+    )  # of the cell's ranks alone
 
 
 def _classify(function: Function, operands: Operands) -> tuple[Any, ...]:

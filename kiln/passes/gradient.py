@@ -5,14 +5,15 @@
 The rules are the ops' own derivatives, run once on values; nothing is simplified before. Where a value is
 used several times its contributions are added by descending order of the nodes that use it, then by argument
 (the order the eager engine adds in); an output's own gradient comes first. A gradient nobody defined
-never becomes zeros. A sum with gradients of slices among its parts begins as +0.0 everywhere, so that it does not
-matter for its bits whether such a part is added as an array with zeros around it or at its place alone.
+never becomes zeros. A sum with gradients of slices among its parts begins as +0.0 everywhere: then it does
+not matter for its bits whether such a part is added as an array with zeros around it or at its place alone.
 
 Of values picked by positions the gradients are added one after the other at their places (`onto`: in an array
 that the engine has of the parts before), in the order of the positions.
 
-The gradient of a matrix W that rows were multiplied with is a product of two matrices with these rows, a.T @ b.
-The engine may ask for such factors instead (`factored`), to stack those of several calls (architecture.md 6).
+The gradient of a matrix W that rows were multiplied with is a product of two matrices with these rows,
+a.T @ b. The engine may ask for such factors instead (`factored`), to stack those of several calls
+(architecture.md 6).
 
 What backward needs of forward is saved as follows. Inputs and outputs are free. A reduction's result is
 small: it is returned as a hidden output. A pointwise value or view is computed again from those. Where that
@@ -45,10 +46,10 @@ class Backward(NamedTuple):
     `sources`: where each input of `graph` comes from: ("grad", k) the gradient of output k, ("input", i),
     ("output", j), ("hidden", h), or ("shape", i): only the sizes of input i are read. `hidden`: the values of
     the forward graph to be returned as extra outputs. `results`: for each wanted input the output of `graph`
-    that is its gradient, or -1 if there is none. `factors`: the same for each product that is a part of it but
-    was asked for as two factors, by descending order of the products. `products`: how many rows each
-    part has that is a product.
-    `scattered`: whether it is nothing but an array scattered into zeros. `values`: the outputs of `graph`.
+    that is its gradient, or -1 if there is none. `factors`: the same for each product that is a part of it
+    but was asked for as two factors, by descending order of the products. `products`: how many rows each part
+    has that is a product. `scattered`: whether it is nothing but an array scattered into zeros. `values`: the
+    outputs of `graph`.
     """
 
     graph: Graph
@@ -73,9 +74,9 @@ def backward(
     """The gradients of the inputs `wrt`, given the gradients of those outputs for which `defined` holds.
 
     With `redo` nothing is hidden: what is not an input or an output is computed again. Of the inputs in
-    `factored`, products of matrices are not computed: their factors are given. The gradient of the input `onto`
-    begins with a sum, the first input of the graph. With `calls`, composites that state their derivative are
-    nodes.
+    `factored`, products of matrices are not computed: their factors are given. The gradient of the input
+    `onto` begins with a sum, the first input of the graph. With `calls`, composites that state their
+    derivative are nodes.
     Raises NotImplementedError if an op on the way has no derivative.
     """
     floats = tuple(i for i, v in enumerate(forward.inputs) if v.dtype in FLOATS and not v.weak)
@@ -85,9 +86,9 @@ def backward(
 
 
 class Sweep(Protocol):
-    """Gradients found on a copy of a forward graph: `sums` of values by id, among them `targets`, from `seeds` of
-    outputs by number and from `begun` sums of targets by id, both with where they come from; `copies`: of every
-    value of `forward` by id, in their graph.
+    """Gradients found on a copy of a forward graph: `sums` of values by id, among them `targets`, from
+    `seeds` of outputs by number and from `begun` sums of targets by id, both with where they come from;
+    `copies`: of every value of `forward` by id, in their graph.
     """
 
     forward: Graph
@@ -145,17 +146,15 @@ class _Run:
         if onto >= 0:
             target = work.inputs[onto]
             self.begun[id(target)] = (("sum", onto), Value(work, None, target.dtype, target.shape))
-        self.sums = _accumulate(
-            work, len(forward.nodes), self.targets, copied, self.seeds, kept, self.begun
-        )
+        self.sums = _accumulate(work, len(forward.nodes), self.targets, copied, self.seeds, kept, self.begun)
 
 
 # -- accumulation -----------------------------------------------------------------------------------
 
 
 class Sum:
-    """The gradient of one value as far as the sweep came. `total`: of its parts that are arrays; `factors`: of
-    its parts that stay products, a.T @ b each.
+    """The gradient of one value as far as the sweep came. `total`: of its parts that are arrays; `factors`:
+    of its parts that stay products, a.T @ b each.
     """
 
     def __init__(self, before: Value | None = None) -> None:
@@ -165,7 +164,7 @@ class Sum:
         self._from_zero = before is not None
 
     def add(self, part: Value, of_slice: bool = False, stays_product: bool = False) -> None:
-        """A part that comes after those added before. `of_slice`: an array with zeros around what was sliced."""
+        """A part that comes after those before. `of_slice`: an array with zeros around what was sliced."""
         product = _product(part)
         if product is not None:
             self.products.append(product.inputs[0].shape[1])
@@ -214,8 +213,9 @@ def _product(part: Value) -> Node | None:
 
 
 def _rows(product: Node, transposed: bool) -> tuple[Value, Value]:
-    """(a, b) with a.T @ b the product, or its transposition: both have a row for each that was multiplied with
-    the matrix whose gradient that is."""
+    """(a, b) with a.T @ b the product, or its transposition: both have a row for each that was multiplied
+    with the matrix whose gradient that is.
+    """
     left, right = product.inputs
     if _is_transposition(left.node):
         assert left.node is not None

@@ -144,8 +144,8 @@ class Op:
     __slots__ = (
         "algorithm", "at_once", "body", "checks", "differentiable", "differs", "divides", "doc", "dtypes",
         "explain", "failures", "gives_positions", "gradient", "handle", "identity", "inplace",
-        "inplace_function", "kind", "method", "native", "name", "onnx", "params", "public", "reference", "rule",
-        "samples", "shapes", "tests",
+        "inplace_function", "kind", "method", "name", "native", "onnx", "params", "public", "reference",
+        "rule", "samples", "shapes", "tests",
     )  # fmt: skip
 
     def __init__(

@@ -130,7 +130,7 @@ class GradientWriter(Writer):
         ]
 
     def unroll(self) -> list[str] | None:
-        """A loop over the rows of an array, which one matrix is multiplied with at each step, this way or that."""
+        """A loop over the rows of an array; one matrix is multiplied with each, this way or that."""
         x = self.pick(lambda x: x.dtype == "float" and len(x.dims) == 2 and x.bound < 10)
         if x is None:
             return None
@@ -141,7 +141,7 @@ class GradientWriter(Writer):
         )
         step = product.format(row=rows.format(x=x.name), w=matrix)
         more = self.rng.choice(["", f" + {h} @ {matrix}", f" * {h}.sigmoid()", f" - {matrix}[0]"])
-        reduced = ".reshape(-1, {0}.shape[1]).sum(0)".format(x.name)
+        reduced = f".reshape(-1, {x.name}.shape[1]).sum(0)"
         return [
             f"{matrix} = K.tanh({x.name}.t() @ {x.name} * 0.1)",
             f"{h} = K.zeros({x.name}.shape[1])",

@@ -117,7 +117,8 @@ void SumOfParts::add_at_places(const Node& node) {
     const Results places = run(*node.fn, operands);
     for (size_t k = 0; k < node.grads.size(); ++k) {
         if (!node.grads[k]) continue;
-        const Operand before = new_everywhere ? Operand{nullptr, Number::of(0.0)} : Operand{places[k].get(), {}};
+        const Operand before =
+            new_everywhere ? Operand{nullptr, Number::of(0.0)} : Operand{places[k].get(), {}};
         Operand both[2] = {before, {node.grads[k].get(), {}}};
         call(*core_fns().add, both, {&places[k], 1});
     }

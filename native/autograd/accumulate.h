@@ -14,13 +14,13 @@ namespace kiln {
 // can see that sum and no graph is made, it is added to in place.
 void add_gradient(TensorRef& sum, TensorRef gradient);
 
-// What a gradient is as an array: of all of a value; of a slice or of picked elements, with zeros around, in the
-// latter case added to these.
+// What a gradient is as an array: of all of a value; of a slice or of picked elements, with zeros around, in
+// the latter case added to these.
 enum class Part : uint8_t { whole, slice, scattered };
 
-// A value's sum as far as it came, and in `mask` of `from_zero` whether it began as +0.0 everywhere. A sum with
-// gradients of parts of the value does: then it makes no difference to its bits whether such a gradient is
-// added as an array with zeros around it or at its place alone.
+// A value's sum as far as it came, and in `mask` of `from_zero` whether it began as +0.0 everywhere. A sum
+// with gradients of parts of the value does: then it makes no difference to its bits whether such a gradient
+// is added as an array with zeros around it or at its place alone.
 struct SumOfParts {
     TensorRef& sum;
     uint64_t& from_zero;

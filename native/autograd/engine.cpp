@@ -324,22 +324,22 @@ void Pass::finish_leaf(LeafSum& leaf) {
 
 std::vector<TensorRef> Pass::finish() {
     for (size_t i = 0; i < leaves().size(); ++i)  // a hook's backward has counted anew at some of them
-        if (LeafSum& leaf = leaves()[i]; (leaf.gradient || leaf.products) && !leaf.finished &&
-                                         reach.wants({nullptr, leaf.meta, 0}))
+        if (LeafSum& leaf = leaves()[i];
+            (leaf.gradient || leaf.products) && !leaf.finished && reach.wants({nullptr, leaf.meta, 0}))
             finish_leaf(leaf);
     if (reach.options.accumulate) return {};
     captured_.resize(reach.inputs.size());
     for (size_t i = 0; i < reach.inputs.size(); ++i)
-        if (const LeafSum* leaf =
-                reach.inputs[i].leaf ? leaves().find(reach.inputs[i].leaf.get()) : nullptr)
+        if (const LeafSum* leaf = reach.inputs[i].leaf ? leaves().find(reach.inputs[i].leaf.get()) : nullptr)
             captured_[i] = leaf->gradient;
     return std::move(captured_);
 }
 
 bool Pass::adds_at_places(const Node& node) const {
-    const bool split_recorded = gives_several(*node.fn) && current_recording();  // one join of all parts is fused
-    return !is_row(node.inputs[0].edge) && !node.extras && !anomaly_mode && !reach.options.create_graph && !reach.options.batched &&
-           !split_recorded && reach.wants(node.inputs[0].edge);
+    const bool split_recorded =
+        gives_several(*node.fn) && current_recording();  // one join of all parts is fused
+    return !is_row(node.inputs[0].edge) && !node.extras && !anomaly_mode && !reach.options.create_graph &&
+           !reach.options.batched && !split_recorded && reach.wants(node.inputs[0].edge);
 }
 
 void Pass::pass_over(Node& node) {

@@ -27,8 +27,8 @@ struct Callbacks {
     // shape of what it is the gradient of.
     Results (*batched_derivative)(const Fn& fn, std::span<const Operand> operands);
     TensorRef (*batched_sum)(const TensorRef& gradient, const Tensor& like);
-    // Of a launch's rows, where the pass is differentiated again: gradients of rows, null for none, and behind
-    // them one of the whole, as one; and one as its rows.
+    // Of a launch's rows, where the pass is differentiated again: gradients of rows, null for none, and
+    // behind them one of the whole, as one; and one as its rows.
     TensorRef (*stacked)(std::span<const TensorRef> gradients, const Tensor& like);
     Results (*unstacked)(const TensorRef& gradient);
 };

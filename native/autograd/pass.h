@@ -60,8 +60,7 @@ private:
         uint64_t scattered = 0;
         size_t taken = 0;
         TensorRef of(size_t i) {  // called with ascending i: moves the gradient out
-            const bool has =
-                taken < gradients.size() && (targets.empty() || targets[taken].operand == i);
+            const bool has = taken < gradients.size() && (targets.empty() || targets[taken].operand == i);
             return has ? std::move(gradients[taken++]) : nullptr;
         }
     };
@@ -119,7 +118,8 @@ private:
 
     void visit(Node& node);
 
-    // Whether the gradients of slices can be written where they belong; else they are arrays with zeros around.
+    // Whether the gradients of slices can be written where they belong; else they are arrays with zeros
+    // around.
     bool adds_at_places(const Node& node) const;
 
     // Before a node's derivative: its hooks change the gradients it got, and what is asked for is taken from
@@ -141,7 +141,8 @@ private:
     // All results of a derivative, those that are its operands as they are too.
     Results results_of(const Node& node, Fn& fn, std::span<const Operand> operands);
 
-    // Of a view of all of its input the gradient looks the other way; null where that is no view, or of others.
+    // Of a view of all of its input the gradient looks the other way; null where that is no view, or of
+    // others.
     TensorRef gradient_of_view(const Node& node) const;
 
     // Of arrays joined, views of their parts.

@@ -47,7 +47,8 @@ void Pass::give_back(Node& node) {
             } else {
                 if (rows.empty()) rows = callbacks.unstacked(gradient);
                 for (size_t i = 0; i < from.size(); ++i)
-                    add({edge.node, edge.leaf, places[from[i]].of_launch ? to[i] : edge.index}, rows[from[i]]);
+                    add({edge.node, edge.leaf, places[from[i]].of_launch ? to[i] : edge.index},
+                        rows[from[i]]);
             }
         }
         pass(edge);

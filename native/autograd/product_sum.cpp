@@ -13,7 +13,8 @@ namespace {
 TensorRef fresh_rows(DType dtype, int64_t rows, int64_t width) {
     const Dims sizes{rows, width};
     if (!current_recording()) return new_tensor(dtype, sizes);
-    return full_like(*new_tensor(dtype, sizes, StorageRef()), 0.0);  // what is recorded reads no memory without values
+    return full_like(*new_tensor(dtype, sizes, StorageRef()),
+                     0.0);  // what is recorded reads no memory without values
 }
 
 void copy_into(TensorRef target, Tensor& values) {
@@ -36,9 +37,11 @@ TensorRef joined(std::vector<TensorRef> rows) {
         std::vector<TensorRef> next;
         for (size_t i = 0; i < rows.size(); i += most) {
             Operands operands;
-            for (size_t k = i; k < std::min(i + most, rows.size()); ++k) operands.push_back({rows[k].get(), {}});
-            next.push_back(operands.size() == 1 ? rows[i]
-                                                : call_one(*core_fns().concat(int(operands.size())), operands));
+            for (size_t k = i; k < std::min(i + most, rows.size()); ++k)
+                operands.push_back({rows[k].get(), {}});
+            next.push_back(operands.size() == 1
+                               ? rows[i]
+                               : call_one(*core_fns().concat(int(operands.size())), operands));
         }
         rows = std::move(next);
     }

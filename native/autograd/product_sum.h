@@ -8,10 +8,10 @@
 
 namespace kiln {
 
-// The sum of left.T @ right over pairs of matrices with a row for each that one weight was multiplied with. The
-// rows stand one below the other, in the order the pairs came. The order of arithmetic is that of one product:
-// a chain over 512 rows at a time, these sums added one after the other; so 512 rows can be multiplied as soon
-// as they are there, and no more than that are kept.
+// The sum of left.T @ right over pairs of matrices with a row for each that one weight was multiplied with.
+// The rows stand one below the other, in the order the pairs came. The order of arithmetic is that of one
+// product: a chain over 512 rows at a time, these sums added one after the other; so 512 rows can be
+// multiplied as soon as they are there, and no more than that are kept.
 class ProductSum {
 public:
     static constexpr int64_t most_rows = 256;  // of a pair that is worth keeping
@@ -28,7 +28,7 @@ private:
 
     TensorRef left_, right_;  // memory for rows, of which the first `rows_` are there
     int64_t rows_ = 0;
-    TensorRef sum_;  // of whole segments
+    TensorRef sum_;                          // of whole segments
     std::vector<TensorRef> lefts_, rights_;  // instead of all these, where a graph is made of them
 };
 

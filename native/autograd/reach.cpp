@@ -19,7 +19,7 @@ void Reach::find() {
         nodes.clear();
         resume();
         number = next_pass_number();  // so that what this pass has marked, leaves too, is not taken for the
-                                 // new one's
+                                      // new one's
         leaves.begin(number);
         Away here;
         KILN_CHECK(wait_for_others(), runtime, "backward: the interpreter is ending");
@@ -68,13 +68,11 @@ void Reach::mark_needed() {
         return;
     }
     std::sort(nodes.begin(), nodes.end(), is_earlier);
-    for (Node* node : nodes)
-        node->needed = leads_on(*node) || asks_for(*node);
+    for (Node* node : nodes) node->needed = leads_on(*node) || asks_for(*node);
 }
 
 void Reach::suspend(Node& node) {
-    suspended.push_back(
-        {&node, node.run, node.waiting, node.needed, node.products, node.from_zero, {}});
+    suspended.push_back({&node, node.run, node.waiting, node.needed, node.products, node.from_zero, {}});
     std::swap(suspended.back().grads, node.grads);
 }
 

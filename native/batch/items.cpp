@@ -38,12 +38,15 @@ int64_t another(const Item& item, const Last& last) {
     return -1;
 }
 
-[[noreturn]] void refuse(const Item& item, const char* does, int64_t other, const char* did, const Tensor& x) {
-    raise(ErrorKind::runtime,
-          concat("batching.map: item ", item.index, " ", does, " what item ", other, " ", did, ", a ",
-                 name(x.dtype), " tensor of shape ", shape_text(x.sizes),
-                 ": items run together and must not depend on each other; give each a tensor of its own (clone), "
-                 "or write after the map"));
+[[noreturn]] void refuse(const Item& item, const char* does, int64_t other, const char* did,
+                         const Tensor& x) {
+    raise(
+        ErrorKind::runtime,
+        concat(
+            "batching.map: item ", item.index, " ", does, " what item ", other, " ", did, ", a ",
+            name(x.dtype), " tensor of shape ", shape_text(x.sizes),
+            ": items run together and must not depend on each other; give each a tensor of its own (clone), "
+            "or write after the map"));
 }
 
 // What a use is noted in; null for memory that only this call's item can have.
@@ -63,8 +66,7 @@ Item::Item(int64_t index_, const Item* outer)
           static uint64_t made = 0;
           return ++made;
       }()),
-      index(index_),
-      outer_(outer) {
+      index(index_), outer_(outer) {
     items->emplace(id, index);
 }
 

@@ -1,5 +1,5 @@
-// Items of kiln.batching.map, which are independent: who of them reads and writes which memory, as far as calls
-// tell.
+// Items of kiln.batching.map, which are independent: who of them reads and writes which memory, as far as
+// calls tell.
 #pragma once
 
 #include <cstdint>

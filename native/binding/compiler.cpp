@@ -212,9 +212,9 @@ std::unique_ptr<Saves> saves(const Call& call) {
 Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& asked) {
     Object described = describe_operands(operands, forward.cls == FnClass::pointwise);
     using Mask = unsigned long long;
-    Object args = checked(Py_BuildValue("(OOKKiKi)", handle_of(forward), described.get(), Mask(asked.needed),
-                                        Mask(asked.defined), int(asked.redo), Mask(asked.factored),
-                                        asked.onto));
+    Object args =
+        checked(Py_BuildValue("(OOKKiKi)", handle_of(forward), described.get(), Mask(asked.needed),
+                              Mask(asked.defined), int(asked.redo), Mask(asked.factored), asked.onto));
     Fn* fn = new_fn(nullptr, forward.name + " backward");
     set_handle(*fn, ask("derivative function", args).get());
     answer_to("derivative", args, [&](Answer& answer) {
@@ -246,8 +246,8 @@ Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& aske
         fn->updates = answer.integer(0, 2) != 0;
         return fn->cls = cls;
     });
-    fn->outputs = uint32_t(
-        std::ranges::count_if(fn->targets, [](const Target& target) { return target.pass < 0; }));
+    fn->outputs =
+        uint32_t(std::ranges::count_if(fn->targets, [](const Target& target) { return target.pass < 0; }));
     return fn;
 }
 

@@ -19,13 +19,13 @@ PyObject* set_core_function(PyObject*, PyObject* args) {
     CoreFns& fns = core_fns();
     std::string name = role;
     const auto dtype = dtype_from_name(name.c_str());
-    Fn** place = name == "add"      ? &fns.add
-                 : name == "copy"   ? &fns.copy
-                 : name == "sum_to" ? &fns.sum_to
-                 : name == "product" ? &fns.product
+    Fn** place = name == "add"         ? &fns.add
+                 : name == "copy"      ? &fns.copy
+                 : name == "sum_to"    ? &fns.sum_to
+                 : name == "product"   ? &fns.product
                  : name == "transpose" ? &fns.transpose
-                 : dtype            ? &fns.convert[int(*dtype)]
-                                    : nullptr;
+                 : dtype               ? &fns.convert[int(*dtype)]
+                                       : nullptr;
     KILN_CHECK(place, value, "set_core_function: no role '", name, "'");
     *place = fn;
     Py_RETURN_NONE;
@@ -69,7 +69,8 @@ PyMethodDef functions[] = {
      "Raises what writing the first tensor into the second would raise, and writes nothing."},
     {"set_core_ops", set_core_ops, METH_VARARGS, "Tells the core ops that make views or join arrays."},
     {"set_core_function", guard<set_core_function>, METH_VARARGS,
-     "Tells the core which op adds, copies, sums to a shape, multiplies or transposes matrices, converts to the "
+     "Tells the core which op adds, copies, sums to a shape, multiplies or transposes matrices, converts to "
+     "the "
      "dtype of that name."},
     {nullptr, nullptr, 0, nullptr},
 };

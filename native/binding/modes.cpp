@@ -237,8 +237,8 @@ void exchange(OwnState& own) {
     std::swap(own.hooks, saved_hooks());
     std::swap(own.listing, listing_of_thread());
 }
-// function(), while what is held and what is there have changed places. In one C function, so that no signal's
-// handler comes between.
+// function(), while what is held and what is there have changed places. In one C function, so that no
+// signal's handler comes between.
 PyObject* state_call(PyObject* self, PyObject* function) {
     OwnState& own = held_by<OwnState>(self);
     exchange(own);
@@ -264,7 +264,8 @@ PyType_Slot state_slots[] = {
     {Py_tp_methods, state_methods},
     {0, nullptr},
 };
-PyType_Spec state_spec = {"kiln._core.OwnState", sizeof(Holder<OwnState>), 0, Py_TPFLAGS_DEFAULT, state_slots};
+PyType_Spec state_spec = {"kiln._core.OwnState", sizeof(Holder<OwnState>), 0, Py_TPFLAGS_DEFAULT,
+                          state_slots};
 
 PyObject* waiter = nullptr;  // called where a value on the list is needed
 

@@ -373,8 +373,7 @@ const QuickForm& quick_form(const char* name) {
 
 PyObject* call_quick(const QuickForm& form, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     if (traces) return nullptr;  // the Python tells which sizes it reads
-    if (!form.params[0])
-        return !names && count && is_tensor(args[0]) ? form.call(args, count) : nullptr;
+    if (!form.params[0]) return !names && count && is_tensor(args[0]) ? form.call(args, count) : nullptr;
     PyObject* values[4] = {};
     if (!bind_to(form, args, count, names, values) || !values[0]) return nullptr;
     const bool joins = form.params[0][0] == 't';

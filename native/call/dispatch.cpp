@@ -83,8 +83,7 @@ bool writes_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands
     const Storage& target = *out[0]->storage;
     return !target.read_only && !target.inference && !target.recording && target.data && !target.busy &&
            !is_part(target) && flat.look_at(fn, operands, out) && !flat.pending && !current_recording() &&
-           !on_call && !traces &&
-           !(grad_enabled() && needs_gradient(fn, operands, out));
+           !on_call && !traces && !(grad_enabled() && needs_gradient(fn, operands, out));
 }
 
 // ---- views ----

@@ -37,8 +37,8 @@ struct Source {
     uint8_t index;
 };
 
-// What a derivative gives: the gradient of an operand, or a factor of a product that is a part of it: left.T @
-// right, with a row for each that the operand was multiplied with.
+// What a derivative gives: the gradient of an operand, or a factor of a product that is a part of it: left.T
+// @ right, with a row for each that the operand was multiplied with.
 struct Target {
     enum Role : uint8_t { gradient, left, right } role;
     uint8_t operand;
@@ -94,13 +94,13 @@ struct Fn {
     bool updates = false;         // it writes at places of its first operand: in place without a copy
     int8_t gives_along = no_dim;  // the results are positions along this dim, or in the flat array
     ErrorKind index_error_kind = ErrorKind::index;
-    std::string index_error;       // with {index}, {dim} and {size}
-    Dims dims;                     // of a permute its dims; of other views and joins their dim
-    Opaque structure;              // the interpreter's tuple
-    Fn* twin = nullptr;            // of a structure that is equal, with parts of another type: 1, 1.0, True
-    Opaque handle;                 // the interpreter's object for a derivative
-    std::vector<Source> sources;   // of a derivative
-    std::vector<Target> targets;   // of a derivative: what result k is
+    std::string index_error;        // with {index}, {dim} and {size}
+    Dims dims;                      // of a permute its dims; of other views and joins their dim
+    Opaque structure;               // the interpreter's tuple
+    Fn* twin = nullptr;             // of a structure that is equal, with parts of another type: 1, 1.0, True
+    Opaque handle;                  // the interpreter's object for a derivative
+    std::vector<Source> sources;    // of a derivative
+    std::vector<Target> targets;    // of a derivative: what result k is
     std::vector<Product> products;  // parts of a derivative's results
     uint64_t scattered = 0;         // operands whose gradients are arrays scattered into zeros
 

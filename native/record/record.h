@@ -115,7 +115,7 @@ extern bool anomaly_mode;
 // The recording ops of this thread are appended to; null outside compiled regions, during a flush and in
 // anomaly mode.
 Recording* current_recording();
-bool in_region();  // also during a flush
+bool in_region();        // also during a flush
 class RecordingPaused {  // while it lives, ops of this thread run
 public:
     RecordingPaused();

@@ -1,4 +1,4 @@
-"""A gradient is a sum of contributions, evaluated once: what is added where, in which order, and who sees it."""
+"""A gradient is a sum of parts, evaluated once: what is added where, in which order, and who sees it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def test_many_rows_are_a_product_of_their_own() -> None:
 def test_other_contributions_come_before_the_product() -> None:
     w = normal(WIDE, NARROW)
     xs, gs = rows(2, 3)
-    kiln.autograd.backward([xs[0] @ w.t(), w * 2, xs[1] @ w.t(), w * 3], [gs[0], w.detach(), gs[1], w.detach()])
+    kiln.autograd.backward(
+        [xs[0] @ w.t(), w * 2, xs[1] @ w.t(), w * 3], [gs[0], w.detach(), gs[1], w.detach()]
+    )
     same(w.grad, w.detach() * 3 + w.detach() * 2 + stacked(xs, gs))
 
 
@@ -174,7 +176,7 @@ def test_transposition_with_a_hook_is_not_passed_by() -> None:
 
 
 def test_hook_that_changes_a_factor_comes_too_late() -> None:
-    """What a product needs is copied when its node is passed: an optimizer in a hook may write weights then."""
+    """What a product needs is copied when its node is passed: a hook may write weights then."""
     u, v = normal(NARROW, NARROW, seed=1), normal(NARROW, NARROW, seed=2)
 
     def clear(p: Any) -> None:
@@ -233,7 +235,9 @@ def test_picked_rows_are_added_at_their_places() -> None:
     for pick, g in reversed(list(zip(picks, gs))):
         want.index_add_(0, pick.reshape(-1), g.reshape(-1, 3))
     same(table.grad, want)
-    (again,) = kiln.autograd.grad([*ys[:0], table[picks[2]], table[picks[0]]], table, [gs[2], gs[0]], create_graph=True)
+    (again,) = kiln.autograd.grad(
+        [*ys[:0], table[picks[2]], table[picks[0]]], table, [gs[2], gs[0]], create_graph=True
+    )
     half = kiln.zeros(8, 3).index_add_(0, picks[0], gs[0]).index_add_(0, picks[2], gs[2])
     same(again.detach(), half)
 

@@ -173,7 +173,8 @@ def _rule(
     made = inline(work, derivative.graph(tuple(map(described, given))), given)
     values = iter(made)
     return [
-        (i, given[at] if at >= 0 else next(values)) for (i, _), at in zip(derivative.targets, derivative.passes)
+        (i, given[at] if at >= 0 else next(values))
+        for (i, _), at in zip(derivative.targets, derivative.passes)
     ]
 
 
@@ -377,7 +378,9 @@ class CellFunction(Forward):
             self._found[key] = finish(made, redo, lambda: _Run(walk, *_everything(walk.graph)))
         return self._found[key]
 
-    def hidden(self, operands: Operands, wrt: tuple[int, ...], defined: tuple[bool, ...]) -> tuple[Value, ...]:
+    def hidden(
+        self, operands: Operands, wrt: tuple[int, ...], defined: tuple[bool, ...]
+    ) -> tuple[Value, ...]:
         return self.gradients(operands, wrt, defined, False, (), -1).hidden
 
 
