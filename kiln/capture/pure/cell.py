@@ -204,6 +204,9 @@ class _Cell:
     ) -> Any:
         """The call as Python has it and by the op, compared."""
         self.checks += 1
+        if _core.is_batching() and variant.calls > _FIRST and not _core.checking():
+            self._check_steps(variant, args, kwargs, leaves)
+            return self._run(variant, leaves)
         state = _core.random_state()
         returned, seen = None, None
         if variant.seen is not None:  # a run that is alike costs little to tell
@@ -228,6 +231,17 @@ class _Cell:
                 raise self._differs(variant, f"result {k} by the op with other values than by Python", "", "")
         variant.checked_at = self._count()
         return made
+
+    def _check_steps(
+        self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
+    ) -> None:
+        """What Python does in this call, compared: without values, which would have to be there first."""
+        state = _core.random_state()
+        tracer = Tracer(self.name, leaves)
+        returned, _ = _core.trace(tracer, True, self.function, args, kwargs, tuple(leaves))
+        _core.set_random_state(*state)
+        self._compare(variant, tracer, returned)
+        variant.checked_at = self._count()
 
     def _compare(self, variant: Variant, tracer: Tracer, returned: Any) -> None:
         now = [(s.what(), s.told()) for s in tracer.steps]
