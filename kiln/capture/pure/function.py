@@ -123,7 +123,8 @@ def _sweep(
         ]
         if not wanted:
             continue
-        inputs = [copies[id(v)] if isinstance(v, Value) else v for v in own.inputs]
+        # (a size that a cell for rows adds is a number of no graph)
+        inputs = [copies.get(id(v), v) if isinstance(v, Value) else v for v in own.inputs]
         outputs = [copies[id(v)] for v in own.outputs]
         for i, part in _rule(step, own, work, grads, inputs, outputs, wanted):
             like = inputs[i]
@@ -177,7 +178,8 @@ def _rule(
     made = inline(work, derivative.graph(tuple(map(described, given))), given)
     values = iter(made)
     return [
-        (i, given[at] if at >= 0 else next(values)) for (i, _), at in zip(derivative.targets, derivative.passes)
+        (i, given[at] if at >= 0 else next(values))
+        for (i, _), at in zip(derivative.targets, derivative.passes)
     ]
 
 
@@ -389,7 +391,9 @@ class CellFunction(Forward):
             self._found[key] = finish(made, redo, lambda: _Run(walk, *_everything(walk.graph)))
         return self._found[key]
 
-    def hidden(self, operands: Operands, wrt: tuple[int, ...], defined: tuple[bool, ...]) -> tuple[Value, ...]:
+    def hidden(
+        self, operands: Operands, wrt: tuple[int, ...], defined: tuple[bool, ...]
+    ) -> tuple[Value, ...]:
         return self.gradients(operands, wrt, defined, False, (), -1).hidden
 
 
