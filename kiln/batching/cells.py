@@ -25,12 +25,12 @@ Rule = Callable[[Op, tuple[Any, ...], Looks], Any]  # `rules.rows_op`
 class RowsCell(CellOp):
     """A cell some of whose operands have a dim of rows in front."""
 
-    __slots__ = ("flags", "rule")
+    __slots__ = ("flags", "rows_rule")
     _made: dict[tuple[int, tuple[bool, ...]], RowsCell] = {}
 
     def __init__(self, base: CellOp, flags: tuple[bool, ...], rule: Rule) -> None:
         super().__init__(f"rows_{base.name}", base.cell)
-        self.flags, self.rule = flags, rule
+        self.flags, self.rows_rule = flags, rule
         self.identity = None if base.identity is None else f"rows({base.identity}{flags!r})"
 
     @classmethod
@@ -49,7 +49,7 @@ class _RowsWalk(Walk):
     """The steps on values some of which have rows."""
 
     def __init__(self, op: RowsCell, graph: Graph, given: list[Given], hidden: bool) -> None:
-        self.rule = op.rule
+        self.rule = op.rows_rule
         self.rows = {k for k, flag in enumerate(op.flags) if flag}
         of_rows = [given[k] for k in sorted(self.rows)]
         for x in of_rows:

@@ -111,7 +111,7 @@ def test_trees(checked: bool) -> None:
     """Of trees: values bit for bit, gradients within rounding, and few launches of each cell."""
     leaf, node = fixed(Leaf()), fixed(Node())
     both = kiln.nn.ModuleList([leaf, node])
-    pure = [kiln.compile(m, pure=True) for m in (leaf, node)]
+    pure_leaf, pure_node = kiln.compile(leaf, pure=True), kiln.compile(node, pure=True)
     rng = np.random.default_rng(1)
     trees = [tree(rng, int(rng.integers(4, 10))) for _ in range(9)]
     want = kiln.cat([read(leaf, node, t)[0] for t in trees])
@@ -120,7 +120,7 @@ def test_trees(checked: bool) -> None:
     for _ in range(2):
         _core.clear_batching_statistics()
         with kiln.batching():
-            got = kiln.cat([read(*pure, t)[0] for t in trees])
+            got = kiln.cat([read(pure_leaf, pure_node, t)[0] for t in trees])
         got.square().sum().backward()
         assert same_bits(got.detach().numpy(), want.detach().numpy())
         for a, b in zip(gradients(both), expected):
