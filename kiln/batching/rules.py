@@ -5,6 +5,8 @@
     softmax(x [n], dim 0)          rows of x                 the composite of kiln.func: each node by its rule
     reduce_sum(x [n]; dim 0)       rows of x                 a composite of one node, by its kind's rule
 
+    a cell                         rows of any              a cell whose steps are done so (cells.py)
+
 Only functions whose rows have the bits they have alone are here; what else there is, says why it has none.
 """
 
@@ -13,6 +15,8 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import ops
+from kiln.batching.cells import RowsCell
+from kiln.capture.pure.function import CellOp
 from kiln.func import rules
 from kiln.func.composite import Look, batched_op
 from kiln.func.rules import ALGORITHMS, RULES, Operand
@@ -25,12 +29,22 @@ Found = tuple[
     Any, tuple[Any, ...], bool
 ]  # an op, a structure, whether its numbers begin with the count of rows
 
+Made = tuple[Op, tuple[Any, ...], bool]
+
 # what takes rows in front of its first operand's dims as it is, with the fewest dims that operand may have
 _IN_FRONT = {"linear": 1, "matmul": 1, "embedding": 0}
 
 
 def rows(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found | str:
     """The function for rows, or why there is none."""
+    found = rows_op(op, structure, looks)
+    return found if isinstance(found, str) else (found[0].handle, *found[1:])
+
+
+def rows_op(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made | str:
+    """The same, as its record."""
+    if isinstance(op, CellOp):
+        return RowsCell.of(op, tuple(has_rows for _, has_rows, _ in looks), rows_op), structure, False
     if op.kind == "composite":
         return _in_front(op, structure, looks) or _of_composite(op, structure, looks)
     if not op.algorithm and op.kind not in RULES:
@@ -42,30 +56,30 @@ def rows(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found | str:
     return _of_view(op, structure, looks) or _one_node(op, structure, looks)
 
 
-def _in_front(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found | None:
+def _in_front(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made | None:
     """Rows by one matrix, an addend of one dim: the op itself, of all rows."""
     first, *others = looks
     if not first[1] or any(has_rows for _, has_rows, _ in others) or first[0] < _IN_FRONT.get(op.name, 65):
         return None
     fits = others[0][0] == 2 and all(ndim == 1 for ndim, _, _ in others[1:])
-    return (op.handle, structure, False) if fits else None
+    return (op, structure, False) if fits else None
 
 
-def _of_view(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found | None:
+def _of_view(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made | None:
     """Of a view the same view, with its dims one further; of arrays joined along a dim too."""
     ndim = looks[0][0]
     if op.kind == "reshape" or (op.kind == "expand" and structure[1] == ndim):
-        return op.handle, ("t", structure[1] + 1), True
+        return op, ("t", structure[1] + 1), True
     if op.kind == "permute":
-        return op.handle, ("t", (0, *(d + 1 for d in structure[1]))), False
+        return op, ("t", (0, *(d + 1 for d in structure[1]))), False
     if op.kind == "slice":
         (dim,) = structure[1]
-        return op.handle, ("t", (dim + 1,), *structure[2:]), False
+        return op, ("t", (dim + 1,), *structure[2:]), False
     if op.kind in ("select", "unbind", "split"):
-        return op.handle, ("t", structure[1] + 1, *structure[2:]), False
+        return op, ("t", structure[1] + 1, *structure[2:]), False
     if op.kind in ("concat", "stack") and all(look[1] for look in looks):
         count, dim = structure
-        return op.handle, (count, dim + 1), False
+        return op, (count, dim + 1), False
     return None
 
 
@@ -101,9 +115,9 @@ class _Walk:
         self.ranks.append(rank)
 
 
-def _of_composite(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found:
+def _of_composite(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made:
     walk = _Walk(op, structure, looks)
-    return batched_op(op, Look(tuple(walk.flags), tuple(walk.ranks))).handle, structure, False
+    return batched_op(op, Look(tuple(walk.flags), tuple(walk.ranks))), structure, False
 
 
 class _OneNode(Op):
@@ -147,7 +161,7 @@ _made: dict[tuple[int, tuple[Any, ...]], _OneNode] = {}
 _LETTERS = {"float64": "f", "int64": "i", "bool": "b"}  # of numbers in a composite's structure
 
 
-def _one_node(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found:
+def _one_node(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made:
     flags = tuple(_Walk(op, structure, looks).flags)
     if (id(op), flags) not in _made:
         _made[id(op), flags] = _OneNode(op, flags)
@@ -158,7 +172,7 @@ def _one_node(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found:
             for p in op.params
             for look in ([next(arrays)] if p.kind != "S" else [(0, False, "")])
         )
-    return _made[id(op), flags].handle, structure, False
+    return _made[id(op), flags], structure, False
 
 
 def stacked(gradients: tuple[Any, ...], sizes: tuple[int, ...], dtype: Any) -> Any:

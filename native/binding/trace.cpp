@@ -55,6 +55,20 @@ struct PythonTrace : CallTrace {
     }
 };
 
+// Mixes in which tensors are returned.
+void mix_returned(PythonTrace& trace, PyObject* x) {
+    if (is_tensor(x)) {
+        trace.hash.mix(trace.number_of(&tensor_of(x)));
+    } else if (PyTuple_Check(x) || PyList_Check(x)) {
+        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(x); ++i)
+            mix_returned(trace, PySequence_Fast_GET_ITEM(x, i));
+    } else if (PyDict_Check(x)) {
+        Py_ssize_t at = 0;
+        PyObject *key, *value;
+        while (PyDict_Next(x, &at, &key, &value)) mix_returned(trace, value);
+    }
+}
+
 PyObject* tracer_of(CallTrace& trace) { return static_cast<PythonTrace&>(trace).tracer; }
 
 void told(CallTrace& trace, Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
@@ -109,6 +123,7 @@ PyObject* trace(PyObject*, PyObject* args) {
         if (is_tensor(PyTuple_GET_ITEM(leaves, i))) own.number_of(&tensor_of(PyTuple_GET_ITEM(leaves, i)));
     const Traced here(own);
     Object returned = checked(in_python([&] { return PyObject_Call(function, positional, keywords); }));
+    mix_returned(own, returned.get());
     return Py_BuildValue("(N(KK))", returned.release(), (unsigned long long)own.hash.low,
                          (unsigned long long)own.hash.high);
 }
@@ -172,7 +187,7 @@ PyMethodDef functions[] = {
     {"call_op", guard<call_op>, METH_VARARGS, "call_op(op, structure, operands): the results, a tuple."},
     {"trace", guard<trace>, METH_VARARGS,
      "trace(tracer, abstract, function, args, kwargs, leaves): (what the function gives, a hash of the calls "
-     "it made on the tensors `leaves` and others); `tracer.called(op, structure, "
+     "it made on the tensors `leaves` and others, and of which it gives); `tracer.called(op, structure, "
      "operands, out, results, grad)` is told of each op, `tracer.sizes_read(tensor)` of sizes the program "
      "reads, and `tracer.refuse(what)` raises. Abstract: nothing runs, and no value may be read."},
     {"check_op", guard<check_op>, METH_VARARGS,

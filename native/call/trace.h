@@ -24,7 +24,8 @@ inline int traces = 0;
 // The trace of this thread, or null.
 CallTrace* current_trace();
 
-// Traces this thread as long as it lives; an abstract one has a recording of its own that never runs.
+// Traces this thread as long as it lives: nothing is put on its list of calls that wait (batch/list.h), and an
+// abstract trace has a recording of its own that never runs.
 class Traced {
 public:
     explicit Traced(CallTrace& trace);
@@ -35,6 +36,7 @@ private:
     struct Recorded;
     Recorded* recorded_ = nullptr;
     CallTrace& trace_;
+    const bool list_paused_before_;
 };
 
 // Refuses what a traced function may not do.

@@ -76,7 +76,8 @@ struct Traced::Recorded {
     bool paused_before = std::exchange(state.paused, false);
 };
 
-Traced::Traced(CallTrace& trace) : trace_(trace) {
+Traced::Traced(CallTrace& trace)
+    : trace_(trace), list_paused_before_(std::exchange(listing_of_thread().paused, true)) {
     trace.outer = trace_here;
     if (trace.abstract) {
         auto own = std::make_shared<Recording>();
@@ -90,6 +91,7 @@ Traced::Traced(CallTrace& trace) : trace_(trace) {
 }
 
 Traced::~Traced() {
+    listing_of_thread().paused = list_paused_before_;
     --traces;
     trace_here = trace_.outer;
     if (!recorded_) return;

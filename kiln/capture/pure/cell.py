@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from kiln import _core, ops
@@ -204,6 +205,9 @@ class _Cell:
     ) -> Any:
         """The call as Python has it and by the op, compared."""
         self.checks += 1
+        if _core.is_batching() and variant.calls > _FIRST and not _core.checking():
+            self._check_steps(variant, args, kwargs, leaves)
+            return self._run(variant, leaves)
         state = _core.random_state()
         returned, seen = None, None
         if variant.seen is not None:  # a run that is alike costs little to tell
@@ -229,6 +233,28 @@ class _Cell:
         variant.checked_at = self._count()
         return made
 
+    def _check_steps(
+        self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
+    ) -> None:
+        """What Python does in this call, compared: on tensors without values, as those of its own wait."""
+        made = [x if k in variant.pins else _sample(x, x.requires_grad) for k, x in enumerate(leaves)]
+        args, kwargs = _given_instead(args, kwargs, leaves, made)
+        state = _core.random_state()
+        try:
+            returned, seen = None, None
+            if variant.seen is not None:
+                with suppress(RuntimeError):  # it reads a value
+                    returned, seen = _core.trace(None, True, self.function, args, kwargs, tuple(made))
+            if seen is None or seen != variant.seen or shape_of(flat(returned, [])) != variant.shape:
+                tracer = Tracer(self.name, made)
+                returned, _ = _core.trace(tracer, True, self.function, args, kwargs, tuple(made))
+                if tracer.failure is not None:  # caught by the program
+                    raise tracer.failure
+                self._compare(variant, tracer, returned)
+        finally:
+            _core.set_random_state(*state)
+        variant.checked_at = self._count()
+
     def _compare(self, variant: Variant, tracer: Tracer, returned: Any) -> None:
         now = [(s.what(), s.told()) for s in tracer.steps]
         for k, (a, b) in enumerate(zip(variant.what, now)):
@@ -241,8 +267,11 @@ class _Cell:
             line = longer[min(len(now), len(variant.what))]
             raise self._differs(variant, f"{len(now)} ops instead of {len(variant.what)}", "", line)
         self._compare_operands(variant, tracer)
-        if shape_of(flat(returned, [])) != variant.shape:
+        outputs: list[Any] = []
+        if shape_of(flat(returned, outputs)) != variant.shape:
             raise self._differs(variant, f"{describe(returned)} of another structure as its result", "", "")
+        if [tracer.value(y) for y in outputs] != variant.gives:
+            raise self._differs(variant, "results of other steps", "", "")
 
     def _compare_operands(self, variant: Variant, tracer: Tracer) -> None:
         for x, own in zip(tracer.operands, variant.operands):
@@ -349,7 +378,13 @@ def _symbolic(leaves: list[Any]) -> bool:
 
 def _samples(args: Any, kwargs: Any, leaves: list[Any]) -> Any:
     """The arguments with a tensor for each sample of a batch."""
-    made = {id(x): x if issubclass(type(x), _core.Tensor) else _sample(x) for x in leaves}
+    made = [x if issubclass(type(x), _core.Tensor) else _sample(x) for x in leaves]
+    return *_given_instead(args, kwargs, leaves, made), made
+
+
+def _given_instead(args: Any, kwargs: Any, leaves: list[Any], instead: list[Any]) -> Any:
+    """The arguments with other tensors."""
+    made = {id(x): own for x, own in zip(leaves, instead)}
 
     def of(value: Any) -> Any:
         if id(value) in made:
@@ -360,11 +395,11 @@ def _samples(args: Any, kwargs: Any, leaves: list[Any]) -> Any:
             return type(value)._make(map(of, value))
         return {k: of(v) for k, v in value.items()} if type(value) is dict else value
 
-    return of(args), of(kwargs), [made[id(x)] for x in leaves]
+    return of(args), of(kwargs)
 
 
-def _sample(x: Any) -> Any:
-    return ops.empty(tuple(x.shape), dtype=x.dtype)
+def _sample(x: Any, requires_grad: bool = False) -> Any:
+    return ops.empty(tuple(x.shape), dtype=x.dtype, requires_grad=requires_grad)
 
 
 def _objects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -55,7 +55,11 @@ class CellOp(Op):
     def _traced(self, tensors: Any, *numbers: Any) -> Any:
         values = [*tensors, *numbers]
         graph = next(v.graph for v in values if isinstance(v, Value))
-        return [*_Walk(graph, self.cell, values, hidden=False).results()]
+        return [*self.walk(graph, values, hidden=False).results()]
+
+    def walk(self, graph: Graph, given: list[Given], hidden: bool) -> Walk:
+        """The steps on values of a graph."""
+        return Walk(graph, self.cell, given, hidden)
 
 
 class _Run:
@@ -63,7 +67,7 @@ class _Run:
 
     def __init__(
         self,
-        walk: _Walk,
+        walk: Walk,
         wrt: tuple[int, ...],
         defined: tuple[bool, ...],
         factored: tuple[int, ...] = (),
@@ -87,7 +91,7 @@ class _Run:
 
 
 def _sweep(
-    walk: _Walk,
+    walk: Walk,
     copies: dict[int, Value],
     work: Graph,
     wrt: tuple[int, ...],
@@ -119,7 +123,8 @@ def _sweep(
         ]
         if not wanted:
             continue
-        inputs = [copies[id(v)] if isinstance(v, Value) else v for v in own.inputs]
+        # (a size that a cell for rows adds is a number of no graph)
+        inputs = [copies.get(id(v), v) if isinstance(v, Value) else v for v in own.inputs]
         outputs = [copies[id(v)] for v in own.outputs]
         for i, part in _rule(step, own, work, grads, inputs, outputs, wanted):
             like = inputs[i]
@@ -135,7 +140,7 @@ def _gives_slices(step: Step) -> bool:
     return not isinstance(step.op, str) and step.op.native in ("slice", "select", "split", "unbind")
 
 
-def _depending(walk: _Walk, first: set[tuple[int, int]]) -> set[int]:
+def _depending(walk: Walk, first: set[tuple[int, int]]) -> set[int]:
     """The values that gradients go through on their way to some arguments of steps."""
     needed: set[int] = set()
     for at, step in enumerate(walk.cell.steps):
@@ -149,7 +154,7 @@ def _depending(walk: _Walk, first: set[tuple[int, int]]) -> set[int]:
 
 def _rule(
     step: Step,
-    own: _Made,
+    own: Made,
     work: Graph,
     grads: list[Value | None],
     inputs: list[Given],
@@ -207,7 +212,7 @@ def _zeros(work: Graph, like: Value) -> Value:
     return work.add(find("expand"), (zero,), (like.shape,))
 
 
-class _Made:
+class Made:
     """What a step became: its function, how its operands look, its values."""
 
     __slots__ = ("function", "inputs", "operands", "outputs")
@@ -217,13 +222,13 @@ class _Made:
         self.outputs: list[Value] = []
 
 
-class _Walk:
+class Walk:
     """The steps on values of a graph. With `hidden`, with what derivatives read beside the results."""
 
     def __init__(self, graph: Graph, cell: Steps, given: list[Given], hidden: bool) -> None:
         self.graph, self.cell, self.hidden = graph, cell, hidden
         self.values: dict[int, Value] = dict(enumerate(given))
-        self.made: list[_Made] = []
+        self.made: list[Made] = []
         for step in cell.steps:
             self._step(step)
 
@@ -234,15 +239,23 @@ class _Walk:
     def _step(self, step: Step) -> None:
         inputs = [x if kind == "number" else self.values[x] for kind, x in step.args]
         if isinstance(step.op, str):
-            made = _Made(None, (), inputs)
+            made = Made(None, (), inputs)
             made.outputs = [self._memory(step, inputs)]
         else:
-            function = function_for(step.op, step.structure)
-            operands = tuple(map(described, inputs))
-            made = _Made(function, operands, inputs)
-            hidden = self.hidden and step.history and function.saves(operands)[0] > 0
-            made.outputs = inline(self.graph, function.graph(operands, hidden), inputs)
-        for i, (k, dtype, ones) in enumerate(zip(step.outs, step.dtypes, step.ones)):
+            made = self._computed(step, function_for(step.op, step.structure), inputs)
+        self._keep(step, made, step.ones)
+
+    def _computed(self, step: Step, function: Forward, inputs: list[Given]) -> Made:
+        """What a function makes of a step's inputs."""
+        operands = tuple(map(described, inputs))
+        made = Made(function, operands, inputs)
+        hidden = self.hidden and step.history and function.saves(operands)[0] > 0
+        made.outputs = inline(self.graph, function.graph(operands, hidden), inputs)
+        return made
+
+    def _keep(self, step: Step, made: Made, ones_of: tuple[tuple[int, ...], ...]) -> None:
+        """A step's results are values from here on; `ones_of` each, which of its sizes are 1."""
+        for i, (k, dtype, ones) in enumerate(zip(step.outs, step.dtypes, ones_of)):
             value = made.outputs[i]
             if value.weak or value.dtype != dtype:
                 value = self.graph.add(find("convert"), (value,), (dtype,))
@@ -332,10 +345,10 @@ class CellFunction(Forward):
 
     def __init__(self, op: CellOp, structure: tuple[Any, ...]) -> None:
         super().__init__(op, structure)
-        self._walks: dict[Operands, _Walk] = {}
+        self._walks: dict[Operands, Walk] = {}
         self._found: dict[tuple[Any, ...], Backward] = {}
 
-    def walk(self, operands: Operands) -> _Walk:
+    def walk(self, operands: Operands) -> Walk:
         """The steps as a graph on contiguous operands, with all that derivatives read."""
         operands = _contiguous(operands)
         found = self._walks.get(operands)
@@ -343,7 +356,7 @@ class CellFunction(Forward):
             graph = Graph()
             values = [declare(graph, d) for d in operands]
             with building(graph):
-                found = _Walk(graph, self.op.cell, list(values), hidden=True)
+                found = self.op.walk(graph, list(values), hidden=True)
             graph.finish(found.results())
             self._walks[operands] = found
         return found

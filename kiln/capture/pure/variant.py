@@ -86,6 +86,7 @@ class Variant:
         except TypeError as error:
             tracer.refuse(f"returns {error}, which is made of neither tensors nor numbers")
         self.shape = shape_of(self.tree)
+        self.gives = [tracer.value(y) for y in outputs]
         self.views: list[tuple[tuple[str, int], Any, tuple[Any, ...], tuple[Any, ...], int]] = []
         self.results: list[int] = []
         self._places: dict[int, tuple[str, int]] = {}
