@@ -358,3 +358,51 @@ def test_half_precision(mode: None) -> None:
     for _ in range(3):
         pairs = [(y, kiln.autograd.grad(y.sum(), x)[0]) for y in (f(x), cell(x))]
         assert all(bool((a == b).all()) for a, b in zip(*pairs))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_cell_first_called_in_a_batched_block(depth: int, mode: None) -> None:
+    """Its first calls are traced and checked on their lines; later ones wait with others."""
+    w = kiln.tensor([[0.5, -1.0], [0.25, 2.0]], requires_grad=True)
+
+    def function(x: Any, h: Any) -> Any:
+        return (x + h @ w).tanh()
+
+    def run(cell: Any) -> Any:
+        w.grad = None
+        h = kiln.ones(2)
+        steps = []
+        for _ in range(5):
+            h = cell(kiln.tensor([0.5, 1.0]), h)
+            steps.append(h)
+        total = kiln.stack(steps).sum()
+        total.backward()
+        return total.item(), w.grad
+
+    want, gradient = run(function)
+    with kiln.batching():
+        if depth == 2:
+            with kiln.batching():
+                got, grad = run(pure(function))
+        else:
+            got, grad = run(pure(function))
+        assert _core.is_batching()
+    assert got == want
+    assert kiln.allclose(grad, gradient)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.expand(2, *x.shape) * 1.0,
+        lambda x: x * x.new_ones(x.shape),
+        lambda x: F.layer_norm(x, x.shape),
+    ],
+    ids=["expand", "new_ones", "layer_norm"],
+)
+def test_sizes_given_to_ops_as_numbers(function: Any, mode: None) -> None:
+    """Another size is another program."""
+    cell = pure(function)
+    for n in (3, 3, 3, 5, 5, 3):
+        x = kiln.arange(4 * n).reshape(n, 4) * 0.5
+        assert cell(x).tolist() == function(x).tolist()

@@ -277,4 +277,13 @@ def _slots_by_value(tracer: Tracer, operands: tuple[Any, ...]) -> set[int]:
         for d, dim in enumerate(value.shape):
             if isinstance(dim, Size) and (tracer.reads(k, d) or size[d] in tracer.numbers_seen):
                 found |= slots_named(dim)
+    slot = 0
+    for k, look in enumerate(operands):
+        if isinstance(look, str):
+            slot += 1
+            continue
+        for d, one in enumerate(look[1]):
+            if not one and not isinstance(walk.values[k].shape[d], Size):  # an op given numbers has fixed it
+                found.add(slot)
+            slot += 1
     return found
