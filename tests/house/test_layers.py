@@ -67,7 +67,7 @@ ALLOWED = {
     "export": {"_core", "graph", "passes", "codegen", "ops"},
     "autograd": {"_core", "graph", "ops", "table"},
     "func": {"_core", "graph", "ops", "passes", "capture", "autograd", "table", "scalars"},
-    "batching": {"_core", "ops", "func", "table", "capture"},
+    "batching": {"_core", "ops", "func", "table", "capture", "graph"},
     "nn": {"_core", "ops", "tensor", "autograd", "capture", "table", "layout"},
     "linalg": {"ops", "table"},
     "signal": {"ops"},
