@@ -93,6 +93,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         accelerator as accelerator,
         array_api as array_api,
         backends as backends,
+        batching as batching,
         cache as cache,
         compiler as compiler,
         cpu as cpu,

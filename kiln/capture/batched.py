@@ -18,8 +18,8 @@ class Batching:
 
     Shapes, dtypes and errors of shapes are there at once. What is pending runs where a value is needed
     (`item`, `print`, NumPy, `backward`, a write) and at the end of the block; after an exception, when it is
-    read. Each thread has a list of its own. Inside a call of a function that `kiln.compile` made
-    nothing is batched.
+    read. Each thread has a list of its own. A call of a function made by `kiln.compile(..., pure=True)`
+    is one call that waits; inside a call of another function that `kiln.compile` made nothing is batched.
 
     >>> w = kiln.ones(2, 3)
     >>> with kiln.batching():

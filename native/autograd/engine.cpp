@@ -129,7 +129,7 @@ void Pass::visit(Node& node) {
         add(edge, fitted(node, i, given.of(i)), part);
         pass(edge);
     }
-    if (!reach.options.retain_graph) release_saved(node);
+    if (!reach.options.retain_graph && !node.of_launch) release_saved(node);
 }
 
 bool Pass::prepare(Node& node) {

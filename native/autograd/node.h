@@ -72,7 +72,8 @@ struct alignas(64) Node {
     uint32_t waiting = 0;   // how many gradients are still to come in it,
     bool needed = false;    // and whether it goes on from here
     bool released = false;  // its saved tensors are gone
-    bool products = false;  // the engine's: products are to be added to `grads`
+    bool of_launch = false;  // one call for the rows of many: their passes come one after another
+    bool products = false;   // the engine's: products are to be added to `grads`
     Fn* fn = nullptr;
     SmallVector<NodeInput, 3> inputs;
     SmallVector<SavedTensor, 1> saved_outputs;  // as many as outputs, or none

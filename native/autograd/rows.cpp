@@ -75,6 +75,7 @@ NodeRef make_handed(Tensor& whole, std::vector<uint64_t> orders, const SourceLin
     node->rows->orders = std::move(orders);
     NodeInput& input = node->inputs.emplace_back(edge_of(whole));
     input.dtype = whole.dtype;
+    if (input.edge.node) input.edge.node->of_launch = true;
     node->outputs = uint32_t(whole.sizes[0] + 1);
     node->order = take_order();
     set_history(whole, node, uint32_t(whole.sizes[0]));

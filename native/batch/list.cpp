@@ -1,6 +1,7 @@
 #include "batch/list.h"
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 #include "autograd/autograd.h"
@@ -69,7 +70,7 @@ void end_batching(bool run) {
     KILN_CHECK(state.depth > 0, runtime, "batching: a block is left that was not entered");
     if (--state.depth > 0) return;
     --lists_in_use;
-    if (run) state.list->run();
+    run ? state.list->run() : state.list->drop_unreachable();
 }
 
 ListPaused::ListPaused() : before_(std::exchange(state.paused, true)) {}
@@ -331,6 +332,21 @@ void CallList::clear() {
         patterns.clear();
         known_ = {};
     }
+}
+
+void CallList::drop_unreachable() {
+    if (running_) return;
+    std::unordered_map<const void*, uint32_t> ours;  // references of the list's own to tensors and storages
+    const auto count = [&](const TensorRef& x) {
+        if (x && ours[x.get()]++ == 0 && x->storage) ++ours[x->storage.get()];
+    };
+    for (const ListedValue& value : values_) count(value.tensor);
+    for (const ListedOperand& operand : operands_) count(operand.tensor);
+    const auto is_held = [&](const ListedValue& value) {
+        const Tensor& x = *value.tensor;
+        return x.refcount > ours[&x] || x.storage->refcount > ours[x.storage.get()];
+    };
+    if (std::none_of(values_.begin(), values_.end(), is_held)) clear();
 }
 
 void CallList::run() {

@@ -105,6 +105,8 @@ public:
     bool append(Fn& fn, std::span<const Operand> operands, Results& results);
     // Runs what is pending. From a thread other than the owner's too: whoever comes second waits.
     void run();
+    // After an exception: forgets what is pending, if nobody can come to need it.
+    void drop_unreachable();
     bool empty() const { return calls_.empty(); }
 
     ListStatistics statistics;

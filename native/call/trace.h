@@ -24,8 +24,8 @@ inline int traces = 0;
 // The trace of this thread, or null.
 CallTrace* current_trace();
 
-// Traces this thread as long as it lives: nothing is put on its list of calls that wait (batch/list.h), and an
-// abstract trace has a recording of its own that never runs.
+// Traces this thread as long as it lives: nothing is put on its list of calls that wait (batch/list.h), and
+// an abstract trace has a recording of its own that never runs.
 class Traced {
 public:
     explicit Traced(CallTrace& trace);

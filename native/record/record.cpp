@@ -63,9 +63,7 @@ bool is_expansion(const Tensor& x, const int64_t* sizes, int ndim) {
 bool anomaly_mode = false;
 
 namespace {
-
 thread_local CallTrace* trace_here = nullptr;
-
 }  // namespace
 
 CallTrace* current_trace() { return trace_here; }

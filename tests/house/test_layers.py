@@ -63,7 +63,6 @@ ALLOWED = {
     "codegen": {"_core", "ops", "files", "table", "scalars"},
     "passes": {"_core", "graph", "ops", "codegen", "table", "scalars"},
     "capture": {"_core", "graph", "ops", "tensor", "passes", "codegen", "table", "scalars"},
-    "batching": {"_core", "ops", "func", "capture", "graph", "table"},
     "export": {"_core", "graph", "passes", "codegen", "ops"},
     "autograd": {"_core", "graph", "ops", "table"},
     "func": {"_core", "graph", "ops", "passes", "capture", "autograd", "table", "scalars"},

@@ -39,7 +39,7 @@ def select_(input: Tensor, dim: Structure, place: Sizes) -> Any:
     public=False,
     dtypes="all",
     samples=d.samples(lambda rng, t: ((d.array(rng, (2, 5), t), 1, (2, 0, 3)), {})),
-    reference=d.reference(lambda np, x, dim, lengths: np.split(x, np.cumsum(lengths)[:-1], dim)),
+    reference=d.reference(lambda np, x, dim, lengths: tuple(np.split(x, np.cumsum(lengths)[:-1], dim))),
 )
 def split_(input: Tensor, dim: Structure, lengths: Sizes) -> Any:
     """Views along `dim` (counted from the front) of lengths that add up to its size: one call, one node.
@@ -62,7 +62,7 @@ def _(gs: Any, input: Tensor, dim: Any, lengths: Any) -> Tensor:
     public=False,
     dtypes="all",
     samples=d.samples(lambda rng, t: ((d.array(rng, (5, 2), t), 0, (4, 1)), {})),
-    reference=d.reference(lambda np, x, dim, lengths: np.split(x, np.cumsum(lengths)[:-1], dim)),
+    reference=d.reference(lambda np, x, dim, lengths: tuple(np.split(x, np.cumsum(lengths)[:-1], dim))),
 )
 def split_with_sizes_(input: Tensor, dim: Structure, lengths: Sizes) -> Any:
     """The same where the caller gave the lengths: another name in the graph that backward passes.
@@ -85,7 +85,7 @@ def _(gs: Any, input: Tensor, dim: Any, lengths: Any) -> Tensor:
     public=False,
     dtypes="all",
     samples=d.samples(lambda rng, t: ((d.array(rng, (2, 3), t), 1, 3), {})),
-    reference=d.reference(lambda np, x, dim, count: [x.take(k, dim) for k in range(count)]),
+    reference=d.reference(lambda np, x, dim, count: tuple(x.take(k, dim) for k in range(count))),
 )
 def unbind_(input: Tensor, dim: Structure, count: Structure) -> Any:
     """All `count` views along `dim` (counted from the front), each without it: one call, one node.
