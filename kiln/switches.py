@@ -65,7 +65,9 @@ def set_deterministic_debug_mode(debug_mode: int | str) -> None:
     >>> kiln.set_deterministic_debug_mode("default")
     """
     if not isinstance(debug_mode, (int, str)) or isinstance(debug_mode, bool):
-        raise TypeError(f"set_deterministic_debug_mode: debug_mode must be str or int, but got {type(debug_mode)}")
+        raise TypeError(
+            f"set_deterministic_debug_mode: debug_mode must be str or int, but got {type(debug_mode)}"
+        )
     if isinstance(debug_mode, str):
         if debug_mode not in _MODES:
             one_of = "invalid value of debug_mode, expected one of `default`, `warn`, `error`"

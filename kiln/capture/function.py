@@ -158,7 +158,7 @@ class Forward(Function):
             found = self._trace([make, *operands])
             if self.op.kind == "composite" and self.op.gradient is not None:
                 found = self._as_one_node(found)
-            self._primal[operands] = found
+            found = self._primal.setdefault(operands, found)  # another thread's: values are told by identity
         return found
 
     def _as_one_node(self, graph: Graph) -> Graph:

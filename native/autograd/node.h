@@ -67,11 +67,11 @@ struct DropRows {
 struct alignas(64) Node {
     uint32_t refcount = 0;
     uint32_t outputs = 1;
-    uint64_t order = 0;     // later nodes have larger numbers
-    uint64_t run = 0;       // the engine's: the run that passes through,
-    uint32_t waiting = 0;   // how many gradients are still to come in it,
-    bool needed = false;    // and whether it goes on from here
-    bool released = false;  // its saved tensors are gone
+    uint64_t order = 0;      // later nodes have larger numbers
+    uint64_t run = 0;        // the engine's: the run that passes through,
+    uint32_t waiting = 0;    // how many gradients are still to come in it,
+    bool needed = false;     // and whether it goes on from here
+    bool released = false;   // its saved tensors are gone
     bool of_launch = false;  // one call for the rows of many: their passes come one after another
     bool products = false;   // the engine's: products are to be added to `grads`
     Fn* fn = nullptr;

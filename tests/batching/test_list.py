@@ -452,3 +452,46 @@ def test_memory_goes_with_the_values() -> None:
 
     first = [step() for _ in range(3)][-1]
     assert [step() for _ in range(20)][-1] <= first
+
+
+def test_backward_of_rows_one_after_another() -> None:
+    """Rows share a launch, and what it saved: each may be passed by itself."""
+    w = kiln.tensor([[0.5, -1.0], [0.25, 2.0]], requires_grad=True)
+    xs = [kiln.tensor([1.0 + k, 2.0 - k]) for k in range(3)]
+    (want,) = kiln.autograd.grad(kiln.stack([(x @ w).tanh().sum() for x in xs]).sum(), w)
+    with kiln.batching():
+        losses = [(x @ w).tanh().sum() for x in xs]
+    for loss in losses:
+        loss.backward()
+    assert kiln.allclose(w.grad, want)
+    w.grad = None
+
+    def item(x: Any) -> None:
+        (x @ w).tanh().sum().backward()
+
+    kiln.batching.map(item, xs)
+    assert kiln.allclose(w.grad, want)
+
+
+def test_what_an_exception_left_is_forgotten() -> None:
+    """Calls whose results are gone keep nothing alive; others run when somebody reads them."""
+
+    def fail(keep: bool) -> Any:
+        large = kiln.rand(300, 300)
+        held = None
+        try:
+            with kiln.batching():
+                pending = [large @ large for _ in range(3)]
+                held = pending[0] if keep else None
+                del pending
+                raise KeyError
+        except KeyError:
+            return held
+
+    gc.collect()
+    before = _core.memory_stats()["allocated_bytes"]
+    assert fail(False) is None
+    gc.collect()
+    assert _core.memory_stats()["allocated_bytes"] - before < 300 * 300 * 4
+    held = fail(True)
+    assert held.shape == (300, 300) and held.isfinite().all().item()

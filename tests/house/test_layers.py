@@ -66,6 +66,7 @@ ALLOWED = {
     "export": {"_core", "graph", "passes", "codegen", "ops"},
     "autograd": {"_core", "graph", "ops", "table"},
     "func": {"_core", "graph", "ops", "passes", "capture", "autograd", "table", "scalars"},
+    "batching": {"_core", "ops", "func", "table", "capture", "graph"},
     "nn": {"_core", "ops", "tensor", "autograd", "capture", "table", "layout"},
     "linalg": {"ops", "table"},
     "signal": {"ops"},
@@ -182,8 +183,8 @@ LATE_IN: dict[str, dict[str, str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 11420
-LONGEST_BINDING = 6910  # the C API spelled out, which the core proper does not see
+LONGEST_CORE = 11460
+LONGEST_BINDING = 6930  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))

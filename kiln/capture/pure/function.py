@@ -358,7 +358,7 @@ class CellFunction(Forward):
             with building(graph):
                 found = self.op.walk(graph, list(values), hidden=True)
             graph.finish(found.results())
-            self._walks[operands] = found
+            found = self._walks.setdefault(operands, found)  # another thread's: values are told by identity
         return found
 
     def capture(self, operands: Operands, hidden: bool) -> Graph:
