@@ -98,13 +98,10 @@ def derivative(made: Derivative, operands: int) -> tuple[Any, ...]:
 
 
 def _class_of(made: Derivative) -> str:
-    """The class of what a derivative computes."""
-    graph = made.contiguous
-    if not graph.outputs:
+    """The class of what a derivative computes; a cell's is a program, as it holds for these ranks alone."""
+    if not made.contiguous.outputs:
         return "replay"
-    return (
-        "program" if isinstance(made.forward, CellFunction) else classify(graph)
-    )  # of the cell's ranks alone
+    return "program" if isinstance(made.forward, CellFunction) else classify(made.contiguous)
 
 
 def _classify(function: Function, operands: Operands) -> tuple[Any, ...]:

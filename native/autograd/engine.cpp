@@ -221,14 +221,14 @@ Results Pass::results_of(const Node& node, Fn& fn, std::span<const Operand> oper
     const bool plain = !reach.options.batched && !reach.options.create_graph;
     if (plain && fn.outputs == fn.targets.size()) return kiln::run(fn, operands);
     Results computed;
-    if (!fn.outputs)
-        ;  // it has all of them
-    else if (reach.options.batched && node.fn->cls != FnClass::pointwise)
-        computed = callbacks.batched_derivative(fn, operands);
-    else if (reach.options.create_graph)
-        computed = replay(compiler::recipe_for({&fn, operands}), operands);
-    else
-        computed = kiln::run(fn, operands);
+    if (fn.outputs) {
+        if (reach.options.batched && node.fn->cls != FnClass::pointwise)
+            computed = callbacks.batched_derivative(fn, operands);
+        else if (reach.options.create_graph)
+            computed = replay(compiler::recipe_for({&fn, operands}), operands);
+        else
+            computed = kiln::run(fn, operands);
+    }
     if (computed.size() == fn.targets.size()) return computed;
     Results all;
     size_t next = 0;

@@ -1,4 +1,7 @@
 // Nodes of launches on rows (batch/): rows are handed out, and gathered.
+#include <algorithm>
+#include <numeric>
+
 #include "autograd/pass.h"
 
 namespace kiln {
@@ -35,13 +38,17 @@ void Pass::give_back(Node& node) {
     node.grads.clear();
     const std::vector<Rows::Place>& places = node.rows->places;
     Results rows;
+    std::vector<uint32_t> by_input(places.size());  // places, those of one input together
+    std::iota(by_input.begin(), by_input.end(), 0);
+    std::ranges::stable_sort(by_input, {}, [&](uint32_t i) { return places[i].input; });
     SmallVector<uint32_t, 64> from, to;
+    auto next = by_input.begin();
     for (uint32_t k = 0; k < node.inputs.size(); ++k) {
         const Edge& edge = node.inputs[k].edge;
+        from.clear(), to.clear();
+        for (; next != by_input.end() && places[*next].input == k; ++next)
+            from.push_back(*next), to.push_back(places[*next].row);
         if (edge && reach.wants(edge)) {
-            from.clear(), to.clear();
-            for (uint32_t i = 0; i < places.size(); ++i)
-                if (places[i].input == k) from.push_back(i), to.push_back(places[i].row);
             if (edge.node && in_place(*edge.node)) {
                 add_rows(*edge.node, *gradient, from, to);
             } else {
