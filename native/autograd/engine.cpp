@@ -241,10 +241,11 @@ Results Pass::results_of(const Node& node, Fn& fn, std::span<const Operand> oper
 TensorRef Pass::gradient_of_view(const Node& node) const {
     const Fn& fn = *node.fn;
     if (!fn.op || reach.options.create_graph || reach.options.batched) return nullptr;
+    // The parts of a split have no rule here, and the first of them may be without a gradient.
+    if (fn.op->view != ViewKind::reshape && fn.op->view != ViewKind::permute) return nullptr;
     const Tensor& gradient = *node.grads[0];
     if (fn.op->view == ViewKind::reshape)
         return view_reshape(gradient, node.inputs[0].saved.tensor->sizes, false);
-    if (fn.op->view != ViewKind::permute) return nullptr;
     Dims back(fn.dims.size());
     for (size_t d = 0; d < fn.dims.size(); ++d) back[size_t(fn.dims[d])] = int64_t(d);
     return view_permute(gradient, back);
