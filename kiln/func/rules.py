@@ -198,6 +198,14 @@ def _search(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
     return apply(op, [values, apply(find("permute"), [rows], [order])], attrs)
 
 
+def _windows(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
+    """Samples are further planes."""
+    planes = operands[0].shape[0]
+    g, taps = (reshape(in_batch(x, size), (size * planes, x.shape[1])) for x in operands)
+    found = apply(op, [g, taps], attrs)
+    return reshape(found, (size, planes, found.shape[1]))
+
+
 def _full(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
     sizes, dtype = _sizes(attrs[0]), attrs[1]
     value = apply(find("convert"), [in_batch(operands[0], size, len(sizes))], [dtype])
@@ -225,6 +233,7 @@ ALGORITHMS: dict[str, Callable[[Op, Operands, Attrs, Any], Any]] = {
     "scan": _along,
     "sort": _along,
     "search": _search,
+    "windows": _windows,
     "attention": _attention,
 }
 

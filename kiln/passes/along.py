@@ -1,4 +1,5 @@
-"""Kernels along one dim, with the arguments of their launches: scatter, scan, sort, search, compact."""
+"""Kernels along one dim, with the arguments of their launches: scatter, scan, sort, search, compact,
+windows."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from kiln.codegen.along.scan import Scan
 from kiln.codegen.along.scatter import Scatter
 from kiln.codegen.along.search import Search
 from kiln.codegen.along.sort import Sort
+from kiln.codegen.along.windows import DIMS, Geometry, Windows
 from kiln.codegen.compile import Part, whole
 from kiln.codegen.target import Target
 from kiln.graph.graph import Node, Shape, Value
@@ -123,12 +125,25 @@ def _compact(fusion: Fusion, node: Node) -> Job:
     return Job(operands, shape, 0, "compact", numbers, 1.0)
 
 
+def _windows(fusion: Fusion, node: Node) -> Job:
+    """The planes are columns; the result, and what windows came from, are as long as they please."""
+    counts, sizes, *settings, adds = node.attrs
+    taps, source = node.inputs[1], node.inputs[0]
+    operands = (_out(fusion, node), _in(fusion, taps), _in(fusion, source))
+    counts, sizes = ((1,) * (DIMS - len(x)) + tuple(x) for x in (counts, sizes))
+    numbers = {"plane": node.out.shape[1], "size 1": sizes[1], "size 2": sizes[2]}
+    numbers |= {f"count {d}": n for d, n in enumerate(counts)}
+    what = f"{'add' if adds else 'set'} {Geometry.of(*settings).text()}"
+    return Job(operands, source.shape, 1, what, numbers, 1.5)
+
+
 _ALGORITHMS: dict[str, tuple[type[Along], Callable[[Fusion, Node], Job]]] = {
     "scatter": (Scatter, _scatter),
     "scan": (Scan, _scan),
     "sort": (Sort, _sort),
     "search": (Search, _search),
     "compact": (Compact, _compact),
+    "windows": (Windows, _windows),
 }
 
 
