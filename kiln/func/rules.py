@@ -200,10 +200,7 @@ def _search(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
 
 def _windows(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
     """Samples are further planes."""
-    planes = operands[0].shape[0]
-    g, taps = (reshape(in_batch(x, size), (size * planes, x.shape[1])) for x in operands)
-    found = apply(op, [g, taps], attrs)
-    return reshape(found, (size, planes, found.shape[1]))
+    return apply(op, [in_batch(x, size) for x in operands], [(size, *attrs[0]), *attrs[1:]])
 
 
 def _full(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:

@@ -126,15 +126,21 @@ def _compact(fusion: Fusion, node: Node) -> Job:
 
 
 def _windows(fusion: Fusion, node: Node) -> Job:
-    """The planes are columns; the result, and what windows came from, are as long as they please."""
-    counts, sizes, *settings, adds = node.attrs
-    taps, source = node.inputs[1], node.inputs[0]
-    operands = (_out(fusion, node), _in(fusion, taps), _in(fusion, source))
-    counts, sizes = ((1,) * (DIMS - len(x)) + tuple(x) for x in (counts, sizes))
-    numbers = {"plane": node.out.shape[1], "size 1": sizes[1], "size 2": sizes[2]}
-    numbers |= {f"count {d}": n for d, n in enumerate(counts)}
+    """The dims before the windows' are columns; the result's last dim stands for the dim gone along."""
+    source, taps = node.inputs
+    shape, counts, *settings, adds = node.attrs
+    lead, out = len(shape) - len(counts), _out(fusion, node)
+    steps = out.layout.strides
+    own = Layout(source.shape, (*steps[:lead], steps[-1]), out.layout.offset)
+    operands = (out._replace(layout=own), _in(fusion, taps), _in(fusion, source))
+    numbers: dict[str, Dim] = {}
+    for d in range(DIMS):
+        k, given = d - DIMS, DIMS - d <= len(counts)
+        numbers[f"count {d}"] = counts[k] if given else 1
+        numbers[f"size {d}"] = shape[k] if given else 1
+        numbers[f"step {d}"] = steps[k] if given else 0
     what = f"{'add' if adds else 'set'} {Geometry.of(*settings).text()}"
-    return Job(operands, source.shape, 1, what, numbers, 1.5)
+    return Job(operands, source.shape, lead, what, numbers, 1.5)
 
 
 _ALGORITHMS: dict[str, tuple[type[Along], Callable[[Fusion, Node], Job]]] = {

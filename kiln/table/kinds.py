@@ -269,11 +269,11 @@ def _search(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, 
 
 
 def _windows(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
-    """windows(g, taps; counts, sizes, ..): planes of `sizes` laid flat, g added where its taps are"""
+    """windows(g, taps; shape, counts, ..): an array of `shape`, g added at its windows' taps"""
     g, taps = inputs
     for x, y in zip(g.shape, taps.shape):
         graph.require_equal(x, y, op.name)
-    return g.dtype, (g.shape[0], product(attrs[1]))
+    return g.dtype, attrs[0]
 
 
 def _concat(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:

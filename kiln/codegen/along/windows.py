@@ -1,20 +1,20 @@
 """Windows: what goes back from the results of windows to the taps that they came from.
 
-A column is a plane, laid flat; its windows go over up to three dims of it, in ascending order.
+A column is a plane of up to three dims; the dim gone along is that of its windows, laid flat.
 
     out[..] = 0
-    place[tap] = sum of (tap's index along d) * dilation_d * step_d             once per call, on the stack
+    places[tap] = sum of along_d[tap] * step_d;   along_d[tap] = (tap's index along d) * dilation_d
     for i, j, k over windows:
-        t = taps[i, j, k];   at = sum of (window's index along d * stride_d - padding_d) * step_d + place[t]
+        t = taps[i, j, k];   at = sum of (window's index along d * stride_d - padding_d) * step_d + places[t]
         out[at] += source[i, j, k]                                      (or =, where no two windows meet)
 
-A tap in the padding before a dim stands for the first of its window inside, along that dim: windows that
-begin there find their tap by division. A place that is not in the plane gets nothing.
+A tap in the padding before a dim stands for the first of its window inside, along that dim: windows that are
+not all inside the plane find their place dim by dim, and write nothing outside it. Of the others each tap is
+inside, as the tables (on the stack) are filled up to a power of two, and the bits above are cut off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from kiln.codegen.along.along import Along, AlongSpec
@@ -24,6 +24,7 @@ from kiln.codegen.target import Target
 from kiln.table.order import LANES
 
 DIMS = 3
+TOGETHER = 4  # windows of a turn
 
 
 class Geometry(NamedTuple):
@@ -49,7 +50,7 @@ class Windows(Along):
     """A kernel being written; `what` of its pattern: add or set, then the geometry."""
 
     operands = ("out", "taps", "source")
-    numbers = ("plane", "count 0", "count 1", "count 2", "size 1", "size 2")
+    numbers = tuple(f"{what} {d}" for what in ("count", "size", "step") for d in range(DIMS))
 
     def __init__(self, spec: AlongSpec, target: Target) -> None:
         super().__init__(spec, target)
@@ -58,67 +59,103 @@ class Windows(Along):
         kernel = self.geometry.kernel
         self.weights = (kernel[1] * kernel[2], kernel[2], 1)
         self.taps = kernel[0] * self.weights[0]
-        rows = self.number["size 2"]
-        self.steps = (self.number["size 1"] * rows, rows, self.code.index(1))
-        self.places = self.code.slot("i64", self.taps)
+        self.numbered = 1 << (self.taps - 1).bit_length()
+        self.size = [self.number[f"size {d}"] for d in range(DIMS)]
+        self.steps = [self.number["step 0"], self.number["step 1"], self.stride[0][0]]
+        self.places, *self.along = (self.code.slot("i64", self.numbered) for _ in range(1 + DIMS))
 
     def emit(self) -> str:
-        with self.code.loop(0, self.taps, 1) as turn:
-            place = self.code.index(0)
-            for d in range(DIMS):
-                place = place + self._own(turn.index, d) * self.geometry.dilation[d] * self.steps[d]
+        """The kernel's text: the tables of taps, then plane after plane."""
+        with self.code.loop(0, self.numbered, 1) as turn:
+            tap, place = turn.index.min(self.taps - 1), self.code.index(0)
+            for d, (weight, kernel) in enumerate(zip(self.weights, self.geometry.kernel)):
+                along = tap.udiv(weight).urem(kernel) * self.geometry.dilation[d]
+                self.along[d].put(along, turn.index)
+                place = place + along * self.steps[d]
             self.places.put(place, turn.index)
         return super().emit()
 
     def columns(self, unit: Index, pointers: list[Pointer], count: Index) -> None:
         """One plane."""
-        code, (_, stride, padding, _) = self.code, self.geometry
+        code, (kernel, stride, padding, dilation) = self.code, self.geometry
         self._clear(pointers[0])
+        extents = [(k - 1) * r + 1 for k, r in zip(kernel, dilation)]
         counts = [self.number[f"count {d}"] for d in range(DIMS)]
+        reached = self.size[2] + (padding[2] + stride[2] - extents[2])
+        inner = reached.max(0).udiv(stride[2]).min(counts[2])  # windows that do not reach over the end
         with code.loop(0, counts[0], 1) as i, code.loop(0, counts[1], 1) as j:
             outer = [x.index * s - p for x, s, p in zip((i, j), stride, padding)]
+            inside = code.condition(True)
+            for x, size, extent in zip(outer, self.size, extents):
+                inside = inside & (x >= 0) & (x + extent <= size)
+            edge = inside.choose(inner.min(-(-padding[2] // stride[2])), counts[2])
             row = (i.index * counts[1] + j.index) * counts[2]
-            inside = (outer[0] >= 0) & (outer[1] >= 0)
-            first = -(-padding[2] // stride[2])
-            edge = inside.choose(counts[2].min(first), counts[2])
             with code.loop(0, edge, 1) as k:
-                start = [*outer, k.index * stride[2] - padding[2]]
-                self._one(pointers, row + k.index, lambda tap: self._clamped(start, tap))
-            base = outer[0] * self.steps[0] + outer[1] * self.steps[1] - padding[2]
-            with code.loop(edge, counts[2], 1) as k:
-                begins = base + k.index * stride[2]
-                self._one(pointers, row + k.index, lambda tap: begins + self.places.word(tap))
+                self._careful(pointers, row + k.index, [*outer, k.index * stride[2] - padding[2]])
+            base = outer[0] * self.steps[0] + outer[1] * self.steps[1] - self.steps[2] * padding[2]
+            self._inside(pointers, row, base, edge, edge.max(inner))
+            with code.loop(edge.max(inner), counts[2], 1) as k:
+                self._careful(pointers, row + k.index, [*outer, k.index * stride[2] - padding[2]])
 
     def _clear(self, out: Pointer) -> None:
-        """The plane's zeros."""
-        kind, plane = element(self.spec.dtypes[0]), self.number["plane"]
-        whole = plane & -LANES if self.spec.strides[0][0] == "1" else self.code.index(0)
+        """The plane's zeros: as one run of memory if it is one, else row by row."""
+        code, (sizes, steps) = self.code, (self.size, self.steps)
+        plane = sizes[0] * sizes[1] * sizes[2]
+        lines = steps[1].equals(sizes[2] * steps[2]) | sizes[1].equals(1)
+        whole = lines & (steps[0].equals(sizes[1] * sizes[2] * steps[2]) | sizes[0].equals(1))
+        rows = [whole.choose(1, sizes[0]), whole.choose(1, sizes[1])]
+        with code.loop(0, rows[0], 1) as i, code.loop(0, rows[1], 1) as j:
+            self._zeros(
+                self._from(out, i.index * steps[0] + j.index * steps[1]), whole.choose(plane, sizes[2])
+            )
+
+    def _zeros(self, out: Pointer, count: Index) -> None:
+        """Zeros along the last dim."""
+        kind = element(self.spec.dtypes[0])
+        whole = count & -LANES if self.spec.strides[0][0] == "1" else self.code.index(0)
         with self.code.loop(0, whole, LANES) as turn:
             out.element(kind, turn.index).store(f"<{LANES} x {kind}> zeroinitializer", 1)
-        with self.code.loop(whole, plane, 1) as turn:
+        with self.code.loop(whole, count, 1) as turn:
             self.at(0, out, turn.index).store(f"{kind} 0.0", 1)
 
-    def _one(self, pointers: list[Pointer], window: Index, place: Callable[[Index], Index]) -> None:
-        """One window's result goes to its tap."""
-        code, (out, taps, source) = self.code, pointers
-        read = self.machine.convert(self.read(1, self.at(1, taps, window)), "i64")
-        at = place(code.index(read).min(self.taps - 1))
-        with code.when(at.unsigned("lt", self.number["plane"])):
-            to, x = self.at(0, out, at), self.read(2, self.at(2, source, window))
-            if self.how == "add":
-                x = self.machine.instruction("fadd", self.read(0, to), x)
-            self.memory.write(self.spec.dtypes[0], to, x)
+    def _inside(self, pointers: list[Pointer], row: Index, base: Index, first: Index, end: Index) -> None:
+        """Windows of a row that are inside the plane, some at a time."""
+        code, stride = self.code, self.geometry.stride[2]
+        out = pointers[0].element(element(self.spec.dtypes[0]), base)
+        taps, source = (self.at(n, pointers[n], row) for n in (1, 2))
+        whole = first + ((end - first) & -TOGETHER)
+        for start, limit, many in ((first, whole, TOGETHER), (whole, end, 1)):
+            with code.loop(start, limit, many) as k:
+                places = [self.at(n, p, x) for n, p, x in zip((1, 2), (taps, source), (k.index, k.index))]
+                begins = self.at(0, out, k.index * stride)
+                for n in range(many):
+                    tap = self._tap(self.at(1, places[0], code.index(n)))
+                    to = self.at(0, self._from(begins, self.places.word(tap)), code.index(n * stride))
+                    self._put(to, self.at(2, places[1], code.index(n)))
 
-    def _own(self, tap: Index, d: int) -> Index:
-        """A tap's index along a dim."""
-        return tap.udiv(self.weights[d]).urem(self.geometry.kernel[d])
+    def _careful(self, pointers: list[Pointer], window: Index, start: list[Index]) -> None:
+        """A window that begins at indices of the plane and is not all in it."""
+        out, taps, source = pointers
+        tap = self._tap(self.at(1, taps, window))
+        place, inside = self.code.index(0), self.code.condition(True)
+        for d, (r, p) in enumerate(zip(self.geometry.dilation, self.geometry.padding)):
+            at = start[d] + self.along[d].word(tap)
+            if p:
+                at = at.max((at + r * p).urem(r) if r > 1 else 0)
+            place, inside = place + at * self.steps[d], inside & at.unsigned("lt", self.size[d])
+        with self.code.when(inside):
+            self._put(self._from(out, place), self.at(2, source, window))
 
-    def _clamped(self, start: list[Index], tap: Index) -> Index:
-        """A tap's place, taken into the array along each dim where it is before it."""
-        place = self.code.index(0)
-        for d, (begin, step, r) in enumerate(zip(start, self.steps, self.geometry.dilation)):
-            at = begin + self._own(tap, d) * r
-            if self.geometry.padding[d]:
-                at = at.max((at + r * self.geometry.padding[d]).urem(r) if r > 1 else 0)
-            place = place + at * step
-        return place
+    def _from(self, out: Pointer, place: Index) -> Pointer:
+        return out.element(element(self.spec.dtypes[0]), place)
+
+    def _tap(self, pointer: Pointer) -> Index:
+        """The number of a tap, which has a place in the tables."""
+        return self.code.index(self.machine.convert(self.read(1, pointer), "i64")) & (self.numbered - 1)
+
+    def _put(self, to: Pointer, source: Pointer) -> None:
+        """A window's result goes to its tap."""
+        x = self.read(2, source)
+        if self.how == "add":
+            x = self.machine.instruction("fadd", self.read(0, to), x)
+        self.memory.write(self.spec.dtypes[0], to, x)

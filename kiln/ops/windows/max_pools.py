@@ -146,11 +146,12 @@ def _(
     if product(kernel) <= NUMBERED:
         apart = all(s >= r * (k - 1) + 1 for k, s, r in zip(kernel, stride, dilation))
         adds = padded or not apart
-        out, sizes = tuple(g.shape)[-dims:], shape[-dims:]
-        flat = (product(shape[:-dims]), product(out))
+        counts = tuple(g.shape)[-dims:]
+        flat = (*shape[:-dims], product(counts))
         by_plane = reshape(wide(g), flat), reshape(ys[1], flat)
-        found = pool_spread(*by_plane, out, sizes, kernel, stride, padding, dilation, adds)
-        found = narrow(reshape(found, shape), g.dtype)
+        found = narrow(
+            pool_spread(*by_plane, shape, counts, kernel, stride, padding, dilation, adds), g.dtype
+        )
     else:
         places = _places(ys[1], shape[-dims:], kernel, stride, padding, dilation)
         found = placed_at(g, places, shape, dims)
@@ -161,8 +162,8 @@ def _put_back(
     np: ModuleType,
     g: Any,
     taps: Any,
+    shape: Ints,
     counts: Ints,
-    sizes: Ints,
     kernel: Ints,
     stride: Ints,
     padding: Ints,
@@ -170,10 +171,11 @@ def _put_back(
     adds: bool,
 ) -> Any:
     """pool_spread in NumPy."""
-    places = _placed(np, taps.reshape(-1, *counts), sizes, kernel, stride, padding, dilation)
+    g, taps, sizes = g.reshape(-1, g.shape[-1]), taps.reshape(-1, *counts), shape[-len(counts) :]
+    places = _placed(np, taps, sizes, kernel, stride, padding, dilation)
     out = np.zeros((len(g), int(np.prod(sizes))), g.dtype)
     np.add.at(out, (np.arange(len(g))[:, None], places.reshape(g.shape)), g)
-    return out
+    return out.reshape(shape)
 
 
 @primitive(
@@ -183,15 +185,15 @@ def _put_back(
     public=False,
     samples=d.samples(
         lambda rng, t: (
-            (d.array(rng, (3, 8), t), _taps_of(rng, (3, 8), 2), (8,), (17,), (2,), (2,), (0,), (1,), False),
+            (d.array(rng, (3, 8), t), _taps_of(rng, (3, 8), 2), (3, 17), (8,), (2,), (2,), (0,), (1,), False),
             {},
         ),
         lambda rng, t: (
             (
-                d.array(rng, (2, 9), t),
-                _taps_of(rng, (2, 9), 9),
+                d.array(rng, (2, 1, 9), t),
+                _taps_of(rng, (2, 1, 9), 9),
+                (2, 1, 5, 6),
                 (3, 3),
-                (5, 6),
                 (3, 3),
                 (2, 2),
                 (1, 1),
@@ -206,17 +208,16 @@ def _put_back(
 def pool_spread(
     input: Tensor,
     taps: Tensor,
+    shape: Sizes,
     counts: Sizes,
-    sizes: Sizes,
     kernel: Structure,
     stride: Structure,
     padding: Structure,
     dilation: Structure,
     adds: Structure,
 ) -> Any:
-    """Planes of `sizes`, laid flat: zeros, and each of the `counts` windows' input (float32 or float64,
-    [planes, windows]) added at its tap (uint8, as many), in ascending order; `adds` False: put there, as no
-    two windows meet.
+    """Zeros of `shape`, and each window's input (float32 or float64; the last dim is the `counts` windows of
+    a plane, laid flat) added at its tap (uint8), in ascending order; `adds` False: put there, as no two meet.
 
     >>> x = kiln.tensor([[1.0, 3.0, 2.0, 0.0]], requires_grad=True)
     >>> kiln.nn.functional.max_pool1d(x, 2).sum().backward()
@@ -227,11 +228,12 @@ def pool_spread(
 
 @pool_spread.derivative
 def _(
-    g: Tensor, taps: Tensor, counts: Any, sizes: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
+    g: Tensor, taps: Tensor, shape: Any, counts: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
 ) -> Any:
-    which = reshape(taps, (taps.shape[0], *counts))
-    places = _places(which, sizes, kernel, stride, padding, dilation)
-    return gather(g, 1, reshape(places, tuple(taps.shape))), None
+    lead, sizes = tuple(shape[: -len(counts)]), tuple(shape[-len(counts) :])
+    places = _places(reshape(taps, (*lead, *counts)), sizes, kernel, stride, padding, dilation)
+    flat = reshape(g, (*lead, product(sizes)))
+    return gather(flat, len(lead), reshape(places, tuple(taps.shape))), None
 
 
 def _inside(which: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints) -> list[tuple[Any, Any]]:
