@@ -191,7 +191,7 @@ def _put_back(
         lambda rng, t: (
             (
                 d.array(rng, (2, 1, 9), t),
-                _taps_of(rng, (2, 1, 9), 9),
+                _taps_of(rng, (2, 1, 9), 6),
                 (2, 1, 5, 6),
                 (3, 3),
                 (3, 3),
