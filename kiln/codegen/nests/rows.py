@@ -75,16 +75,16 @@ class Rows:
         sizes = [self.frame.size[d] for d in self.p]
         if not self.has_short or self.nest.block < REDUCE_BLOCK or not self.p:
             with self.frame.units(sizes) as position:
-                self.point(position, self._pass)
+                self.point(position)
             return
         short = self.length <= SHORT
         with self.code.when(short), self.frame.units(sizes) as position:
             self.point(position, self._short_pass)
         with self.code.when(~short), self.frame.units(sizes) as position:
-            self.point(position, self._pass)
+            self.point(position)
 
-    def point(self, position: list[Index], do: Callable[[Expression, int], None]) -> None:
-        """One p point: its passes, each by `do`, then its stores."""
+    def point(self, position: list[Index], do: Callable[[Expression, int], None] | None = None) -> None:
+        """One p point: its passes, each by `do` if it is given, then its stores."""
         frame = self.frame
         self.index = dict(zip(self.p, position))
         self.pointers = [
@@ -93,7 +93,7 @@ class Rows:
         ]
         point = frame.scope(frame.outer, Step(self.index, self.pointers.__getitem__))
         for q in range(self.plan.count):
-            do(point, q)
+            (do or self._pass)(point, q)
         results = [(k, point.value(value)) for k, value in self.plan.last]
         for k, value in results:
             frame.memory.write(self.nest.operands[k].dtype, self.pointers[k], value)
