@@ -3,14 +3,15 @@
 A column is a plane of up to three dims; the dim gone along is that of its windows, laid flat.
 
     out[..] = 0
-    places[tap] = sum of along_d[tap] * step_d;   along_d[tap] = (tap's index along d) * dilation_d
+    places[tap] = sum of (tap's index along d * dilation_d) * step_d                            on the stack
     for i, j, k over windows:
         t = taps[i, j, k];   at = sum of (window's index along d * stride_d - padding_d) * step_d + places[t]
         out[at] += source[i, j, k]                                      (or =, where no two windows meet)
 
-A tap in the padding before a dim stands for the first of its window inside, along that dim: windows that are
-not all inside the plane find their place dim by dim, and write nothing outside it. Of the others each tap is
-inside, as the tables (on the stack) are filled up to a power of two, and the bits above are cut off.
+A result from the padding is as low as everything in its window, so it is the first tap's. Of windows that
+are not all inside the plane that tap stands for the first inside, along each dim; what does not lead into the
+plane for all that is not written. Of the others each tap is inside, as the table is filled up to a power of
+two, and the bits above are cut off.
 """
 
 from __future__ import annotations
@@ -62,17 +63,18 @@ class Windows(Along):
         self.numbered = 1 << (self.taps - 1).bit_length()
         self.size = [self.number[f"size {d}"] for d in range(DIMS)]
         self.steps = [self.number["step 0"], self.number["step 1"], self.stride[0][0]]
-        self.places, *self.along = (self.code.slot("i64", self.numbered) for _ in range(1 + DIMS))
+        self.places = self.code.slot("i64", self.numbered)
 
     def emit(self) -> str:
-        """The kernel's text: the tables of taps, then plane after plane."""
+        """The kernel's text: the table of taps, then plane after plane."""
         with self.code.loop(0, self.numbered, 1) as turn:
             tap, place = turn.index.min(self.taps - 1), self.code.index(0)
             for d, (weight, kernel) in enumerate(zip(self.weights, self.geometry.kernel)):
                 along = tap.udiv(weight).urem(kernel) * self.geometry.dilation[d]
-                self.along[d].put(along, turn.index)
                 place = place + along * self.steps[d]
             self.places.put(place, turn.index)
+        last = ((size - 1) * step for size, step in zip(self.size, self.steps))
+        self.span = sum(last, self.code.index(1))
         return super().emit()
 
     def columns(self, unit: Index, pointers: list[Pointer], count: Index) -> None:
@@ -90,12 +92,13 @@ class Windows(Along):
                 inside = inside & (x >= 0) & (x + extent <= size)
             edge = inside.choose(inner.min(-(-padding[2] // stride[2])), counts[2])
             row = (i.index * counts[1] + j.index) * counts[2]
-            with code.loop(0, edge, 1) as k:
-                self._careful(pointers, row + k.index, [*outer, k.index * stride[2] - padding[2]])
             base = outer[0] * self.steps[0] + outer[1] * self.steps[1] - self.steps[2] * padding[2]
+            first = sum((self._first(x, d) * self.steps[d] for d, x in enumerate(outer)), code.index(0))
+            with code.loop(0, edge, 1) as k:
+                self._careful(pointers, row, base, first, k.index)
             self._inside(pointers, row, base, edge, edge.max(inner))
             with code.loop(edge.max(inner), counts[2], 1) as k:
-                self._careful(pointers, row + k.index, [*outer, k.index * stride[2] - padding[2]])
+                self._careful(pointers, row, base, first, k.index)
 
     def _clear(self, out: Pointer) -> None:
         """The plane's zeros: as one run of memory if it is one, else row by row."""
@@ -133,18 +136,20 @@ class Windows(Along):
                     to = self.at(0, self._from(begins, self.places.word(tap)), code.index(n * stride))
                     self._put(to, self.at(2, places[1], code.index(n)))
 
-    def _careful(self, pointers: list[Pointer], window: Index, start: list[Index]) -> None:
-        """A window that begins at indices of the plane and is not all in it."""
+    def _careful(self, pointers: list[Pointer], row: Index, base: Index, first: Index, k: Index) -> None:
+        """The window k of a row, which is not all in the plane; `first`: of the row's first taps inside."""
         out, taps, source = pointers
-        tap = self._tap(self.at(1, taps, window))
-        place, inside = self.code.index(0), self.code.condition(True)
-        for d, (r, p) in enumerate(zip(self.geometry.dilation, self.geometry.padding)):
-            at = start[d] + self.along[d].word(tap)
-            if p:
-                at = at.max((at + r * p).urem(r) if r > 1 else 0)
-            place, inside = place + at * self.steps[d], inside & at.unsigned("lt", self.size[d])
-        with self.code.when(inside):
-            self._put(self._from(out, place), self.at(2, source, window))
+        stride, padding = self.geometry.stride[2], self.geometry.padding[2]
+        tap = self._tap(self.at(1, taps, row + k))
+        inside = first + self._first(k * stride - padding, 2) * self.steps[2]
+        place = tap.equals(0).choose(inside, base + self.steps[2] * (k * stride) + self.places.word(tap))
+        with self.code.when(place.unsigned("lt", self.span)):
+            self._put(self._from(out, place), self.at(2, source, row + k))
+
+    def _first(self, begin: Index, d: int) -> Index:
+        """Where the first tap inside of a window is that begins there."""
+        r, p = self.geometry.dilation[d], self.geometry.padding[d]
+        return begin.max((begin + r * p).urem(r) if r > 1 else 0) if p else begin
 
     def _from(self, out: Pointer, place: Index) -> Pointer:
         return out.element(element(self.spec.dtypes[0]), place)
