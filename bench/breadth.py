@@ -14,7 +14,7 @@ import numpy as np
 from bench.measure import Work
 from bench.workloads import Make, normal
 
-BIG, SMALL, MILLION = 1 << 22, 1 << 14, 1 << 20
+BIG, SMALL, MILLION, POINTS = 1 << 22, 1 << 14, 1 << 20, 200_000
 ROWS, COLUMNS, CLASSES = 4096, 1024, 1000
 
 
@@ -141,7 +141,29 @@ def place_lines() -> Iterator[Line]:
         yield Line(f"1M {name}", of(text, _positions), nbytes, 1.0)
 
 
+def _points(width: int) -> Callable[[Any], dict[str, Any]]:
+    return lambda framework: {"x": normal(framework, POINTS, width)}
+
+
+def point_lines() -> Iterator[Line]:
+    """Rows of two or three elements: points, pairs, colours."""
+    for width in (2, 3):
+        row, one = 4 * width * POINTS, 4 * POINTS
+        for name, text, nbytes in (
+            ("sum", "x.sum(-1)", row + one),
+            ("amax", "x.amax(-1)", row + one),
+            ("argmax", "x.argmax(-1)", row + 2 * one),
+            ("prod", "x.prod(-1)", row + one),
+            ("norm", "x.norm(dim=-1)", row + one),
+            ("softmax", "x.softmax(-1)", 2 * row),
+            ("flip", "x.flip(-1)", 2 * row),
+            ("add a row", "x + x[0]", 2 * row),
+            ("sum of columns", "x.sum(0)", row),
+        ):
+            yield Line(f"200k rows of {width}, {name}", of(text, _points(width)), nbytes, 1.0)
+
+
 def lines() -> Iterator[Line]:
     """Every line of this file, in the order of the table."""
-    for part in (bandwidth_lines, function_lines, row_lines, place_lines):
+    for part in (bandwidth_lines, function_lines, row_lines, place_lines, point_lines):
         yield from part()

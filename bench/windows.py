@@ -86,7 +86,11 @@ def backward(call: str, *shape: int) -> Make:
 
 GRADIENTS = (
     ("max_pool 2/2, b", "f.max_pool2d(x, 2)", (64, 64, 24, 24)),
+    ("max_pool 2/2, b, 56", "f.max_pool2d(x, 2)", (32, 64, 56, 56)),
+    ("max_pool 3/2, b, 24", "f.max_pool2d(x, 3, 2, 1)", (64, 64, 24, 24)),
     ("max_pool 3/2, b", "f.max_pool2d(x, 3, 2, 1)", (32, 64, 56, 56)),
+    ("max_pool 3/1, b, 24", "f.max_pool2d(x, 3, 1, 1)", (64, 64, 24, 24)),
+    ("avg_pool 3/2, b, 24", "f.avg_pool2d(x, 3, 2, 1)", (64, 64, 24, 24)),
     ("nearest x2, b", "f.interpolate(x, scale_factor=2)", (16, 64, 28, 28)),
 )
 

@@ -198,6 +198,11 @@ def _search(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
     return apply(op, [values, apply(find("permute"), [rows], [order])], attrs)
 
 
+def _windows(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
+    """Samples are further planes."""
+    return apply(op, [in_batch(x, size) for x in operands], [(size, *attrs[0]), *attrs[1:]])
+
+
 def _full(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
     sizes, dtype = _sizes(attrs[0]), attrs[1]
     value = apply(find("convert"), [in_batch(operands[0], size, len(sizes))], [dtype])
@@ -225,6 +230,7 @@ ALGORITHMS: dict[str, Callable[[Op, Operands, Attrs, Any], Any]] = {
     "scan": _along,
     "sort": _along,
     "search": _search,
+    "windows": _windows,
     "attention": _attention,
 }
 

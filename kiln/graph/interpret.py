@@ -404,6 +404,23 @@ def _search(machine: _Machine, node: Node, x: list[Array]) -> Array:
     return first
 
 
+def _windows(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    """Window after window, of all planes at once; a tap before its dim is the first one inside."""
+    shape, counts = (tuple(map(machine.size, s)) for s in node.attrs[:2])
+    kernel, stride, padding, dilation, adds = node.attrs[2:]
+    sizes = shape[-len(counts) :]
+    g, taps = (a.reshape(-1, int(np.prod(counts))) for a in x)
+    out, lead = np.zeros((len(g), int(np.prod(sizes))), g.dtype), np.arange(len(g))
+    for window, start in enumerate(np.ndindex(*counts)):
+        place = np.zeros(len(g), np.int64)
+        own = np.unravel_index(taps[:, window].astype(np.int64), kernel)
+        for i, k, n, s, a, r in zip(start, own, sizes, stride, padding, dilation):
+            at = i * s - a + k * r
+            place = place * n + np.where(at < 0, at % r, at)
+        out[lead, place] = out[lead, place] + g[:, window] if adds else g[:, window]
+    return out.reshape(shape)
+
+
 Rule = Callable[[_Machine, Node, list[Array]], Array]
 
 ALONG: dict[str, Rule] = {
@@ -412,6 +429,7 @@ ALONG: dict[str, Rule] = {
     "sort": _sort,
     "search": _search,
     "compact": _compact,
+    "windows": _windows,
 }
 
 RULES: dict[str, Rule] = {

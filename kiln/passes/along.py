@@ -1,4 +1,5 @@
-"""Kernels along one dim, with the arguments of their launches: scatter, scan, sort, search, compact."""
+"""Kernels along one dim, with the arguments of their launches: scatter, scan, sort, search, compact,
+windows."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from kiln.codegen.along.scan import Scan
 from kiln.codegen.along.scatter import Scatter
 from kiln.codegen.along.search import Search
 from kiln.codegen.along.sort import Sort
+from kiln.codegen.along.windows import DIMS, Geometry, Windows
 from kiln.codegen.compile import Part, whole
 from kiln.codegen.target import Target
 from kiln.graph.graph import Node, Shape, Value
@@ -123,12 +125,31 @@ def _compact(fusion: Fusion, node: Node) -> Job:
     return Job(operands, shape, 0, "compact", numbers, 1.0)
 
 
+def _windows(fusion: Fusion, node: Node) -> Job:
+    """The dims before the windows' are columns; the result's last dim stands for the dim gone along."""
+    source, taps = node.inputs
+    shape, counts, *settings, adds = node.attrs
+    lead, out = len(shape) - len(counts), _out(fusion, node)
+    steps = out.layout.strides
+    own = Layout(source.shape, (*steps[:lead], steps[-1]), out.layout.offset)
+    operands = (out._replace(layout=own), _in(fusion, taps), _in(fusion, source))
+    numbers: dict[str, Dim] = {}
+    for d in range(DIMS):
+        k, given = d - DIMS, DIMS - d <= len(counts)
+        numbers[f"count {d}"] = counts[k] if given else 1
+        numbers[f"size {d}"] = shape[k] if given else 1
+        numbers[f"step {d}"] = steps[k] if given else 0
+    what = f"{'add' if adds else 'set'} {Geometry.of(*settings).text()}"
+    return Job(operands, source.shape, lead, what, numbers, 1.5)
+
+
 _ALGORITHMS: dict[str, tuple[type[Along], Callable[[Fusion, Node], Job]]] = {
     "scatter": (Scatter, _scatter),
     "scan": (Scan, _scan),
     "sort": (Sort, _sort),
     "search": (Search, _search),
     "compact": (Compact, _compact),
+    "windows": (Windows, _windows),
 }
 
 

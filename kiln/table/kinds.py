@@ -268,6 +268,14 @@ def _search(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, 
     return "int64", inputs[0].shape
 
 
+def _windows(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """windows(g, taps; shape, counts, ..): an array of `shape`, g added at its windows' taps"""
+    g, taps = inputs
+    for x, y in zip(g.shape, taps.shape):
+        graph.require_equal(x, y, op.name)
+    return g.dtype, attrs[0]
+
+
 def _concat(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
     """concat(a, b, ...; dim): joined along dim, other dims equal"""
     first, dim = inputs[0], attrs[0]
@@ -288,6 +296,7 @@ ALONG: dict[str, Rule] = {
     "sort": _sort,
     "search": _search,
     "compact": _compact,
+    "windows": _windows,
 }
 
 INFER: dict[str, Rule] = {

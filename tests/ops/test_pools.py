@@ -170,3 +170,53 @@ def test_second_derivatives(answers: Any) -> None:
     ):  # fmt: skip
         ours, theirs = answers.both(second, values, name, options)
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+SETTINGS = (
+    ((2, 3, 17), (3, 2, 1)), ((2, 3, 17), (3, 1, 1, 3)), ((2, 3, 9, 10), (2, 2)), ((2, 3, 9, 10), (3, 2, 1)),
+    ((2, 3, 9, 10), (3, 1, 1)), ((2, 3, 9, 10), ((2, 3), (3, 1), 1, (1, 2))), ((2, 5, 6, 7), (2, 2, 1, 2)),
+    ((1, 2, 5, 6, 7), (3, 2, 1)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("shape, settings", SETTINGS)
+@pytest.mark.parametrize("ceil_mode", [False, True])
+def test_gradients_are_sums_in_order(shape: Any, settings: Any, ceil_mode: bool, rng: Any) -> None:
+    """Windows after one another, each sum in float32, bit for bit; of planes of nothing but the lowest value
+    too, with gradients in any layout, for samples of a batch one by one.
+    """
+    pool = getattr(kiln.nn.functional, f"max_pool{len(shape) - 2}d")
+    values = rng.standard_normal(shape).round(1).astype(np.float32)
+    values[rng.random(shape) < 0.3] = -np.inf
+    values[0, 1] = -np.inf
+    x = kiln.tensor(values).requires_grad_()
+    y, at = pool(x, *settings, ceil_mode=ceil_mode, return_indices=True)
+    g = rng.standard_normal(tuple(y.shape)).astype(np.float32)
+    lead = shape[0] * shape[1]
+    want = np.zeros((lead, values[0, 0].size), np.float32)
+    np.add.at(want, (np.arange(lead)[:, None], at.reshape(lead, -1).numpy()), g.reshape(lead, -1))
+    for given in (kiln.tensor(g), kiln.tensor(g.T.copy()).permute(*range(g.ndim)[::-1])):
+        (found,) = kiln.autograd.grad(y, x, given, retain_graph=True)
+        np.testing.assert_array_equal(found.numpy(), want.reshape(shape))
+
+    def back(x: Any, g: Any) -> Any:
+        return kiln.func.vjp(lambda x: pool(x, *settings, ceil_mode=ceil_mode), x)[1](g)[0]
+
+    mapped = kiln.func.vmap(back)(x.detach(), kiln.tensor(g))
+    np.testing.assert_array_equal(mapped.numpy(), want.reshape(shape))
+
+
+def test_gradients_in_another_layout() -> None:
+    """A recorded step puts a gradient into every other column of an array that is there."""
+    f = kiln.nn.functional
+
+    def step(x: Any, out: Any) -> Any:
+        (g,) = kiln.autograd.grad(f.max_pool2d(x, 3, 2, 1).sum(), x)
+        out[..., ::2].copy_(g)
+        return out
+
+    x = kiln.from_numpy(np.random.default_rng(0).standard_normal((2, 3, 7, 6))).requires_grad_()
+    want = step(x, kiln.zeros(2, 3, 7, 12, dtype=kiln.float64)).tolist()
+    recorded = kiln.compile(step)
+    for _ in range(3):
+        assert recorded(x, kiln.zeros(2, 3, 7, 12, dtype=kiln.float64)).tolist() == want

@@ -23,6 +23,7 @@ from kiln.codegen.ir.emit import Expression
 from kiln.codegen.ir.index import Condition, Index, Integer, Pointer
 from kiln.codegen.ir.memory import element
 from kiln.codegen.ir.value import LLVM, Value, llvm_type
+from kiln.codegen.nests.columns_narrow import Narrow
 from kiln.codegen.nests.frame import EXPENSIVE, POINT, Frame, Step
 from kiln.codegen.nests.nest import Nest
 from kiln.codegen.nests.plan import Plan, above
@@ -203,7 +204,7 @@ class Columns:
         found = self.plan.reductions[q]
         if found:
             reducers = [Reducer(code, node) for node in found]
-            self._reduce(scope, q, reducers)
+            self._reduce(scope, unit, q, reducers)
             return
         with code.loop(0, self.length, 1) as turn:
             row = self._row(turn.index)
@@ -221,8 +222,8 @@ class Columns:
         found = [n for n in above(roots, None) if n.args and frame.varies(n, frame.reduced)]
         return any(not frame.varies(n, frozenset({self.column, POINT})) for n in found)
 
-    def _reduce(self, scope: Expression, q: int, reducers: list[Reducer]) -> None:
-        """Blocks of 16384 rows; the results stay in the stored buffers."""
+    def _reduce(self, scope: Expression, unit: Expression, q: int, reducers: list[Reducer]) -> None:
+        """All rows; the results stay in the stored buffers. Narrow ones go as in `columns_narrow.py`."""
         code = self.code
         kinds = [v.type for v in identities(reducers)]
         results = [code.slot(LLVM[t], self.block) for t in kinds]
@@ -230,6 +231,24 @@ class Columns:
         chains = [code.slot(LLVM[t], self.block) for t in kinds] if self._works_by_row(q) else []
         start = [r.machine.spread(v, LANES) for r in reducers for v in r.initial(self.length)]
         self._fill(results, start, 0, self.columns)
+        narrow = Narrow(self.frame, self.plan, self.column, self.r[0]) if len(self.r) == 1 else None
+        if narrow is None or narrow.reads is None:
+            self._blocks(scope, q, reducers, lanes, chains, results)
+        else:
+            fits = narrow.fits()
+            with code.when(fits):
+                narrow.reduce((scope, unit), self.index, self.pointers, results, self.length, self.nest.block)
+            with code.when(~fits):
+                self._blocks(scope, q, reducers, lanes, chains, results)
+        for node, mine in zip(self.plan.reductions[q], grouped(reducers, results)):
+            self.stored[id(node)] = mine
+
+    def _blocks(
+        self, scope: Expression, q: int, reducers: list[Reducer], lanes: list[Pointer], chains: list[Pointer],
+        results: list[Pointer],
+    ) -> None:  # fmt: skip
+        """Blocks of 16384 rows, lane by lane."""
+        code = self.code
         with code.loop(0, self.length, self.nest.block) as block:
             limit = (block.index + self.nest.block).min(self.length)
             present = (limit - block.index).min(LANES)
@@ -242,8 +261,6 @@ class Columns:
                 with code.loop(0, here, 1) as lane:
                     self._lane(scope, q, reducers, lanes, chains, lane.index, group.index, limit, begins)
             self._tree(reducers, lanes, results)
-        for node, mine in zip(self.plan.reductions[q], grouped(reducers, results)):
-            self.stored[id(node)] = mine
 
     def _fill(self, buffers: list[Pointer], values: list[Value], start: Integer, limit: Index) -> None:
         """Write 16-lane values to buffers[start .. limit), rounded up to 16."""

@@ -4,6 +4,8 @@ flat:  for v in begin .. end by 16:  store f(loads at v)
 map:   for row in begin .. end:
            pointers of the row;  values that do not vary along the row
            for v in 0 .. size by 16:  store f(loads at v)
+
+Rows of at most 4 elements go element by element, as scalars.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from kiln.codegen.ir.memory import element
 from kiln.codegen.ir.value import Value
 from kiln.codegen.nests.frame import EXPENSIVE, POINT, Frame, Step
 from kiln.codegen.nests.nest import Nest
+from kiln.codegen.nests.rows import SHORT
 from kiln.codegen.nests.tiles import Tiles, transposed
 from kiln.codegen.target import Target
 
@@ -46,7 +49,10 @@ def emit_map(nest: Nest, target: Target) -> str:
         if transposed(nest):
             Tiles(frame, row).emit()
         else:
-            with frame.units(frame.size[:-1]) as position:
+            short = frame.size[lane_dim] <= SHORT
+            with frame.code.when(short), frame.units(frame.size[:-1]) as position:
+                _short_row(frame, dict(enumerate(position)))
+            with frame.code.when(~short), frame.units(frame.size[:-1]) as position:
                 row(dict(enumerate(position)), 0)
     return frame.finish()
 
@@ -54,6 +60,25 @@ def emit_map(nest: Nest, target: Target) -> str:
 def _direct(frame: Frame, k: int) -> bool:
     """Whether operand k is indexed by the nest's own dims (a gathered one has dims of its own)."""
     return len(frame.nest.operands[k].strides) == len(frame.nest.dims)
+
+
+def _short_row(frame: Frame, index: dict[int, Index]) -> None:
+    """One run of the last dim, element by element."""
+    lane_dim = len(frame.nest.dims) - 1
+    direct = [k for k in range(len(frame.nest.operands)) if _direct(frame, k)]
+    rows = {k: frame.address(k, index) for k in direct}
+    with frame.code.loop(0, frame.size[lane_dim], 1) as turn:
+
+        def pointer(k: int) -> Pointer:
+            if k not in rows:
+                return frame.base[k]
+            kind = element(frame.nest.operands[k].dtype)
+            return rows[k].element(kind, turn.index * frame.stride[k][lane_dim])
+
+        inside = frame.scope(frame.outer, Step({**index, lane_dim: turn.index}, pointer))
+        results = [(k, inside.value(value)) for k, value in frame.nest.stores]
+        for k, value in results:
+            frame.memory.write(frame.nest.operands[k].dtype, pointer(k), value)
 
 
 def _row(

@@ -11,10 +11,16 @@ for point in begin .. end:
                total = total . tree(acc)
     ... next pass, which may read the totals ...
     stores of the point
+
+A row of at most 4 elements (the call's rows are equally long) would leave most lanes empty. It goes element
+by element, as scalars, in the order that the tree has there:
+
+    a0 . a2,  a1 . a3,  then these:    (a, b) = (b, a . f(i))  for every i
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from kiln.codegen.ir.emit import Expression
@@ -31,10 +37,14 @@ from kiln.table.order import CHAIN, GROUP, LANES, REDUCE_BLOCK
 Part = TypeVar("Part", Value, Pointer)
 
 
+SHORT = 4  # elements of a row done one by one
+
+
 class Rows:
     """A nest of schedule "rows" with one reduced dim, being written."""
 
     row_step = 1  # a point's row and the next one's
+    has_short = True  # whether rows may be short: one dim in memory
 
     def __init__(self, nest: Nest, target: Target) -> None:
         self.frame = Frame(nest, target)
@@ -62,11 +72,19 @@ class Rows:
 
     def units(self) -> None:
         """The points of the call."""
-        with self.frame.units([self.frame.size[d] for d in self.p]) as position:
+        sizes = [self.frame.size[d] for d in self.p]
+        if not self.has_short or self.nest.block < REDUCE_BLOCK or not self.p:
+            with self.frame.units(sizes) as position:
+                self.point(position)
+            return
+        short = self.length <= SHORT
+        with self.code.when(short), self.frame.units(sizes) as position:
+            self.point(position, self._short_pass)
+        with self.code.when(~short), self.frame.units(sizes) as position:
             self.point(position)
 
-    def point(self, position: list[Index]) -> None:
-        """One p point: its passes, then its stores."""
+    def point(self, position: list[Index], do: Callable[[Expression, int], None] | None = None) -> None:
+        """One p point: its passes, each by `do` if it is given, then its stores."""
         frame = self.frame
         self.index = dict(zip(self.p, position))
         self.pointers = [
@@ -75,7 +93,7 @@ class Rows:
         ]
         point = frame.scope(frame.outer, Step(self.index, self.pointers.__getitem__))
         for q in range(self.plan.count):
-            self._pass(point, q)
+            (do or self._pass)(point, q)
         results = [(k, point.value(value)) for k, value in self.plan.last]
         for k, value in results:
             frame.memory.write(self.nest.operands[k].dtype, self.pointers[k], value)
@@ -113,6 +131,52 @@ class Rows:
         totals = self._reduce(spread, q, reducers, cheap)
         for node, total in zip(found, grouped(reducers, totals)):
             point.values[id(node)] = total[-1]
+
+    def _short_pass(self, point: Expression, q: int) -> None:
+        """One pass over a short row. Positions are chosen in two equal lanes: a processor selects among lanes
+        without branches, which would be guessed wrong.
+        """
+        frame, plan, code, machine = self.frame, self.plan, self.code, point.machine
+        frame.hoist(point, plan.roots(q), frame.reduced, False)
+        reducers = [Reducer(code, node) for node in plan.reductions[q]]
+        nothing = [v for r in reducers for v in r.identity(2 if r.positions else 1)]
+        with code.loop(0, self.length, 1, nothing * 2) as turn:
+            a, b = turn.values[: len(nothing)], turn.values[len(nothing) :]
+            elements = [machine.spread(e, v.width) for e, v in zip(self._element(point, q, turn.index), a)]
+            turn.next = [*b, *steps(reducers, a, elements)]
+        odd = (self.length & 1).differs(0).value
+        pairs = list(zip(turn.values[: len(nothing)], turn.values[len(nothing) :]))
+        a, b = ([machine.choose(odd, *ab[::d]) for ab in pairs] for d in (-1, 1))
+        totals = steps(reducers, [v for r in reducers for v in r.initial(self.length)], steps(reducers, a, b))
+        for node, total in zip(plan.reductions[q], grouped(reducers, totals)):
+            found = total[-1]
+            if found.width > 1:
+                found = Value(code.op(f"extractelement {found.typed}, i64 0"), found.type)
+            point.values[id(node)] = found
+
+    def _element(self, scope: Expression, q: int, i: Index) -> list[Value]:
+        """Pass q at one position: its point stores; the elements of its reductions."""
+        frame, plan, operands = self.frame, self.plan, self.nest.operands
+
+        def pointer(k: int) -> Pointer:
+            place = i * frame.stride[k][self.lane_dim]
+            return self.pointers[k].element(element(operands[k].dtype), place)
+
+        inside = frame.scope(scope, Step({**self.index, self.lane_dim: i}, pointer))
+        parked = plan.parked_at
+        if plan.parked is not None and q > plan.parked_in:
+            inside.values[id(plan.parked)] = frame.memory.read(operands[parked].dtype, pointer(parked))
+        elements: list[Value] = []
+        for node in plan.reductions[q]:
+            elements.append(inside.value(node.args[0]))
+            if node.op in ("argmax", "argmin"):
+                elements.append(i.value)
+        results = [(k, inside.value(value)) for k, value in plan.stores[q]]
+        if plan.parked is not None and q == plan.parked_in:
+            results.append((parked, inside.value(plan.parked)))
+        for k, value in results:
+            frame.memory.write(operands[k].dtype, pointer(k), value)
+        return elements
 
     def _step(
         self, scope: Expression, q: int, v: Index, count: Index | None, mask: Value | None

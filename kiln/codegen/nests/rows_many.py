@@ -27,6 +27,8 @@ from kiln.table.order import LANES
 class ManyRows(Rows):
     """A nest of schedule "rows" with several reduced dims, being written."""
 
+    has_short = False
+
     def row_length(self) -> Index:
         """The product of the reduced sizes."""
         length = self.frame.size[self.r[0]]

@@ -7,27 +7,26 @@ result is from: an array of nothing but the lowest value has its first element t
 
 from __future__ import annotations
 
-from itertools import product as positions
 from types import ModuleType
 from typing import Any
 
-from kiln.graph.size import product, quotient
+from kiln.graph.size import product
 from kiln.ops.creation.constants import filled
 from kiln.ops.elementwise import arithmetic as p
-from kiln.ops.elementwise.comparison import eq, gt, ne
+from kiln.ops.elementwise.comparison import gt, ne
 from kiln.ops.elementwise.precision import narrow, wide
-from kiln.ops.indexing.gathering import scatter_add
-from kiln.ops.views.core_views import reshape, write
-from kiln.ops.views.strided import contiguous_strides
+from kiln.ops.indexing.gathering import gather, scatter_add
+from kiln.ops.views.core_views import reshape
 from kiln.ops.windows.geometry import Ints, Windows, bordered, stages, tap, taps
 from kiln.table import arguments
 from kiln.table import drawn as d
 from kiln.table.arguments import INTEGERS, dtype_name
 from kiln.table.public import public
-from kiln.table.record import Sample, Sizes, Structure, Tensor, composite, find
+from kiln.table.record import Sample, Sizes, Structure, Tensor, composite, find, primitive
 
 # taps of a window read in one pass
 AT_ONCE = 25
+NUMBERED = 256  # taps that a byte numbers
 
 
 def _lowest(dtype: str) -> Any:
@@ -81,6 +80,13 @@ def _samples(rng: Any, t: str) -> list[Any]:
     ]
 
 
+def _taps_of(rng: Any, shape: Ints, first: int) -> Any:
+    """Taps `first` and the next one; the first window's is the first of all, though it may be padding."""
+    found = rng.integers(first, first + 2, shape).astype("uint8")
+    found[..., 0] = 0
+    return found
+
+
 @composite(
     public=False,
     dtypes="numeric",
@@ -110,7 +116,7 @@ def pool_max(
         part = slice(dims[0], dims[-1] + 1)
         settings = (input.ndim - len(kernel) + dims[0], stride[part], dilation[part], out[part])
         x, which = _stage(x, which, kernel[part], product(kernel[dims[-1] + 1 :]), *settings)
-    return x, p.convert(which, "uint8" if product(kernel) <= 256 else "int32")
+    return x, p.convert(which, "uint8" if product(kernel) <= NUMBERED else "int32")
 
 
 def _stage(
@@ -139,95 +145,117 @@ def _stage(
 def _(
     g: Tensor, ys: Any, input: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, padded: Any
 ) -> Tensor:
-    apart = all(s >= r * (k - 1) + 1 for k, s, r in zip(kernel, stride, dilation))
-    shape = tuple(input.shape)
-    if apart and not padded:
-        found = _spread(g, ys[1], shape, kernel, stride, dilation)
-    elif max(dilation) == 1 and product(kernel) <= AT_ONCE:
-        found = _gathered(g, ys[1], shape, kernel, stride, padding)
+    shape, dims = tuple(input.shape), len(kernel)
+    if product(kernel) <= NUMBERED:
+        apart = all(s >= r * (k - 1) + 1 for k, s, r in zip(kernel, stride, dilation))
+        adds = padded or not apart
+        counts = tuple(g.shape)[-dims:]
+        flat = (*shape[:-dims], product(counts))
+        by_plane = reshape(wide(g), flat), reshape(ys[1], flat)
+        found = narrow(
+            pool_spread(*by_plane, shape, counts, kernel, stride, padding, dilation, adds), g.dtype
+        )
     else:
-        places = _places(ys[1], shape[-len(kernel) :], kernel, stride, padding, dilation)
-        found = placed_at(g, places, shape, len(kernel))
+        places = _places(ys[1], shape[-dims:], kernel, stride, padding, dilation)
+        found = placed_at(g, places, shape, dims)
     return p.overwrite(input, found)  # see by_steps
 
 
-def _spread(g: Tensor, which: Any, shape: Any, kernel: Ints, stride: Ints, dilation: Ints) -> Any:
-    """The gradient where windows do not overlap: each element knows its one window, without a scatter.
-
-    Taps come before places, so that what runs fastest is long.
-    """
-    dims = len(kernel)
-    lead, out, steps = shape[:-dims], tuple(g.shape)[-dims:], contiguous_strides(shape)
-    sizes, one = (*lead, *kernel, *out), (*lead, *(1 for _ in kernel), *out)
-    by_tap, by_place = (tuple(t * s for t, s in zip(steps[-dims:], by)) for by in (dilation, stride))
-    number: Any = arguments.number(g, 0)
-    for k in range(dims):
-        own = g.graph.add(find("iota"), (), (sizes, len(lead) + k))
-        number = number + own * arguments.number(g, product(kernel[k + 1 :]))
-    here = eq(p.convert(reshape(which, one), "int32"), p.convert(number, "int32"))
-    tiles = p.where(here, reshape(g, one), 0)
-    return write(filled(g.graph, 0, shape, g.dtype), tiles, (*steps[:-dims], *by_tap, *by_place), (0,))
-
-
-def _gathered(g: Tensor, which: Any, shape: Any, kernel: Ints, stride: Ints, padding: Ints) -> Any:
-    """The gradient where windows overlap: each element looks at the windows that hold it, in ascending order.
-    Places q * stride + phase are tap k0 + j * stride of window q + at - j: a pass for each phase.
-    """
-    first, ones = len(shape) - len(kernel), (1,) * len(kernel)
-    sizes, steps = shape[first:], contiguous_strides(shape)
-    lead = tuple((k - 1) // s for k, s in zip(kernel, stride))
-    after = tuple(  # windows behind the last that an element of the last phase would look at
-        quotient(n + s - 1, s) + max((s - 1 + a) // s, 2) - o
-        for n, s, a, o in zip(sizes, stride, padding, g.shape[first:])
-    )
-    weights = [product(kernel[k + 1 :]) for k in range(len(kernel))]
-    inside: Any = 0
-    for (_, own), weight in zip(_inside(which, kernel, stride, padding, ones, "int32", "float32"), weights):
-        inside = own * weight + inside
-    which = bordered(inside, 0, lead, after)  # as wide as g: rows are short, and ends of words are masked
-    padded = bordered(g, 0, lead, after)
-    apart = (*steps[:first], *(step * s for step, s in zip(steps[first:], stride)))
-    found = filled(g.graph, 0, shape, g.dtype)
-    for phase in positions(*map(range, stride)):
-        k0 = [(r + a) % s for r, a, s in zip(phase, padding, stride)]
-        at = [m + (r + a) // s for m, r, a, s in zip(lead, phase, padding, stride)]
-        many = tuple(quotient(n - r + s - 1, s) for n, r, s in zip(sizes, phase, stride))
-        total: Any = filled(g.graph, 0, (*shape[:first], *many), wide(g).dtype)
-        for j in positions(*(range((k - 1 - b) // s, -1, -1) for k, b, s in zip(kernel, k0, stride))):
-            number = sum((b + i * s) * weight for b, i, s, weight in zip(k0, j, stride, weights))
-            seen = (tuple(a - i for a, i in zip(at, j)), first, ones, ones, many)
-            chosen = eq(tap(which, *seen), arguments.number(which, number))
-            total = total + p.where(chosen, wide(tap(padded, *seen)), 0)
-        offset = sum(r * step for r, step in zip(phase, steps[first:]))
-        found = write(found, narrow(total, g.dtype), apart, (offset,))
-    return found
-
-
-def _inside(
-    which: Any,
+def _put_back(
+    np: ModuleType,
+    g: Any,
+    taps: Any,
+    shape: Ints,
+    counts: Ints,
     kernel: Ints,
     stride: Ints,
     padding: Ints,
     dilation: Ints,
-    whole: str = "int64",
-    real: str = "float64",
-) -> list[tuple[Any, Any]]:
-    """Along each dim where every window begins, and its chosen tap, computed in the dtypes `whole` and
-    `real`; where that is in the padding, the first tap inside: every element is as low.
+    adds: bool,
+) -> Any:
+    """pool_spread in NumPy."""
+    g, taps, sizes = g.reshape(-1, g.shape[-1]), taps.reshape(-1, *counts), shape[-len(counts) :]
+    places = _placed(np, taps, sizes, kernel, stride, padding, dilation)
+    out = np.zeros((len(g), int(np.prod(sizes))), g.dtype)
+    np.add.at(out, (np.arange(len(g))[:, None], places.reshape(g.shape)), g)
+    return out.reshape(shape)
+
+
+@primitive(
+    "along",
+    algorithm="windows",
+    dtypes="float32 float64",
+    public=False,
+    samples=d.samples(
+        lambda rng, t: (
+            (d.array(rng, (3, 8), t), _taps_of(rng, (3, 8), 0), (3, 17), (8,), (2,), (2,), (0,), (1,), False),
+            {},
+        ),
+        lambda rng, t: (
+            (
+                d.array(rng, (2, 1, 9), t),
+                _taps_of(rng, (2, 1, 9), 4),
+                (2, 1, 5, 6),
+                (3, 3),
+                (3, 3),
+                (2, 2),
+                (1, 1),
+                (1, 1),
+                True,
+            ),
+            {},
+        ),
+    ),
+    reference=d.reference(_put_back),
+)
+def pool_spread(
+    input: Tensor,
+    taps: Tensor,
+    shape: Sizes,
+    counts: Sizes,
+    kernel: Structure,
+    stride: Structure,
+    padding: Structure,
+    dilation: Structure,
+    adds: Structure,
+) -> Any:
+    """Zeros of `shape`, and each window's input (float32 or float64; the last dim is the `counts` windows of
+    a plane, laid flat) added at its tap (uint8), in ascending order; `adds` False: put there, as no two meet.
+
+    >>> x = kiln.tensor([[1.0, 3.0, 2.0, 0.0]], requires_grad=True)
+    >>> kiln.nn.functional.max_pool1d(x, 2).sum().backward()
+    >>> x.grad
+    tensor([[0., 1., 1., 0.]])
+    """
+
+
+@pool_spread.derivative
+def _(
+    g: Tensor, taps: Tensor, shape: Any, counts: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
+) -> Any:
+    lead, sizes = tuple(shape[: -len(counts)]), tuple(shape[-len(counts) :])
+    places = _places(reshape(taps, (*lead, *counts)), sizes, kernel, stride, padding, dilation)
+    flat = reshape(g, (*lead, product(sizes)))
+    return gather(flat, len(lead), reshape(places, tuple(taps.shape))), None
+
+
+def _inside(which: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints) -> list[tuple[Any, Any]]:
+    """Along each dim where every window begins, and its chosen tap (int64); where that is in the padding, the
+    first tap inside: every element is as low.
 
     Machines divide floats many at a time, integers one by one; with half of one added no quotient is near an
     integer.
     """
     dims, found = len(kernel), []
-    rest = p.convert(which, whole)
+    rest = p.convert(which, "int64")
     for k, (s, a, r) in enumerate(zip(stride, padding, dilation)):
         weight = product(kernel[k + 1 :])
         own = rest
         if weight != 1:
-            own = p.convert((p.convert(rest, real) + 0.5) / weight, whole)
+            own = p.convert((p.convert(rest, "float64") + 0.5) / weight, "int64")
         rest = rest - own * weight
         start = which.graph.add(find("iota"), (), (tuple(which.shape), which.ndim - dims + k))
-        start = p.convert(start, whole) * s - a
+        start = p.convert(start, "int64") * s - a
         if a:
             first = find("floor_divide")(r - 1 - start, r) if r > 1 else 0 - start
             own = p.where(start + own * r < 0, first, own)
