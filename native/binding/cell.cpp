@@ -65,7 +65,7 @@ struct Variant {
     Modes modes;
     DType default_dtype;
     std::vector<Token> tokens;
-    Object guards;
+    Object guards, outside;  // of objects; of globals and closures
     std::vector<FixedSize> sizes;
     std::vector<Part> parts;
     std::vector<Check> checks;
@@ -236,7 +236,8 @@ bool matches(const Variant& variant, PyObject* const* args, size_t count, PyObje
     for (const FixedSize& fixed : variant.sizes)
         if (tensor_of(leaves[size_t(fixed.leaf)]).sizes[size_t(fixed.dim)] != fixed.size) return false;
     const auto alike = [&](const Part& part) { return looks_alike(part, leaves); };
-    return std::all_of(variant.parts.begin(), variant.parts.end(), alike) && hold(variant.guards.get());
+    return std::all_of(variant.parts.begin(), variant.parts.end(), alike) && hold(variant.guards.get()) &&
+           hold(variant.outside.get());
 }
 
 // The buffers that the function writes get what it has written.
@@ -361,6 +362,7 @@ int cell_traverse(PyObject* object, visitproc visit, void* arg) {
         Py_VISIT(variant->give.get());
         for (const Token& token : variant->tokens) Py_VISIT(token.object.get());
         Py_VISIT(variant->guards.get());
+        Py_VISIT(variant->outside.get());
         for (const Part& part : variant->parts) Py_VISIT(part.tensor.get());
         for (const Object& buffer : variant->written) Py_VISIT(buffer.get());
     }
@@ -421,15 +423,15 @@ std::vector<Part> parts_from(PyObject* list, PyObject* pins = nullptr) {
     return parts;
 }
 
-// (args, kwargs, guards, sizes, parts, random, op, structure, one, give, checks, pins, flowing, written):
+// (args, kwargs, guards, outside, sizes, parts, random, op, structure, one, give, checks, pins, flowing, written):
 // whether calls like this are known.
 PyObject* cell_add(PyObject* object, PyObject* args) {
-    PyObject *positional, *keywords, *guards, *sizes, *parts, *op, *structure, *give, *checks, *pins;
+    PyObject *positional, *keywords, *guards, *outside, *sizes, *parts, *op, *structure, *give, *checks, *pins;
     PyObject *flowing, *written;
     long long random;
     int one;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!LO!O!pOO!O!O!O!:add", &PyTuple_Type, &positional, &PyDict_Type,
-                          &keywords, guards_type, &guards, &PyList_Type, &sizes, &PyList_Type, &parts,
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!LO!O!pOO!O!O!O!:add", &PyTuple_Type, &positional, &PyDict_Type,
+                          &keywords, guards_type, &guards, guards_type, &outside, &PyList_Type, &sizes, &PyList_Type, &parts,
                           &random, op_type, &op, &PyTuple_Type, &structure, &one, &give, &PyList_Type,
                           &checks, &PyDict_Type, &pins, &PySet_Type, &flowing, &PyList_Type, &written))
         return nullptr;
@@ -450,6 +452,7 @@ PyObject* cell_add(PyObject* object, PyObject* args) {
         if (!note(value, variant->tokens, leaves, flowing, numbers)) Py_RETURN_FALSE;
     }
     variant->guards = Object::borrow(guards);
+    variant->outside = Object::borrow(outside);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(written); ++i) {
         KILN_CHECK(is_tensor(PyList_GET_ITEM(written, i)), type, "Cell: expected a Tensor");
         variant->written.push_back(Object::borrow(PyList_GET_ITEM(written, i)));
@@ -488,7 +491,7 @@ PyObject* cell_forget(PyObject* object, PyObject*) {
 
 PyMethodDef cell_methods[] = {
     {"add", guard<cell_add>, METH_VARARGS,
-     "add(args, kwargs, guards, sizes, parts, random, op, structure, one, give, checks, pins, flowing, "
+     "add(args, kwargs, guards, outside, sizes, parts, random, op, structure, one, give, checks, pins, flowing, "
      "written): calls like this, while the guards hold and with any numbers at `flowing`, run `op` on "
      "`parts`; its last results go into `written`. False if that cannot be told here."},
     {"forget", cell_forget, METH_NOARGS, "Forgets all calls."},

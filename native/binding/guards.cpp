@@ -145,8 +145,39 @@ void guards_dealloc(PyObject* object) {
 }
 PyObject* guards_hold(PyObject* self, PyObject*) { return PyBool_FromLong(hold(self)); }
 
+// What is in a list or set now, or under the keys of another container.
+void renew(Guard& guard) {
+    PyObject* const container = guard.container.get();
+    if (PyCell_Check(container)) {
+        guard.entries[0].held = Object::borrow(PyCell_GET(container));
+    } else if (PyList_Check(container) || PyAnySet_Check(container)) {
+        const Object items = checked(PySequence_List(container));
+        std::vector<Guard::Entry> now;
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items.get()); ++i)
+            now.push_back({Object::borrow(PyList_GET_ITEM(items.get(), i)),
+                           Object::borrow(PyList_GET_ITEM(items.get(), i))});
+        std::swap(guard.entries, now);
+    } else if (guard.whole) {
+        std::vector<Guard::Entry> now;
+        Py_ssize_t at = 0;
+        PyObject *key, *value;
+        while (PyDict_Next(container, &at, &key, &value))
+            now.push_back({Object::borrow(key), Object::borrow(value)});
+        std::swap(guard.entries, now);
+    } else {
+        for (Guard::Entry& entry : guard.entries)
+            entry.held = Object::borrow(found_in(container, entry.key.get()));
+    }
+    guard.version = 0;
+}
+PyObject* guards_renew(PyObject* self, PyObject*) {
+    for (Guard& guard : guards_of(self)) renew(guard);
+    Py_RETURN_NONE;
+}
+
 PyMethodDef guards_methods[] = {
     {"hold", guards_hold, METH_NOARGS, "Whether all is as it was."},
+    {"renew", guard<guards_renew>, METH_NOARGS, "From now on all is to be as it is now."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot guards_slots[] = {

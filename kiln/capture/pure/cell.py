@@ -98,9 +98,14 @@ class _Cell:
         self.slow_calls += 1
         if symbolic:
             return self.function(*args, **kwargs) if variant.written else self._run(variant, call)
-        due = due or variant.calls <= _FIRST or variant.calls % _EVERY == 0 or _core.checking()
+        changed = not variant.outside.hold()
+        due = due or changed or variant.calls <= _FIRST or variant.calls % _EVERY == 0 or _core.checking()
         if due and not _core.recording():
-            return self._check(variant, call)
+            made = self._check(variant, call)
+            variant.outside.renew()
+            return made
+        if changed:
+            return self.function(*args, **kwargs)
         self._teach(variant, call)
         try:
             return self._run(variant, call)
@@ -121,7 +126,8 @@ class _Cell:
         one = variant.plain and variant.tree is None
         op, structure, random = variant.op.handle, variant.op.structure, variant.random
         made = op, structure, one, give, variant.checks, variant.pins, set(variant.flowing), variant.written
-        self.fast.add(call.args, call.kwargs, variant.guards, variant.sizes, variant.parts(), random, *made)
+        kept = variant.guards, variant.outside, variant.sizes, variant.parts()
+        self.fast.add(call.args, call.kwargs, *kept, random, *made)
 
     def _find(self, key: Any, call: Call) -> Variant | None:
         found = self.variants.get(key)

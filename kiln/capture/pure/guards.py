@@ -2,7 +2,11 @@
 
     function -- closure, globals its code names, defaults, self --> modules, lists, dicts, objects --> value
 
-A guard is a container and what of it was there. Of an object's or module's attributes those are looked at whose
+A guard is a container and what of it was there, of one of two kinds. What changes in an object, a module first
+of all, or on the way to a parameter makes another variant; what changes outside, in globals and closures and
+the lists and dicts there, is no part of what a pure function may depend on: the next call is checked.
+
+Of an object's or module's attributes those are looked at whose
 names stand in the code that ran (all, if that asks for names it computes: `getattr`, `vars`), of lists, dicts
 and sets all. Numbers and texts are to be equal, anything else the same object. Tensors are looked at if ops
 were given them. What lies in slots, and what C code keeps for itself, is not seen here: a sampled check may.
@@ -140,6 +144,9 @@ def _way(came: dict[int, tuple[int, Place] | None], at: int) -> list[Place]:
     return way
 
 
+Found = dict[int, tuple[Any, dict[Any, tuple[Any, ...]], bool]]  # container, entries by key, whether that is all
+
+
 class Read:
     """Collects what the code that `ran`, with its globals, may have read; `met`: tensors ops were given."""
 
@@ -147,9 +154,11 @@ class Read:
         self._names: set[str] = set()
         self._all = False
         self._met = {id(x) for x in met}
-        self._found: dict[int, tuple[Any, dict[Any, tuple[Any, ...]], bool]] = {}
+        self._inside: Found = {}
+        self._outside: Found = {}
+        self._found = self._outside  # where what is found now belongs
         self._seen: dict[int, Any] = {}
-        self._queue: deque[Any] = deque()
+        self._queue: deque[tuple[Any, Found]] = deque()
         for code in ran:
             names = names_in(code)
             self._names |= names
@@ -160,14 +169,22 @@ class Read:
                 continue
             for held in map(state.get, code.co_names):
                 if isinstance(held, type):  # what holds for every module
-                    self._follow(held)
+                    self.follow(held)
 
-    def guards(self) -> list[tuple[Any, tuple[Any, ...], bool]]:
-        """(container, entries, whether that is all) of each, as `_core.Guards` takes them."""
-        return [(thing, tuple(entries.values()), whole) for thing, entries, whole in self._found.values()]
+    def guards(self) -> tuple[Any, Any]:
+        """Those of objects and of the ways to parameters, those of what is outside."""
+
+        def made(found: Found) -> Any:
+            return _core.Guards([(x, tuple(entries.values()), whole) for x, entries, whole in found.values()])
+
+        while self._queue and len(self._seen) < _MOST:
+            thing, self._found = self._queue.popleft()
+            self._look(thing)
+        return made(self._inside), made(self._outside)
 
     def place(self, place: Place) -> None:
-        """Something that lies on the way to a tensor."""
+        """Something that lies on the way to a tensor or module that was met."""
+        self._found = self._inside
         if isinstance(place.container, list):
             self._whole(place.container, [(k, held) for k, held in enumerate(place.container)])
         else:
@@ -175,27 +192,27 @@ class Read:
 
     def follow(self, thing: Any) -> None:
         """All that may be read by way of an object."""
+        self._found = self._outside  # unless it is an object
         self._follow(thing)
-        while self._queue and len(self._seen) < _MOST:
-            self._look(self._queue.popleft())
 
     def _follow(self, thing: Any) -> None:
         if not isinstance(thing, (*_PLAIN, _core.Tensor)) and id(thing) not in self._seen:
             self._seen[id(thing)] = thing
-            self._queue.append(thing)
+            self._queue.append((thing, self._found))
 
     def _note(self, container: Any, key: Any, *held: Any) -> None:
         """An entry, or that there is none. A tensor nobody met matters as little as what else it may hold."""
         if held and isinstance(held[0], _core.Tensor) and id(held[0]) not in self._met:
             return
-        found = self._found.setdefault(id(container), (container, {}, False))
-        if not found[2]:  # of a list or another whole all is noted
+        found = self._inside.get(id(container)) or self._found.setdefault(id(container), (container, {}, False))
+        if not found[2]:  # else all is noted
             found[1][key] = (key, *held)
         for x in held:
             self._follow(x)
 
     def _whole(self, container: Any, entries: list[tuple[Any, ...]]) -> None:
-        self._found[id(container)] = (container, dict(enumerate(entries)), True)
+        if id(container) not in self._inside:
+            self._found[id(container)] = (container, dict(enumerate(entries)), True)
 
     def _look(self, thing: Any) -> None:
         if isinstance(thing, MethodType):
@@ -219,8 +236,9 @@ class Read:
             self._look_at_object(thing)
 
     def _look_at_function(self, function: FunctionType) -> None:
-        for place in _cells_of(function):
-            self.place(place)
+        self._found = self._outside
+        for cell, key, held in _cells_of(function):
+            self._note(cell, key, held)
         self._look_at_names(function.__globals__, function.__code__.co_names)
         for held in _defaults_of(function):
             self._follow(held)
@@ -244,6 +262,7 @@ class Read:
                 self._note(state, name, state[name])
 
     def _look_at_class(self, thing: type) -> None:
+        self._found = self._inside
         if thing.__flags__ & 1 << 9:  # of a program's, not of C's
             for name in self._names:
                 for base in thing.__mro__:
@@ -258,6 +277,7 @@ class Read:
             if wrapped is not None:
                 self._follow(wrapped)
             return
+        self._found = self._inside
         self._follow(type(thing))
         self._look_at_names(state, state.keys() & self._names if not self._all else list(state))
         if "training" in state:

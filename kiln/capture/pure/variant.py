@@ -119,7 +119,7 @@ class Variant:
         self.met = [x for x in self.operands if not isinstance(x, int)]
         self.op = cell_op(name, self.steps) if self.steps.results else None
         self.looks = [look_of(x) for x in self.met]
-        self.guards = _core.Guards([])
+        self.guards = self.outside = _core.Guards([])
         self.pins: dict[int, Any] = {}
         self.sizes = self._sizes_by_value(tracer, leaves)
         self.plain = self._plain()
@@ -273,7 +273,7 @@ class Variant:
                 read.place(place)
         for thing in (*roots, *watch.objects_met()):
             read.follow(thing)
-        self.guards = _core.Guards(read.guards())
+        self.guards, self.outside = read.guards()
         # arguments that the function meets on another way too: those alone stand for both
         state = ways_to(roots, leaves)
         self.pins = {k: x for k, x in enumerate(leaves) if id(x) in state}
