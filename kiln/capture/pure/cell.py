@@ -22,7 +22,7 @@ from kiln.capture.compile import Compiled
 from kiln.capture.pure.call import Call, Unlike, look_at, sample
 from kiln.capture.pure.errors import PurityError
 from kiln.capture.pure.guards import ways_to
-from kiln.capture.pure.numbers import flowing, same_number
+from kiln.capture.pure.numbers import flowing, letters_of, same_number
 from kiln.capture.pure.surroundings import Watch
 from kiln.capture.pure.trace import Tracer
 from kiln.capture.pure.variant import Variant, flat, given_by, shape_of
@@ -125,9 +125,10 @@ class _Cell:
         give = None if variant.plain else variant.give
         one = variant.plain and variant.tree is None
         op, structure, random = variant.op.handle, variant.op.structure, variant.random
-        made = op, structure, one, give, variant.checks, variant.pins, set(variant.flowing), variant.written
-        kept = variant.guards, variant.outside, variant.sizes, variant.parts()
-        self.fast.add(call.args, call.kwargs, *kept, random, *made)
+        self.fast.add(
+            call.args, call.kwargs, variant.guards, variant.outside, variant.sizes, variant.parts(), random,
+            op, structure, one, give, variant.checks, variant.pins, set(variant.flowing), variant.written,
+        )  # fmt: skip
 
     def _find(self, key: Any, call: Call) -> Variant | None:
         found = self.variants.get(key)
@@ -173,7 +174,9 @@ class _Cell:
 
     # -- tracing and checking ---------------------------------------------------------------------------
 
-    def _follow(self, tracer: Tracer | None, abstract: bool, call: Call, numbers: tuple[Any, ...] = ()) -> Any:
+    def _follow(
+        self, tracer: Tracer | None, abstract: bool, call: Call, numbers: tuple[Any, ...] = ()
+    ) -> Any:
         """What the function returns, and a hash of its calls, told to `tracer`. Casts that autocast keeps
         are kept within the call, so that each is an op of it.
         """
@@ -253,9 +256,8 @@ class _Cell:
         after = _core.random_state()
         others, places = flowing(call, tracer, first, run)
         _core.set_random_state(*after)
-        letters = ["f" if isinstance(call.numbers[k], float) else "i" for k in others]
         flows = {at: others.index(k) for at, k in places.items()}
-        tracer.lift(flows, letters)
+        tracer.lift(flows, letters_of([call.numbers[k] for k in others]))
         return others, flows
 
     def _remember(self, key: Any, variant: Variant) -> None:
@@ -325,8 +327,9 @@ class _Cell:
         variant.checked_at = self._count()
 
     def _compare(self, variant: Variant, tracer: Tracer, returned: Any, call: Call) -> None:
-        lifted = {at: which for at, which in variant.flows.items() if _is_given(tracer, at, which, variant, call)}
-        tracer.lift(lifted, ["f" if isinstance(call.numbers[k], float) else "i" for k in variant.flowing])
+        numbers = [call.numbers[k] for k in variant.flowing]
+        flows = {at: k for at, k in variant.flows.items() if _is_given(tracer, at, numbers[k])}
+        tracer.lift(flows, letters_of(numbers))
         now = [(s.what(), s.told()) for s in tracer.steps]
         for k, (a, b) in enumerate(zip(variant.what, now)):
             if a[0] != b[0]:
@@ -401,10 +404,10 @@ def _put_back(variant: Variant, before: list[Any]) -> None:
             buffer.copy_(value)
 
 
-def _is_given(tracer: Tracer, at: tuple[int, int], which: int, variant: Variant, call: Call) -> bool:
+def _is_given(tracer: Tracer, at: tuple[int, int], number: Any) -> bool:
     """Whether a run gave a step the call's own number."""
     step, i = at
     if step >= len(tracer.steps) or i >= len(tracer.steps[step].args):
         return False
     kind, x = tracer.steps[step].args[i]
-    return kind == "number" and same_number(x, call.numbers[variant.flowing[which]])
+    return kind == "number" and same_number(x, number)

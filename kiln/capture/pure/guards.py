@@ -2,9 +2,9 @@
 
     function -- closure, globals its code names, defaults, self --> modules, lists, dicts, objects --> value
 
-A guard is a container and what of it was there, of one of two kinds. What changes in an object, a module first
-of all, or on the way to a parameter makes another variant; what changes outside, in globals and closures and
-the lists and dicts there, is no part of what a pure function may depend on: the next call is checked.
+A guard is a container and what of it was there, of one of two kinds. What changes in an object, a module
+first of all, or on the way to a parameter makes another variant; what changes outside, in globals and closures
+and the lists and dicts there, is no part of what a pure function may depend on: the next call is checked.
 
 Of an object's or module's attributes those are looked at whose
 names stand in the code that ran (all, if that asks for names it computes: `getattr`, `vars`), of lists, dicts
@@ -144,7 +144,9 @@ def _way(came: dict[int, tuple[int, Place] | None], at: int) -> list[Place]:
     return way
 
 
-Found = dict[int, tuple[Any, dict[Any, tuple[Any, ...]], bool]]  # container, entries by key, whether that is all
+Found = dict[
+    int, tuple[Any, dict[Any, tuple[Any, ...]], bool]
+]  # container, entries by key, whether that is all
 
 
 class Read:
@@ -204,7 +206,8 @@ class Read:
         """An entry, or that there is none. A tensor nobody met matters as little as what else it may hold."""
         if held and isinstance(held[0], _core.Tensor) and id(held[0]) not in self._met:
             return
-        found = self._inside.get(id(container)) or self._found.setdefault(id(container), (container, {}, False))
+        found = self._inside.get(id(container))
+        found = found or self._found.setdefault(id(container), (container, {}, False))
         if not found[2]:  # else all is noted
             found[1][key] = (key, *held)
         for x in held:
@@ -216,7 +219,8 @@ class Read:
 
     def _look(self, thing: Any) -> None:
         if isinstance(thing, MethodType):
-            self._follow(thing.__func__), self._follow(thing.__self__)
+            self._follow(thing.__func__)
+            self._follow(thing.__self__)
         elif isinstance(thing, FunctionType):
             if _is_users(thing):
                 self._look_at_function(thing)
@@ -279,10 +283,9 @@ class Read:
             return
         self._found = self._inside
         self._follow(type(thing))
-        self._look_at_names(state, state.keys() & self._names if not self._all else list(state))
+        self._look_at_names(state, list(state) if self._all else state.keys() & self._names)
         if "training" in state:
             self._note(state, "training", state["training"])
         for name in self._names - state.keys():  # it may shadow what its class has
             if hasattr(type(thing), name):
                 self._note(state, name)
-

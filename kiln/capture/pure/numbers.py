@@ -42,7 +42,7 @@ class StandIn:
         self._kind = type(value)
         self.read = False
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return self._kind
 
@@ -75,6 +75,16 @@ _add_methods()
 _core.set_stand_in(StandIn)
 
 
+def letters_of(numbers: list[Any]) -> str:
+    """A letter for each: "f" or "i"."""
+    return "".join("f" if isinstance(x, float) else "i" for x in numbers)
+
+
+def fits_number(x: Any) -> bool:
+    """Whether an op can be given it as a number."""
+    return isinstance(x, float) or abs(x) < 1 << 62
+
+
 def same_number(a: Any, b: Any) -> bool:
     """Whether two numbers are the same in kind and bits."""
     if type(a) is not type(b):
@@ -89,7 +99,7 @@ def flowing(
 
     `run` traces another call; `outcome` is what it gives besides steps.
     """
-    left = [k for k, x in enumerate(call.numbers) if isinstance(x, float) or abs(x) < 1 << 62]
+    left = [k for k, x in enumerate(call.numbers) if fits_number(x)]
     while left:
         numbers = list(call.numbers)
         for k in left:

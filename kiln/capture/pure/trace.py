@@ -281,7 +281,7 @@ class Tracer:
         return self.numbers, self.by_value, self.numbers_seen, self.dtypes, self.sizes, self.states()
 
     def lift(self, places: dict[tuple[int, int], int], letters: Sequence[str]) -> None:
-        """Makes numbers of the operation of those at (step, argument), each the given one of the arguments."""
+        """Makes numbers of the operation of those at (step, argument), each that one of the call's."""
         own: dict[int, int] = {}
         for (at, i), k in places.items():
             if k not in own:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from kiln import _core
 from kiln.capture.pure.call import Call
 from kiln.capture.pure.function import CellFunction, CellOp, cell_op
-from kiln.capture.pure.steps import Step
 from kiln.capture.pure.guards import Read, ways_to
-from kiln.capture.pure.numbers import same_number
+from kiln.capture.pure.numbers import fits_number, same_number
+from kiln.capture.pure.steps import Step
 from kiln.capture.pure.surroundings import Watch
 from kiln.capture.pure.trace import Tracer, names_of
 from kiln.errors import describe
@@ -283,7 +283,7 @@ class Variant:
         leaves = call.leaves
         if not all(same_number(call.numbers[k], x) for k, x in self.fixed):
             return False
-        if not all(isinstance(call.numbers[k], float) or abs(call.numbers[k]) < 1 << 62 for k in self.flowing):
+        if not all(fits_number(call.numbers[k]) for k in self.flowing):
             return False
         looks = all(look == look_of(x) for look, x in zip(self.looks, self.met))
         pinned = all(leaves[k] is x for k, x in self.pins.items())
