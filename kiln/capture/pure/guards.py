@@ -3,7 +3,7 @@
     function -- closure, globals its code names, defaults, self --> modules, lists, dicts, objects --> value
 
 A guard is a container and what of it was there, of one of two kinds. What changes in an object, a module
-first of all, or on the way to a parameter makes another variant; what changes outside, in globals and closures
+first of all, or on the way to a parameter makes another variant; what changes outside, in globals, closures
 and the lists and dicts there, is no part of what a pure function may depend on: the next call is checked.
 
 Of an object's or module's attributes those are looked at whose
@@ -144,9 +144,8 @@ def _way(came: dict[int, tuple[int, Place] | None], at: int) -> list[Place]:
     return way
 
 
-Found = dict[
-    int, tuple[Any, dict[Any, tuple[Any, ...]], bool]
-]  # container, entries by key, whether that is all
+# of a container by its id: it, its entries by key, whether that is all
+Found = dict[int, tuple[Any, dict[Any, tuple[Any, ...]], bool]]
 
 
 class Read:
@@ -276,7 +275,7 @@ class Read:
 
     def _look_at_object(self, thing: Any) -> None:
         state = getattr(thing, "__dict__", None)
-        if type(state) is not dict or (type(thing).__module__ or "").startswith("kiln.capture"):
+        if type(state) is not dict or str(type(thing).__module__).startswith("kiln.capture"):
             wrapped = getattr(thing, "_function", None)
             if wrapped is not None:
                 self._follow(wrapped)
