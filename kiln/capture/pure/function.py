@@ -214,6 +214,7 @@ class Walk:
         self.graph, self.cell, self.hidden = graph, cell, hidden
         self.values: dict[int, Value] = dict(enumerate(given))
         self.made: list[Made] = []
+        self._differentiated = any(step.history for step in cell.steps)
         for step in cell.steps:
             self._step(step)
 
@@ -247,12 +248,18 @@ class Walk:
             for d in ones:
                 self.graph.require_equal(value.shape[d], 1, step.name)
             value.shape = tuple(self.graph.canonical(size) for size in value.shape)
+            if self._differentiated and not step.history:
+                value = self.constant(value)  # for derivatives of derivatives too, which compute it again
             made.outputs[i] = self.values[k] = value
         self.made.append(made)
 
+    def constant(self, x: Value) -> Value:
+        """A value as a constant of derivatives."""
+        return self.graph.add(find("detach"), (x,)) if x.dtype in FLOATS and not x.weak else x
+
     def _memory(self, step: Step, inputs: list[Given]) -> Any:
         if step.op == DETACH:
-            return inputs[0]
+            return self.constant(inputs[0])
         if step.op == CAST:
             x = inputs[0]
             (sizes,) = step.structure
