@@ -24,6 +24,8 @@ from kiln.table.record import Op, find
 Described = Union[str, tuple[str, tuple[int, ...], Union[tuple[int, ...], None]]]
 Operands = tuple[Described, ...]
 
+_MOST_HIDDEN = 63  # hidden outputs of a call; the core has a bit for each
+
 GRADIENT, LEFT, RIGHT = range(3)  # what a derivative gives of an operand; in native/call/op.h too
 NUMBER = {"f": "float64", "i": "int64", "b": "bool"}
 
@@ -207,6 +209,11 @@ class Forward(Function):
             for kind, k in {*found.sources, *redone.sources} if has[i] else ():
                 if kind in reads:
                     reads[kind][i] |= 1 << k
+        if hidden > _MOST_HIDDEN:
+            raise NotImplementedError(
+                f"{self.name}: {hidden} values would be kept for backward beside arguments and results, of "
+                f"{_MOST_HIDDEN} that one call can keep; use several calls"
+            )
         return hidden, reads["input"], reads["output"], reads["hidden"], has
 
 

@@ -21,6 +21,7 @@ from kiln.table.kinds import FLOATS
 from kiln.table.record import Op
 
 _MOVES = {"a value was read": "reads a value", "of a write": "writes to memory that others can see"}
+_MOST = 64  # operands that may have gradients; in native/autograd too
 _HINT = "kiln.compile without pure=True runs any Python"
 
 
@@ -338,6 +339,8 @@ class Tracer:
         seen: set[int] = set()
         again = [k for _, k in using(found.steps, tensors) if k in seen or seen.add(k)]  # type: ignore[func-returns-value]
         again = [k for k in again if str(self.operands[k].dtype).rpartition(".")[2] in FLOATS]
+        if tensors + len(again) > _MOST:
+            again = []  # what they give is added up in the cell
         found = self._numbered(found, len(again))
         return found._replace(tensors=tensors + len(again), again=tuple(again))
 
