@@ -277,3 +277,52 @@ def test_what_is_used_several_times_has_one_gradient(rows: int) -> None:
                 found.append([y, *kiln.autograd.grad(y.cos().sum(), (x, w))])
             for other in found[1:]:
                 assert all(same(a, b) for a, b in zip(found[0], other))
+
+
+DETACHED = {
+    "detach": lambda x: x.detach() * x,
+    "computed": lambda x: x.sin().detach() * x * x,
+    "no_grad": lambda x: _without(x) * x,
+}
+
+
+def _without(x: Any) -> Any:
+    with kiln.no_grad():
+        return x.exp() * x
+
+
+@pytest.mark.parametrize("name", DETACHED)
+def test_what_is_detached_is_constant_in_second_derivatives(name: str) -> None:
+    function, x = DETACHED[name], kiln.tensor([2.0, 3.0]).requires_grad_()
+    cell = pure(function)
+    for _ in range(3):
+        found = []
+        for call in (function, cell):
+            (g,) = kiln.autograd.grad(call(x).sum(), x, create_graph=True)
+            twice = kiln.autograd.grad(g.sum(), x)[0] if g.requires_grad else None
+            found.append((g.tolist(), None if twice is None else twice.tolist()))
+        assert found[0] == found[1]
+
+
+def test_positions_used_twice() -> None:
+    a, b = (kiln.randn(4, 3).requires_grad_() for _ in range(2))
+    embedding = nn.functional.embedding
+    cell, i = pure(lambda i: embedding(i, a) + embedding(i, b)), kiln.tensor([1, 2])
+    for _ in range(3):
+        (g,) = kiln.autograd.grad(cell(i).sum(), a)
+        assert g.tolist() == [[0.0] * 3, [1.0] * 3, [1.0] * 3, [0.0] * 3]
+
+
+def test_what_is_too_large_for_one_op_runs_as_python_has_it() -> None:
+    kiln.manual_seed(8)
+    weights = [kiln.randn(2, 2).requires_grad_() for _ in range(70)]
+
+    def long(x: Any) -> Any:
+        for w in weights:
+            x = (x @ w).tanh()
+        return x
+
+    cell, x = pure(long), kiln.randn(1, 2)
+    for _ in range(4):
+        assert same(*(kiln.autograd.grad(f(x).sum(), weights[3])[0] for f in (cell, long)))
+    assert "too large" in kiln.compiler.explain(cell)

@@ -390,12 +390,15 @@ class _Cell:
         checked = f"{self.checks} were checked by running the Python"
         lines = [f"{self.name}: pure; {self._count()} calls, of which {checked}"]
         if self.plain_calls:
-            lines.append(f"  {self.plain_calls} more ran as Python has them: too large, or what they go by keeps changing")
+            why = "too large, or what they go by keeps changing"
+            lines.append(f"  {self.plain_calls} more ran as Python has them: {why}")
         for found in self.variants.values():
             for v in found:
                 more = f" and {len(v.flowing)} numbers" if v.flowing else ""
                 if v.too_large:
-                    lines.append(f"  {len(v.steps.steps)} ops: too large for one, so its calls run one by one")
+                    lines.append(
+                        f"  {len(v.steps.steps)} ops: too large for one, so its calls run one by one"
+                    )
                     continue
                 lines.append(f"  {len(v.steps.steps)} ops on {len(v.operands)} tensors{more}")
         return "\n".join(lines)

@@ -2,7 +2,9 @@
 
 The gradients are those of the steps one by one, each op's own as the engine would ask for it, added in the
 engine's order: by descending creation of the consumers, then by argument. So they have eager's bits, and
-what backward keeps is found as for any composite (`passes/gradient.py`).
+what backward keeps is found as for any composite (`passes/gradient.py`). An operand that several steps use
+is one for each of them (`Steps.again`); a value between is summed here, the consumer made last first. Of a
+weight of several products each is a pair of factors, in the same order, which the engine stacks with others.
 """
 
 from __future__ import annotations

@@ -2,14 +2,15 @@
 
     function -- closure, globals its code names, defaults, self --> modules, lists, dicts, objects --> value
 
-A guard is a container and what of it was there, of one of two kinds. What changes in an object, a module
-first of all, or on the way to a parameter makes another variant; what changes outside, in globals, closures
-and the lists and dicts there, is no part of what a pure function may depend on: the next call is checked.
+A guard is a container and what of it was there, of one of two kinds. What changes in a module, in an object
+that is an argument or has methods that ran, or on the way to a parameter makes another variant. What changes
+outside, in globals, closures and what else is found there, is no part of what a pure function may depend on:
+the next call is checked.
 
-Of an object's or module's attributes those are looked at whose
-names stand in the code that ran (all, if that asks for names it computes: `getattr`, `vars`), of lists, dicts
-and sets all. Numbers and texts are to be equal, anything else the same object. Tensors are looked at if ops
-were given them. What lies in slots, and what C code keeps for itself, is not seen here: a sampled check may.
+Of an object's attributes those are looked at whose names stand in the code that ran (all, if that asks for
+names it computes: `getattr`, `vars`), of lists, dicts and sets all. Numbers and texts are to be equal, anything
+else the same object. Tensors are looked at if ops were given them. What lies in slots, and what C code keeps
+for itself, is not seen here: a sampled check may.
 """
 
 from __future__ import annotations
@@ -164,13 +165,7 @@ class Read:
             names = names_in(code)
             self._names |= names
             self._all = self._all or (not _is_own(code) and not _COMPUTED.isdisjoint(names))
-        for code, state in ran.items():
-            if not _is_own(code):
-                self._look_at_names(state, code.co_names)
-                continue
-            for held in map(state.get, code.co_names):
-                if isinstance(held, type):  # what holds for every module
-                    self.follow(held)
+        self._ran = ran
 
     def guards(self) -> tuple[Any, Any]:
         """Those of objects and of the ways to parameters, those of what is outside."""
@@ -178,10 +173,22 @@ class Read:
         def made(found: Found) -> Any:
             return _core.Guards([(x, tuple(entries.values()), whole) for x, entries, whole in found.values()])
 
+        self._empty()
+        for code, state in self._ran.items():
+            self._found = self._outside
+            if not _is_own(code):
+                self._look_at_names(state, code.co_names)
+                continue
+            for held in map(state.get, code.co_names):
+                if isinstance(held, type):  # what holds for every module
+                    self.follow(held)
+        self._empty()
+        return made(self._inside), made(self._outside)
+
+    def _empty(self) -> None:
         while self._queue and len(self._seen) < _MOST:
             thing, self._found = self._queue.popleft()
             self._look(thing)
-        return made(self._inside), made(self._outside)
 
     def place(self, place: Place) -> None:
         """Something that lies on the way to a tensor or module that was met."""
@@ -193,7 +200,7 @@ class Read:
 
     def follow(self, thing: Any) -> None:
         """All that may be read by way of an object."""
-        self._found = self._outside  # unless it is an object
+        self._found = self._inside
         self._follow(thing)
 
     def _follow(self, thing: Any) -> None:
@@ -265,7 +272,6 @@ class Read:
                 self._note(state, name, state[name])
 
     def _look_at_class(self, thing: type) -> None:
-        self._found = self._inside
         if thing.__flags__ & 1 << 9:  # of a program's, not of C's
             for name in self._names:
                 for base in thing.__mro__:
@@ -280,7 +286,8 @@ class Read:
             if wrapped is not None:
                 self._follow(wrapped)
             return
-        self._found = self._inside
+        if "training" in state:
+            self._found = self._inside
         self._follow(type(thing))
         self._look_at_names(state, list(state) if self._all else state.keys() & self._names)
         if "training" in state:
