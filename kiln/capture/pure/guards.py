@@ -8,9 +8,9 @@ outside, in globals, closures and what else is found there, is no part of what a
 the next call is checked.
 
 Of an object's attributes those are looked at whose names stand in the code that ran (all, if that asks for
-names it computes: `getattr`, `vars`), of lists, dicts and sets all. Numbers and texts are to be equal, anything
-else the same object. Tensors are looked at if ops were given them. What lies in slots, and what C code keeps
-for itself, is not seen here: a sampled check may.
+names it computes: `getattr`, `vars`), of lists, dicts and sets all. Numbers and texts are to be equal,
+anything else the same object. Tensors are looked at if ops were given them. What lies in slots, and what C
+code keeps for itself, is not seen here: a sampled check may.
 """
 
 from __future__ import annotations
