@@ -28,7 +28,7 @@ constexpr size_t most_variants = 16;
 // One thing met on the way through the arguments.
 struct Token {
     enum Kind : uint8_t { array, thing, integer, real, list, tuple, dict } kind;  // numbers: of any value
-    Object type;    // of a tensor
+    Object type;                                                                  // of a tensor
     Object object;  // the same, or an equal number or text; of a dict its keys, a tuple
     DType dtype = DType::float32;
     bool requires_grad = false, contiguous = true;
@@ -43,8 +43,8 @@ struct FixedSize {
     int64_t size;
 };
 
-// An operand: an argument's tensor, one that was met, a copy of one that is written, a seed, a position so far
-// behind the first, an argument's number, a number.
+// An operand: an argument's tensor, one that was met, a copy of one that is written, a seed, a position so
+// far behind the first, an argument's number, a number.
 struct Part {
     enum Kind : uint8_t { leaf, met, copied, seed, position, argument, number } kind;
     int64_t which = 0;
@@ -71,8 +71,8 @@ struct Variant {
     std::vector<Check> checks;
     int64_t random = 0;  // numbers drawn
     Fn* fn = nullptr;
-    bool one = false;  // the result is a tensor, not a tuple
-    Object op, give;   // give(results, leaves): what is returned, where it is not the results
+    bool one = false;             // the result is a tensor, not a tuple
+    Object op, give;              // give(results, leaves): what is returned, where it is not the results
     std::vector<Object> written;  // buffers that get the last results
     uint64_t calls = 0;
 };
@@ -111,7 +111,8 @@ bool note(PyObject* x, std::vector<Token>& tokens, Leaves& leaves, PyObject* flo
         token.kind = PyTuple_CheckExact(x) ? Token::tuple : Token::list;
         const size_t count = token.count = size_t(PySequence_Fast_GET_SIZE(x));
         for (size_t i = 0; i < count; ++i)
-            if (!note(PySequence_Fast_GET_ITEM(x, Py_ssize_t(i)), tokens, leaves, flowing, numbers)) return false;
+            if (!note(PySequence_Fast_GET_ITEM(x, Py_ssize_t(i)), tokens, leaves, flowing, numbers))
+                return false;
         return true;
     }
     if (PyDict_CheckExact(x)) {
@@ -242,6 +243,7 @@ bool matches(const Variant& variant, PyObject* const* args, size_t count, PyObje
 
 // The buffers that the function writes get what it has written.
 void write_buffers(const Variant& variant, std::span<const TensorRef> values) {
+    if (values.empty()) return;
     const GradMode off(false);
     for (size_t k = 0; k < values.size(); ++k) {
         Operand value;
@@ -423,17 +425,19 @@ std::vector<Part> parts_from(PyObject* list, PyObject* pins = nullptr) {
     return parts;
 }
 
-// (args, kwargs, guards, outside, sizes, parts, random, op, structure, one, give, checks, pins, flowing, written):
-// whether calls like this are known.
+// (args, kwargs, guards, outside, sizes, parts, random, op, structure, one, give, checks, pins, flowing,
+// written): whether calls like this are known.
 PyObject* cell_add(PyObject* object, PyObject* args) {
-    PyObject *positional, *keywords, *guards, *outside, *sizes, *parts, *op, *structure, *give, *checks, *pins;
+    PyObject *positional, *keywords, *guards, *outside, *sizes, *parts, *op, *structure, *give, *checks,
+        *pins;
     PyObject *flowing, *written;
     long long random;
     int one;
     if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!LO!O!pOO!O!O!O!:add", &PyTuple_Type, &positional, &PyDict_Type,
-                          &keywords, guards_type, &guards, guards_type, &outside, &PyList_Type, &sizes, &PyList_Type, &parts,
-                          &random, op_type, &op, &PyTuple_Type, &structure, &one, &give, &PyList_Type,
-                          &checks, &PyDict_Type, &pins, &PySet_Type, &flowing, &PyList_Type, &written))
+                          &keywords, guards_type, &guards, guards_type, &outside, &PyList_Type, &sizes,
+                          &PyList_Type, &parts, &random, op_type, &op, &PyTuple_Type, &structure, &one, &give,
+                          &PyList_Type, &checks, &PyDict_Type, &pins, &PySet_Type, &flowing, &PyList_Type,
+                          &written))
         return nullptr;
     auto variant = std::make_shared<Variant>();
     variant->modes = modes();
@@ -491,7 +495,8 @@ PyObject* cell_forget(PyObject* object, PyObject*) {
 
 PyMethodDef cell_methods[] = {
     {"add", guard<cell_add>, METH_VARARGS,
-     "add(args, kwargs, guards, outside, sizes, parts, random, op, structure, one, give, checks, pins, flowing, "
+     "add(args, kwargs, guards, outside, sizes, parts, random, op, structure, one, give, checks, pins, "
+     "flowing, "
      "written): calls like this, while the guards hold and with any numbers at `flowing`, run `op` on "
      "`parts`; its last results go into `written`. False if that cannot be told here."},
     {"forget", cell_forget, METH_NOARGS, "Forgets all calls."},

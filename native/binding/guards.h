@@ -5,8 +5,8 @@
 
 namespace kiln {
 
-// The Python object that holds what is looked at: `_core.Guards(list)` of (container, entries, whole), entries
-// being tuples (key, held) or (key,), for a dict, list, set, closure's cell or class.
+// The Python object that holds what is looked at: `_core.Guards(list)` of (container, entries, whole),
+// entries being tuples (key, held) or (key,), for a dict, list, set, closure's cell or class.
 extern PyTypeObject* guards_type;
 
 // Whether all is as it was: the same objects, or equal numbers and texts.

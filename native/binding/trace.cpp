@@ -214,7 +214,8 @@ PyMethodDef functions[] = {
     {"call_op", guard<call_op>, METH_VARARGS, "call_op(op, structure, operands): the results, a tuple."},
     {"trace", guard<trace>, METH_VARARGS,
      "trace(tracer, abstract, function, args, kwargs, leaves): (what the function gives, a hash of the calls "
-     "it made on the tensors and numbers `leaves` and others, and of which it gives); `tracer.called(op, structure, "
+     "it made on the tensors and numbers `leaves` and others, and of which it gives); `tracer.called(op, "
+     "structure, "
      "operands, out, results, grad)` is told of each op, `tracer.sizes_read(tensor)` of sizes the program "
      "reads, and `tracer.refuse(what)` raises. Abstract: nothing runs, and no value may be read."},
     {"check_op", guard<check_op>, METH_VARARGS,
