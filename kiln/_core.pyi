@@ -368,7 +368,8 @@ class Cell:
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        places: list[Any],
+        guards: Guards,
+        outside: Guards,
         sizes: list[tuple[int, int, int]],
         parts: list[tuple[str, Any]],
         random: int,
@@ -378,9 +379,18 @@ class Cell:
         give: Any,
         checks: list[Any],
         pins: dict[int, Tensor],
+        flowing: set[int],
+        written: list[Tensor],
         /,
     ) -> _Bool: ...
     def forget(self) -> None: ...
+
+class Guards:
+    def __new__(cls, guards: list[tuple[Any, tuple[Any, ...], _Bool]], /) -> Self: ...
+    def hold(self) -> _Bool: ...
+    def renew(self) -> None: ...
+
+def set_stand_in(type: type, /) -> None: ...
 
 def trace(
     tracer: Any,

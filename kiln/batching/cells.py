@@ -67,7 +67,7 @@ class _RowsWalk(Walk):
         inputs: list[Given] = [x if kind == "number" else self.values[x] for kind, x in step.args]
         if step.op == DETACH:
             made = Made(None, (), inputs)
-            made.outputs = [inputs[0]]
+            made.outputs = [self.constant(inputs[0])]
         elif isinstance(step.op, str):
             raise RuntimeError("it writes into memory of its own")
         else:

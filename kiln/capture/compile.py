@@ -233,6 +233,7 @@ def compile(
     buffers it meets alone. Then its Python runs at the first calls of a kind only, and a call is one
     operation: one node of autograd, one program forward, one backward. What is not pure is refused with its
     line, or noticed later: one of every 256 calls is compared with the Python (`kiln.compiler.PurityError`).
+    Attributes of modules, numbers and buffers are part of it: what changes in them is seen at the next call.
 
     With `batch=True` a call is a block of `kiln.batching()` instead: nothing is recorded, and calls of ops
     that are alike run together. It takes a function, or a decorator's place; TypeError for a module.

@@ -15,14 +15,16 @@ from typing import Any, Union
 
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, Size, single_slot, substitute, symbol, terms
-from kiln.passes.gradient import Backward
+from kiln.passes.gradient import Asked, Backward
 from kiln.passes.pipeline import DERIVATIVE, HIDDEN, OP, REPLAY, run
 from kiln.passes.rewrite import append, clone, substitute_attr
-from kiln.table.kinds import FLOATS, ROUNDED, VIEWS, broadcast
+from kiln.table.kinds import ROUNDED, VIEWS, broadcast
 from kiln.table.record import Op, find
 
 Described = Union[str, tuple[str, tuple[int, ...], Union[tuple[int, ...], None]]]
 Operands = tuple[Described, ...]
+
+_MOST_HIDDEN = 63  # hidden outputs of a call; the core has a bit for each
 
 GRADIENT, LEFT, RIGHT = range(3)  # what a derivative gives of an operand; in native/call/op.h too
 NUMBER = {"f": "float64", "i": "int64", "b": "bool"}
@@ -63,7 +65,7 @@ class Forward(Function):
             return self._trace([declare, *operands])
         primal = self.primal(operands)
         graph, twins = clone(primal)
-        extra = self.hidden(operands, *_everything(primal))
+        extra = self.hidden(operands, Asked.everything(primal))
         return relaid(graph.finish([twins[id(v)] for v in (*primal.outputs, *extra)]), operands)
 
     def _trace(self, declared: list[Any]) -> Graph:
@@ -172,60 +174,46 @@ class Forward(Function):
             whole.nodes.append(node)
         return whole.finish([node.out for node in whole.nodes])
 
-    def derivative(
-        self,
-        operands: Operands,
-        needed: tuple[int, ...],
-        defined: tuple[bool, ...],
-        redo: bool = False,
-        factored: tuple[int, ...] = (),
-        onto: int = -1,
-    ) -> Derivative:
-        """The gradients of the needed operands, given those of the defined outputs."""
-        key = operands, needed, defined, redo, factored, onto
-        found = self._derivatives.get(key)
+    def derivative(self, operands: Operands, asked: Asked) -> Derivative:
+        """The gradients asked for, of a call of such operands."""
+        found = self._derivatives.get((operands, asked))
         if found is None:
-            found = self._derivatives[key] = Derivative(self, *key)
+            found = self._derivatives[operands, asked] = Derivative(self, operands, asked)
         return found
 
-    def gradients(
-        self,
-        operands: Operands,
-        wrt: tuple[int, ...],
-        defined: tuple[bool, ...],
-        redo: bool,
-        factored: tuple[int, ...],
-        onto: int,
-        calls: bool = False,
-    ) -> Backward:
+    def gradients(self, operands: Operands, asked: Asked, calls: bool = False) -> Backward:
         """What a derivative is made of; with `calls`, of what is called one by one."""
-        given = self.primal(operands), wrt, defined, redo, factored, onto
+        given = self.primal(operands), asked
         found: Backward = run(REPLAY, *given, True) if calls else run(DERIVATIVE, *given)
         return found
 
-    def hidden(
-        self, operands: Operands, wrt: tuple[int, ...], defined: tuple[bool, ...]
-    ) -> tuple[Value, ...]:
+    def hidden(self, operands: Operands, asked: Asked) -> tuple[Value, ...]:
         """The values that a call gives besides its results, where these gradients are wanted."""
-        found: Backward = run(HIDDEN, self.primal(operands), wrt, defined)
+        found: Backward = run(HIDDEN, self.primal(operands), asked)
         return found.hidden
 
     def saves(self, operands: Operands) -> tuple[int, list[int], list[int], list[int], list[bool]]:
         """What backward reads of a call: how many hidden outputs; per operand the masks of operands,
         outputs and hidden outputs its gradient reads; and whether it has a gradient at all."""
-        wrt, defined = _everything(self.primal(operands))
+        everything = Asked.everything(self.primal(operands))
         count = len(operands)
         reads: dict[str, list[int]] = {k: [0] * count for k in ("input", "output", "hidden")}
         has = [False] * count
         hidden = 0
-        for i in wrt if self.op.differentiable and any(defined) else ():
-            found = self.derivative(operands, (i,), defined)
-            redone = self.derivative(operands, (i,), defined, redo=True)
+        for i in everything.wrt if self.op.differentiable and any(everything.defined) else ():
+            asked = everything._replace(wrt=(i,))
+            found = self.derivative(operands, asked)
+            redone = self.derivative(operands, asked._replace(redo=True))
             has[i] = bool(found.targets)
             hidden = max(hidden, found.hidden)
             for kind, k in {*found.sources, *redone.sources} if has[i] else ():
                 if kind in reads:
                     reads[kind][i] |= 1 << k
+        if hidden > _MOST_HIDDEN:
+            raise NotImplementedError(
+                f"{self.name}: {hidden} values would be kept for backward beside arguments and results, of "
+                f"{_MOST_HIDDEN} that one call can keep; use several calls"
+            )
         return hidden, reads["input"], reads["output"], reads["hidden"], has
 
 
@@ -236,31 +224,21 @@ class Derivative(Function):
     gradient, or LEFT or RIGHT, factors of a product that is a part of it; `passes`: the input that is that
     result as it is, or in another shape, or -1: then it is computed; `products`: which products each target's
     gradient has as parts, of each the operands' dims whose product is how many rows it has; `scattered`: the
-    targets whose gradient is an array scattered into zeros. With `redo`, hidden outputs are not read but
-    computed again, so that they can be differentiated. Of the operands in `factored`, products of matrices
-    are given as their factors; the gradient of the operand `onto` begins with a sum, the first input.
+    targets whose gradient is an array scattered into zeros.
     """
 
-    def __init__(
-        self,
-        forward: Forward,
-        operands: Operands,
-        needed: tuple[int, ...],
-        defined: tuple[bool, ...],
-        redo: bool = False,
-        factored: tuple[int, ...] = (),
-        onto: int = -1,
-    ) -> None:
+    def __init__(self, forward: Forward, operands: Operands, asked: Asked) -> None:
         super().__init__(f"{forward.name} backward")
         self.at_a_point = forward.is_pointwise(operands)
-        floats, all_defined = _everything(forward.primal(operands))
-        wrt = tuple(i for i in needed if i in floats)
+        everything = Asked.everything(forward.primal(operands))
+        wrt = tuple(i for i in asked.wrt if i in everything.wrt)
         self.forward = forward
-        self._of = operands, wrt, defined, redo, factored, onto
+        self._wrt = wrt
+        self._of = operands, asked._replace(wrt=wrt)
         self._found = found = forward.gradients(*self._of)
-        everything = [] if redo else forward.hidden(operands, floats, all_defined)
-        place = {id(v): k for k, v in enumerate(everything)}
-        self.hidden = len(everything)
+        hidden = () if asked.redo else forward.hidden(operands, everything)
+        place = {id(v): k for k, v in enumerate(hidden)}
+        self.hidden = len(hidden)
         self.sources: list[tuple[str, int]] = []
         for kind, k in found.sources:
             if kind in ("input", "shape") and isinstance(operands[k], str):
@@ -271,7 +249,7 @@ class Derivative(Function):
         self.products = {i: [_factors(n, dims) for n in rows] for i, rows in zip(wrt, found.products)}
         self.scattered = {i for i, is_so in zip(wrt, found.scattered) if is_so}
         self.contiguous = found.graph
-        if factored or not found.graph.nodes:
+        if asked.factored or not found.graph.nodes:
             self.passes = [
                 _pass(value, found.graph) if role != GRADIENT or not found.graph.nodes else -1
                 for (_, role), value in zip(self.targets, values)
@@ -287,10 +265,10 @@ class Derivative(Function):
         if self.at_a_point:
             return self.graph(operands)
         found = self.forward.gradients(*self._of, calls=True)
-        if found.sources != self._found.sources or _results(found, self._of[1])[0] != self.targets:
+        if found.sources != self._found.sources or _results(found, self._wrt)[0] != self.targets:
             found = self._found
         whole, twins = clone(found.graph)
-        whole.outputs = [twins[id(y)] for y in _results(found, self._of[1])[1]]
+        whole.outputs = [twins[id(y)] for y in _results(found, self._wrt)[1]]
         return relaid(whole, operands)
 
     def capture(self, operands: Operands, hidden: bool) -> Graph:
@@ -355,12 +333,6 @@ def rounded_once(
     outputs = [graph.add(convert, (v,), (d,)) if v.dtype != d else v for v, d in zip(body(wide), dtypes)]
     run(OP, graph)
     return outputs
-
-
-def _everything(graph: Graph) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """The inputs that may have a gradient, and which outputs may."""
-    wrt = tuple(i for i, v in enumerate(graph.inputs) if v.dtype in FLOATS and not v.weak)
-    return wrt, tuple(v.dtype in FLOATS for v in graph.outputs)
 
 
 def declare(graph: Graph, described: Described) -> Value:

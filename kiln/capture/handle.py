@@ -35,17 +35,9 @@ def forward_of(op: Any, structure: tuple[Any, ...]) -> Handle:
     return Handle((op, structure), digest(b"forward", text.encode()))
 
 
-def derivative_of(
-    forward: Handle,
-    operands: tuple[Any, ...],
-    needed: int,
-    defined: int,
-    redo: int,
-    factored: int,
-    onto: int,
-) -> Handle:
-    """The handle of a derivative."""
-    what = (forward, operands, needed, defined, redo, factored, onto)
+def derivative_of(forward: Handle, operands: tuple[Any, ...], *asked: int) -> Handle:
+    """The handle of a derivative: the core's `Asked`, as `make.derivative_function` takes it."""
+    what = (forward, operands, *asked)
     if forward.identity is None:
         return Handle(what, None)
     return Handle(what, digest(b"derivative", forward.identity, repr(what[1:]).encode()))

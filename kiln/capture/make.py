@@ -25,6 +25,7 @@ from kiln.capture.handle import Handle
 from kiln.capture.log import log
 from kiln.capture.pure.function import CellFunction
 from kiln.graph.graph import Graph
+from kiln.passes.gradient import Asked
 
 HIDDEN, UPDATE = 1, 2  # what a program is asked for; in native/call/op.h too
 SOURCES = ("grad", "input", "output", "hidden", "shape", "number", "sum")  # in the order of native/call/op.h
@@ -76,14 +77,14 @@ def function_of(handle: Handle) -> Function:
 def derivative_function(
     handle: Handle, operands: Operands, needed: int, defined: int, redo: int, factored: int, onto: int
 ) -> Derivative:
-    """The derivative a request means."""
+    """The derivative a request means: the core's `Asked`, a bit for each operand or result."""
     forward = function_of(handle)
     assert isinstance(forward, Forward)
     outputs = len(forward.primal(operands).outputs)
     wanted = tuple(i for i in range(len(operands)) if needed >> i & 1)
     given = tuple(bool(defined >> k & 1) for k in range(outputs))
     products = tuple(i for i in range(len(operands)) if factored >> i & 1)
-    return forward.derivative(operands, wanted, given, bool(redo), products, onto)
+    return forward.derivative(operands, Asked(wanted, given, bool(redo), products, onto))
 
 
 def derivative(made: Derivative, operands: int) -> tuple[Any, ...]:

@@ -36,6 +36,7 @@ from kiln.table.kinds import FLOATS, VIEWS
 from kiln.table.record import Op, constant, find
 
 Source = tuple[str, int]
+Begun = dict[int, tuple[Source, Value]]
 
 FREE = frozenset({"constant", "full", "iota"})
 
@@ -62,27 +63,35 @@ class Backward(NamedTuple):
     values: tuple[Value, ...]
 
 
-def backward(
-    forward: Graph,
-    wrt: tuple[int, ...],
-    defined: tuple[bool, ...],
-    redo: bool = False,
-    factored: tuple[int, ...] = (),
-    onto: int = -1,
-    calls: bool = False,
-) -> Backward:
-    """The gradients of the inputs `wrt`, given the gradients of those outputs for which `defined` holds.
+class Asked(NamedTuple):
+    """Which derivative of a graph: the core's `Asked` (native/call/compiler.h).
 
-    With `redo` nothing is hidden: what is not an input or an output is computed again. Of the inputs in
-    `factored`, products of matrices are not computed: their factors are given. The gradient of the input
-    `onto` begins with a sum, the first input of the graph. With `calls`, composites that state their
-    derivative are nodes.
+    Of the inputs `wrt`, given the gradients of those outputs for which `defined` holds. With `redo` nothing
+    is hidden: what is not an input or an output is computed again. Of the inputs in `factored`, products of
+    matrices are not computed: their factors are given. The gradient of the input `onto`, unless -1, begins
+    with a sum, the first input of the graph.
+    """
+
+    wrt: tuple[int, ...]
+    defined: tuple[bool, ...]
+    redo: bool = False
+    factored: tuple[int, ...] = ()
+    onto: int = -1
+
+    @classmethod
+    def everything(cls, forward: Graph) -> Asked:
+        """All inputs that may have a gradient, given that of each output that may."""
+        wrt = tuple(i for i, v in enumerate(forward.inputs) if v.dtype in FLOATS and not v.weak)
+        return cls(wrt, tuple(v.dtype in FLOATS for v in forward.outputs))
+
+
+def backward(forward: Graph, asked: Asked, calls: bool = False) -> Backward:
+    """The gradients asked for. With `calls`, composites that state their derivative are nodes.
+
     Raises NotImplementedError if an op on the way has no derivative.
     """
-    floats = tuple(i for i, v in enumerate(forward.inputs) if v.dtype in FLOATS and not v.weak)
-    everything = tuple(v.dtype in FLOATS for v in forward.outputs)
-    run = _Run(forward, wrt, defined, factored, onto, calls)
-    return finish(run, redo, lambda: _Run(forward, floats, everything))
+    everything = Asked.everything(forward)
+    return finish(_Run(forward, asked, calls), asked.redo, lambda: _Run(forward, everything))
 
 
 class Sweep(Protocol):
@@ -94,7 +103,7 @@ class Sweep(Protocol):
     forward: Graph
     copies: dict[int, Value]
     seeds: dict[int, Value]
-    begun: dict[int, tuple[Source, Value]]
+    begun: Begun
     targets: list[Value]
     sums: dict[int, Sum]
 
@@ -125,28 +134,28 @@ def finish(run: Sweep, redo: bool, everything: Callable[[], Sweep]) -> Backward:
 class _Run:
     """A copy of a forward graph with the nodes of its gradients appended."""
 
-    def __init__(
-        self,
-        forward: Graph,
-        wrt: tuple[int, ...],
-        defined: tuple[bool, ...],
-        factored: tuple[int, ...] = (),
-        onto: int = -1,
-        calls: bool = False,
-    ) -> None:
+    def __init__(self, forward: Graph, asked: Asked, calls: bool = False) -> None:
         self.forward = forward
         work, self.copies = clone(forward)
         work.calls = calls
-        outputs = forward.outputs
-        self.seeds = {k: Value(work, None, y.dtype, y.shape) for k, y in enumerate(outputs) if defined[k]}
-        self.targets = [work.inputs[i] for i in wrt]
-        copied = [self.copies[id(y)] for y in outputs]
-        kept = {id(work.inputs[i]) for i in factored}
-        self.begun: dict[int, tuple[Source, Value]] = {}  # sums of parts before, by the ids of their targets
-        if onto >= 0:
-            target = work.inputs[onto]
-            self.begun[id(target)] = (("sum", onto), Value(work, None, target.dtype, target.shape))
+        self.targets = [work.inputs[i] for i in asked.wrt]
+        self.seeds, self.begun = given(asked, forward, work)
+        copied = [self.copies[id(y)] for y in forward.outputs]
+        kept = {id(work.inputs[i]) for i in asked.factored}
         self.sums = _accumulate(work, len(forward.nodes), self.targets, copied, self.seeds, kept, self.begun)
+
+
+def given(asked: Asked, forward: Graph, work: Graph) -> tuple[dict[int, Value], Begun]:
+    """What a sweep on a copy of a graph begins with: the seeds of outputs by number, and sums of parts before
+    by the ids of their targets.
+    """
+    outputs = enumerate(forward.outputs)
+    seeds = {k: Value(work, None, y.dtype, y.shape) for k, y in outputs if asked.defined[k]}
+    begun: Begun = {}
+    if asked.onto >= 0:
+        target = work.inputs[asked.onto]
+        begun[id(target)] = (("sum", asked.onto), Value(work, None, target.dtype, target.shape))
+    return seeds, begun
 
 
 # -- accumulation -----------------------------------------------------------------------------------
@@ -236,7 +245,7 @@ def _accumulate(
     outputs: list[Value],
     seeds: dict[int, Value],
     factored: set[int],
-    begun: dict[int, tuple[Source, Value]],
+    begun: Begun,
 ) -> dict[int, Sum]:
     """The gradient of every value, by id: the reverse sweep over the first `count` nodes."""
     nodes = work.nodes[:count]

@@ -151,6 +151,9 @@ PyObject* size_object(Dims dims);  // a kiln.Size, which is a tuple
 Dims dims_from(PyObject* object, const char* what);
 // Whether `object` is a Python number (bool, int, float, or something that says it is one).
 bool number_from(PyObject* object, Number* number);
+// What stands in for a number while a function is traced (set_stand_in): objects of this type, of which only
+// `number_from` sees the value.
+extern PyObject* stand_in_type;
 PyObject* number_object(const Number& number);
 
 // Nodes of the graph as Python objects: one object each, as long as it lives.
@@ -255,6 +258,7 @@ int add_compiler(PyObject* module);
 int add_regions(PyObject* module);
 int add_traces(PyObject* module);
 int add_cells(PyObject* module);
+int add_guards(PyObject* module);
 int add_batching(PyObject* module);
 
 }  // namespace kiln

@@ -2,7 +2,7 @@
 // as one op without a step of Python.
 //
 //     Cell        the variants of a function, the one used last in front
-//     Variant     how a call looks (Token), what must lie where it lay (Place), the op and its operands
+//     Variant     how a call looks (Token), what must be as it was (guards.h), the op and its operands
 //
 // What is not found is asked of Python, which adds a variant.
 #include "binding/bind.h"
@@ -10,11 +10,11 @@
 #include <structmember.h>
 
 #include <algorithm>
-#include <bit>
 #include <memory>
 #include <string_view>
 #include <vector>
 
+#include "binding/guards.h"
 #include "binding/op.h"
 #include "call/look.h"
 #include "call/value_checks.h"
@@ -27,8 +27,8 @@ constexpr size_t most_variants = 16;
 
 // One thing met on the way through the arguments.
 struct Token {
-    enum Kind : uint8_t { array, thing, list, tuple, dict } kind;
-    Object type;    // of a tensor
+    enum Kind : uint8_t { array, thing, integer, real, list, tuple, dict } kind;  // numbers: of any value
+    Object type;                                                                  // of a tensor
     Object object;  // the same, or an equal number or text; of a dict its keys, a tuple
     DType dtype = DType::float32;
     bool requires_grad = false, contiguous = true;
@@ -38,18 +38,15 @@ struct Token {
     Dims strides;       // unless contiguous
 };
 
-struct Place {
-    Object container, key, held;  // no key: a closure's cell
-};
-
 struct FixedSize {
     int leaf, dim;
     int64_t size;
 };
 
-// An operand: an argument's tensor, one that was met, a seed, a position so far behind the first, a number.
+// An operand: an argument's tensor, one that was met, a copy of one that is written, a seed, a position so
+// far behind the first, an argument's number, a number.
 struct Part {
-    enum Kind : uint8_t { leaf, met, seed, position, number } kind;
+    enum Kind : uint8_t { leaf, met, copied, seed, position, argument, number } kind;
     int64_t which = 0;
     Number value;
     Dims sizes;  // of one that was met: it may be given other memory
@@ -68,32 +65,22 @@ struct Variant {
     Modes modes;
     DType default_dtype;
     std::vector<Token> tokens;
-    std::vector<Place> places;
+    Object guards, outside;  // of objects; of globals and closures
     std::vector<FixedSize> sizes;
     std::vector<Part> parts;
     std::vector<Check> checks;
     int64_t random = 0;  // numbers drawn
     Fn* fn = nullptr;
-    bool one = false;  // the result is a tensor, not a tuple
-    Object op, give;   // give(results, leaves): what is returned, where it is not the results
+    bool one = false;             // the result is a tensor, not a tuple
+    Object op, give;              // give(results, leaves): what is returned, where it is not the results
+    std::vector<Object> written;  // buffers that get the last results
     uint64_t calls = 0;
 };
 
-using Leaves = SmallVector<PyObject*, 8>;  // borrowed
-
-bool is_number_or_text(PyObject* x) {
-    return PyFloat_CheckExact(x) || PyLong_CheckExact(x) || PyUnicode_CheckExact(x) || PyBytes_CheckExact(x);
-}
-
-bool same_object(PyObject* a, PyObject* b) {
-    if (a == b) return true;
-    if (Py_TYPE(a) != Py_TYPE(b) || !is_number_or_text(a)) return false;
-    if (PyFloat_CheckExact(a))
-        return std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(a)) == std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(b));
-    const int equal = PyObject_RichCompareBool(a, b, Py_EQ);
-    if (equal < 0) PyErr_Clear();
-    return equal > 0;
-}
+// Tensors of a call, borrowed, and those of its numbers that are no part of how it looks.
+struct Leaves : SmallVector<PyObject*, 8> {
+    SmallVector<Number, 4> numbers;
+};
 
 int leaf_of(const Leaves& leaves, PyObject* x) {
     for (size_t k = 0; k < leaves.size(); ++k)
@@ -101,8 +88,9 @@ int leaf_of(const Leaves& leaves, PyObject* x) {
     return -1;
 }
 
-// Writes down how an argument looks; false for what is known to Python alone.
-bool note(PyObject* x, std::vector<Token>& tokens, Leaves& leaves) {
+// Writes down how an argument looks; false for what is known to Python alone. `flowing`: which of the numbers
+// may be others in the next call.
+bool note(PyObject* x, std::vector<Token>& tokens, Leaves& leaves, PyObject* flowing, long& numbers) {
     Token& token = tokens.emplace_back();
     if (is_tensor(x)) {
         const Tensor& tensor = tensor_of(x);
@@ -123,7 +111,8 @@ bool note(PyObject* x, std::vector<Token>& tokens, Leaves& leaves) {
         token.kind = PyTuple_CheckExact(x) ? Token::tuple : Token::list;
         const size_t count = token.count = size_t(PySequence_Fast_GET_SIZE(x));
         for (size_t i = 0; i < count; ++i)
-            if (!note(PySequence_Fast_GET_ITEM(x, Py_ssize_t(i)), tokens, leaves)) return false;
+            if (!note(PySequence_Fast_GET_ITEM(x, Py_ssize_t(i)), tokens, leaves, flowing, numbers))
+                return false;
         return true;
     }
     if (PyDict_CheckExact(x)) {
@@ -133,11 +122,17 @@ bool note(PyObject* x, std::vector<Token>& tokens, Leaves& leaves) {
         Py_ssize_t at = 0;
         PyObject *key, *value;
         while (PyDict_Next(x, &at, &key, &value))
-            if (!note(value, tokens, leaves)) return false;
+            if (!note(value, tokens, leaves, flowing, numbers)) return false;
         return true;
     }
     token.kind = Token::thing;
     token.object = Object::borrow(x);
+    if (PyLong_CheckExact(x) || PyFloat_CheckExact(x)) {
+        const Object at = checked(PyLong_FromLong(numbers++));
+        const int is_one = PySet_Contains(flowing, at.get());
+        if (is_one < 0) throw Error(ErrorKind::python, "");
+        if (is_one) token.kind = PyLong_CheckExact(x) ? Token::integer : Token::real;
+    }
     return !PyTuple_Check(x) && !PyList_Check(x) && !PyDict_Check(x);
 }
 
@@ -164,6 +159,16 @@ bool fits(PyObject* x, const std::vector<Token>& tokens, size_t& at, Leaves& lea
     switch (token.kind) {
     case Token::array: return fits_tensor(token, x, leaves);
     case Token::thing: return same_object(token.object.get(), x);
+    case Token::integer: {
+        if (!PyLong_CheckExact(x)) return false;
+        int overflow = 0;
+        leaves.numbers.push_back(Number::of(int64_t(PyLong_AsLongLongAndOverflow(x, &overflow))));
+        return !overflow;
+    }
+    case Token::real:
+        if (!PyFloat_CheckExact(x)) return false;
+        leaves.numbers.push_back(Number::of(PyFloat_AS_DOUBLE(x)));
+        return true;
     case Token::tuple:
     case Token::list:
         if (!(token.kind == Token::tuple ? PyTuple_CheckExact(x) : PyList_CheckExact(x)) ||
@@ -186,33 +191,24 @@ bool fits(PyObject* x, const std::vector<Token>& tokens, size_t& at, Leaves& lea
     return false;
 }
 
-bool holds(const Place& place) {
-    PyObject* const container = place.container.get();
-    PyObject* found = nullptr;
-    if (PyDict_Check(container)) {
-        found = PyDict_GetItemWithError(container, place.key.get());
-        if (!found) PyErr_Clear();
-    } else if (PyCell_Check(container)) {
-        found = PyCell_GET(container);
-    } else if (PyList_Check(container)) {
-        const Py_ssize_t i = PyLong_AsSsize_t(place.key.get());
-        found = i >= 0 && i < PyList_GET_SIZE(container) ? PyList_GET_ITEM(container, i) : nullptr;
-    }
-    return found == place.held.get();
-}
-
 // Whether a tensor that was met looks as it did, and is not given as another argument than it was.
 bool looks_alike(const Part& part, const Leaves& leaves) {
     if (part.kind == Part::leaf) return !part.tensor || leaves[size_t(part.which)] == part.tensor.get();
-    if (part.kind != Part::met) return true;
-    if (leaf_of(leaves, part.tensor.get()) >= 0) return false;
+    if (part.kind != Part::met && part.kind != Part::copied) return true;
     const Tensor& x = tensor_of(part.tensor.get());
+    for (PyObject* leaf : leaves)
+        if (leaf == part.tensor.get() ||
+            (part.kind == Part::copied && tensor_of(leaf).storage.get() == x.storage.get()))
+            return false;
     return x.dtype == part.dtype && x.requires_grad() == part.requires_grad && x.sizes == part.sizes;
 }
 
 bool same_modes(const Variant& variant) {
     const Modes now = modes();
-    return now.grad == variant.modes.grad && now.inference == variant.modes.inference && !now.autocast.on &&
+    return now.grad == variant.modes.grad && now.inference == variant.modes.inference &&
+           now.autocast.on == variant.modes.autocast.on &&
+           (!now.autocast.on || (now.autocast.dtype == variant.modes.autocast.dtype &&
+                                 now.autocast.cache == variant.modes.autocast.cache)) &&
            default_dtype() == variant.default_dtype;
 }
 
@@ -241,12 +237,24 @@ bool matches(const Variant& variant, PyObject* const* args, size_t count, PyObje
     for (const FixedSize& fixed : variant.sizes)
         if (tensor_of(leaves[size_t(fixed.leaf)]).sizes[size_t(fixed.dim)] != fixed.size) return false;
     const auto alike = [&](const Part& part) { return looks_alike(part, leaves); };
-    return std::all_of(variant.places.begin(), variant.places.end(), holds) &&
-           std::all_of(variant.parts.begin(), variant.parts.end(), alike);
+    return std::all_of(variant.parts.begin(), variant.parts.end(), alike) && hold(variant.guards.get()) &&
+           hold(variant.outside.get());
+}
+
+// The buffers that the function writes get what it has written.
+void write_buffers(const Variant& variant, std::span<const TensorRef> values) {
+    if (values.empty()) return;
+    const GradMode off(false);
+    for (size_t k = 0; k < values.size(); ++k) {
+        Operand value;
+        value.tensor = values[k].get();
+        Py_DECREF(write_into(*core_fns().copy, {&value, 1}, variant.written[k].get()));
+    }
 }
 
 PyObject* run(Variant& variant, const Leaves& leaves) {
     Held held;
+    SmallVector<TensorRef, 4> copies;
     std::pair<int64_t, int64_t> drawn;
     const auto operands_of = [&](const std::vector<Part>& parts) {
         Operands operands;
@@ -255,8 +263,15 @@ PyObject* run(Variant& variant, const Leaves& leaves) {
             switch (part.kind) {
             case Part::leaf: operand.tensor = hold(leaves[size_t(part.which)], held); break;
             case Part::met: operand.tensor = hold(part.tensor.get(), held); break;
+            case Part::copied: {
+                const GradMode off(false);
+                copies.push_back(copy_of(tensor_of(part.tensor.get())));
+                operand.tensor = copies.back().get();
+                break;
+            }
             case Part::seed: operand.number = Number::of(drawn.first); break;
             case Part::position: operand.number = Number::of(drawn.second + part.which); break;
+            case Part::argument: operand.number = leaves.numbers[size_t(part.which)]; break;
             case Part::number: operand.number = part.value; break;
             }
         }
@@ -265,8 +280,10 @@ PyObject* run(Variant& variant, const Leaves& leaves) {
     for (const Check& check : variant.checks) check_values(*check.fn, operands_of(check.parts));
     if (variant.random) drawn = reserve_random(variant.random);
     const Results results = call(*variant.fn, operands_of(variant.parts));
+    const size_t given_back = results.size() - variant.written.size();
+    write_buffers(variant, {results.data() + given_back, variant.written.size()});
     if (variant.one) return wrap(results[0]);
-    Object made = tuple_of({results.data(), results.size()});
+    Object made = tuple_of({results.data(), given_back});
     if (!variant.give) return made.release();
     Object given = checked(PyList_New(Py_ssize_t(leaves.size())));
     for (size_t k = 0; k < leaves.size(); ++k)
@@ -346,11 +363,10 @@ int cell_traverse(PyObject* object, visitproc visit, void* arg) {
         if (variant.use_count() > 1) continue;  // a call runs by it
         Py_VISIT(variant->give.get());
         for (const Token& token : variant->tokens) Py_VISIT(token.object.get());
-        for (const Place& place : variant->places) {
-            Py_VISIT(place.container.get());
-            Py_VISIT(place.held.get());
-        }
+        Py_VISIT(variant->guards.get());
+        Py_VISIT(variant->outside.get());
         for (const Part& part : variant->parts) Py_VISIT(part.tensor.get());
+        for (const Object& buffer : variant->written) Py_VISIT(buffer.get());
     }
     return 0;
 }
@@ -390,12 +406,14 @@ std::vector<Part> parts_from(PyObject* list, PyObject* pins = nullptr) {
             throw Error(ErrorKind::python, "");
         Part& part = parts.emplace_back();
         const std::string_view name = kind;
-        part.kind = name == "leaf"     ? Part::leaf
-                    : name == "met"    ? Part::met
-                    : name == "seed"   ? Part::seed
-                    : name == "number" ? Part::number
-                                       : Part::position;
-        if (part.kind == Part::met)
+        part.kind = name == "leaf"       ? Part::leaf
+                    : name == "met"      ? Part::met
+                    : name == "copied"   ? Part::copied
+                    : name == "seed"     ? Part::seed
+                    : name == "number"   ? Part::number
+                    : name == "argument" ? Part::argument
+                                         : Part::position;
+        if (part.kind == Part::met || part.kind == Part::copied)
             note_met(part, what);
         else if (part.kind == Part::number)
             KILN_CHECK(number_from(what, &part.value), type, "Cell: expected a number");
@@ -407,36 +425,41 @@ std::vector<Part> parts_from(PyObject* list, PyObject* pins = nullptr) {
     return parts;
 }
 
-// (args, kwargs, places, sizes, parts, random, op, structure, one, give, checks, pins): whether calls like
-// this are known.
+// (args, kwargs, guards, outside, sizes, parts, random, op, structure, one, give, checks, pins, flowing,
+// written): whether calls like this are known.
 PyObject* cell_add(PyObject* object, PyObject* args) {
-    PyObject *positional, *keywords, *places, *sizes, *parts, *op, *structure, *give, *checks, *pins;
+    PyObject *positional, *keywords, *guards, *outside, *sizes, *parts, *op, *structure, *give, *checks,
+        *pins;
+    PyObject *flowing, *written;
     long long random;
     int one;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!LO!O!pOO!O!:add", &PyTuple_Type, &positional, &PyDict_Type,
-                          &keywords, &PyList_Type, &places, &PyList_Type, &sizes, &PyList_Type, &parts,
-                          &random, op_type, &op, &PyTuple_Type, &structure, &one, &give, &PyList_Type,
-                          &checks, &PyDict_Type, &pins))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!LO!O!pOO!O!O!O!:add", &PyTuple_Type, &positional, &PyDict_Type,
+                          &keywords, guards_type, &guards, guards_type, &outside, &PyList_Type, &sizes,
+                          &PyList_Type, &parts, &random, op_type, &op, &PyTuple_Type, &structure, &one, &give,
+                          &PyList_Type, &checks, &PyDict_Type, &pins, &PySet_Type, &flowing, &PyList_Type,
+                          &written))
         return nullptr;
     auto variant = std::make_shared<Variant>();
     variant->modes = modes();
     variant->default_dtype = default_dtype();
     Leaves leaves;
+    long numbers = 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(positional); ++i)
-        if (!note(PyTuple_GET_ITEM(positional, i), variant->tokens, leaves)) Py_RETURN_FALSE;
+        if (!note(PyTuple_GET_ITEM(positional, i), variant->tokens, leaves, flowing, numbers))
+            Py_RETURN_FALSE;
     Py_ssize_t at = 0;
     PyObject *name, *value;
     while (PyDict_Next(keywords, &at, &name, &value)) {
         Token& token = variant->tokens.emplace_back();
         token.kind = Token::thing;
         token.object = Object::borrow(name);
-        if (!note(value, variant->tokens, leaves)) Py_RETURN_FALSE;
+        if (!note(value, variant->tokens, leaves, flowing, numbers)) Py_RETURN_FALSE;
     }
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(places); ++i) {
-        PyObject *container, *key, *held;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(places, i), "OOO", &container, &key, &held)) return nullptr;
-        if (!PyDict_Check(container) && !PyCell_Check(container) && !PyList_Check(container)) Py_RETURN_FALSE;
-        variant->places.push_back({Object::borrow(container), Object::borrow(key), Object::borrow(held)});
+    variant->guards = Object::borrow(guards);
+    variant->outside = Object::borrow(outside);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(written); ++i) {
+        KILN_CHECK(is_tensor(PyList_GET_ITEM(written, i)), type, "Cell: expected a Tensor");
+        variant->written.push_back(Object::borrow(PyList_GET_ITEM(written, i)));
     }
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(sizes); ++i) {
         FixedSize fixed;
@@ -472,8 +495,10 @@ PyObject* cell_forget(PyObject* object, PyObject*) {
 
 PyMethodDef cell_methods[] = {
     {"add", guard<cell_add>, METH_VARARGS,
-     "add(args, kwargs, places, sizes, parts, random, op, structure, one, give, checks, pins): calls like "
-     "this, while every place holds what it held, run `op` on `parts`. False if that cannot be told here."},
+     "add(args, kwargs, guards, outside, sizes, parts, random, op, structure, one, give, checks, pins, "
+     "flowing, "
+     "written): calls like this, while the guards hold and with any numbers at `flowing`, run `op` on "
+     "`parts`; its last results go into `written`. False if that cannot be told here."},
     {"forget", cell_forget, METH_NOARGS, "Forgets all calls."},
     {nullptr, nullptr, 0, nullptr},
 };

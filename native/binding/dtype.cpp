@@ -206,6 +206,8 @@ Dims dims_from(PyObject* object, const char* what) {
     return dims;
 }
 
+PyObject* stand_in_type = nullptr;
+
 bool number_from(PyObject* object, Number* number) {
     if (PyBool_Check(object)) {
         *number = Number::of(object == Py_True);
@@ -216,6 +218,10 @@ bool number_from(PyObject* object, Number* number) {
         return true;
     }
     if (!PyLong_Check(object) && (is_tensor(object) || is_symbolic(object))) return false;
+    if (reinterpret_cast<PyObject*>(Py_TYPE(object)) == stand_in_type) {
+        const Object value = checked(PyObject_GetAttrString(object, "stands_in"));
+        return number_from(value.get(), number);
+    }
     if (PyIndex_Check(object)) {
         Object integer = Object::steal(PyNumber_Index(object));
         if (!integer) {

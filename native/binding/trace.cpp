@@ -33,7 +33,16 @@ struct PythonTrace : CallTrace {
     // Of all calls: which function, of which of the tensors seen so far, and which numbers.
     Hash128 hash;
     std::unordered_map<const Tensor*, uint64_t> numbers;
-    std::vector<TensorRef> seen;  // so that addresses stay theirs
+    std::vector<TensorRef> seen;    // so that addresses stay theirs
+    std::vector<Number> arguments;  // numbers among the arguments: which one it is counts, not its value
+
+    // A number's value, or which argument it is, and its kind.
+    std::pair<uint64_t, uint64_t> told_of(const Number& number) const {
+        for (size_t k = 0; k < arguments.size(); ++k)
+            if (arguments[k].kind == number.kind && arguments[k].bits() == number.bits())
+                return {k, uint64_t(number.kind) + 2000};
+        return {uint64_t(number.bits()), uint64_t(number.kind) + 1000};
+    }
 
     uint64_t number_of(Tensor* tensor) {
         const auto [found, added] = numbers.emplace(tensor, seen.size());
@@ -44,8 +53,13 @@ struct PythonTrace : CallTrace {
              const Results& results) {
         hash.mix(fn.id | uint64_t(grad_enabled()) << 32 | uint64_t(out.size()) << 33);
         for (const Operand& operand : operands) {
-            hash.mix(operand.tensor ? number_of(operand.tensor) : uint64_t(operand.number.bits()));
-            if (!operand.tensor) hash.mix(uint64_t(operand.number.kind) + 1000);
+            if (operand.tensor) {
+                hash.mix(number_of(operand.tensor));
+                continue;
+            }
+            const auto [value, kind] = told_of(operand.number);
+            hash.mix(value);
+            hash.mix(kind);
         }
         for (const TensorRef& target : out) hash.mix(number_of(target.get()));
         for (const TensorRef& result : results) {
@@ -119,8 +133,14 @@ PyObject* trace(PyObject*, PyObject* args) {
     own.refuse = refuse;
     own.abstract = abstract;
     own.tracer = tracer;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(leaves); ++i)
-        if (is_tensor(PyTuple_GET_ITEM(leaves, i))) own.number_of(&tensor_of(PyTuple_GET_ITEM(leaves, i)));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(leaves); ++i) {
+        PyObject* const leaf = PyTuple_GET_ITEM(leaves, i);
+        Number number;
+        if (is_tensor(leaf))
+            own.number_of(&tensor_of(leaf));
+        else if (number_from(leaf, &number))
+            own.arguments.push_back(number);
+    }
     const Traced here(own);
     Object returned = checked(in_python([&] { return PyObject_Call(function, positional, keywords); }));
     mix_returned(own, returned.get());
@@ -183,11 +203,19 @@ PyObject* check_op(PyObject*, PyObject* args) {
     });
 }
 
+PyObject* set_stand_in(PyObject*, PyObject* type) {
+    Py_XSETREF(stand_in_type, Py_NewRef(type));
+    Py_RETURN_NONE;
+}
+
 PyMethodDef functions[] = {
+    {"set_stand_in", set_stand_in, METH_O,
+     "Sets the type of what stands in for numbers while a function is traced: ops take its `stands_in`."},
     {"call_op", guard<call_op>, METH_VARARGS, "call_op(op, structure, operands): the results, a tuple."},
     {"trace", guard<trace>, METH_VARARGS,
      "trace(tracer, abstract, function, args, kwargs, leaves): (what the function gives, a hash of the calls "
-     "it made on the tensors `leaves` and others, and of which it gives); `tracer.called(op, structure, "
+     "it made on the tensors and numbers `leaves` and others, and of which it gives); `tracer.called(op, "
+     "structure, "
      "operands, out, results, grad)` is told of each op, `tracer.sizes_read(tensor)` of sizes the program "
      "reads, and `tracer.refuse(what)` raises. Abstract: nothing runs, and no value may be read."},
     {"check_op", guard<check_op>, METH_VARARGS,

@@ -14,7 +14,7 @@ from test_table import DIFFERENTIABLE, floats_of, traced
 
 from kiln.graph import graph as g
 from kiln.graph.interpret import interpret
-from kiln.passes.gradient import backward
+from kiln.passes.gradient import Asked, backward
 from kiln.table.record import Op
 
 
@@ -46,7 +46,7 @@ def as_one_node(op: Op, bound: tuple[Any, ...]) -> g.Graph:
 def stated(op: Op, bound: tuple[Any, ...], given: list[Any], grad: Any, results: list[Any]) -> list[Any]:
     """The gradients by the float inputs from that of the first result, by the stated rule."""
     graph = as_one_node(op, bound)
-    back = backward(graph, floats_of(given), (True, *(False for _ in results[1:])))
+    back = backward(graph, Asked(floats_of(given), (True, *(False for _ in results[1:]))))
     assert not back.hidden
     known = {"grad": [grad], "input": given, "output": results, "shape": given}
     found = interpret(back.graph, [known[kind][k] for kind, k in back.sources])

@@ -20,7 +20,7 @@ from backend import kiln, torch
 from kiln.graph import graph as g
 from kiln.graph.interpret import interpret
 from kiln.graph.slots import array_input
-from kiln.passes.gradient import backward
+from kiln.passes.gradient import Asked, backward
 from kiln.table import kinds
 from kiln.table.record import Op, find, table
 from kiln.testing.compare import close, dtype_name
@@ -193,7 +193,7 @@ def run_backward(
 ) -> list[Any]:
     """The gradients of some inputs, an array or None each, from output gradients (None: undefined)."""
     forward = graph.finish(outputs)
-    back = backward(forward, wrt, tuple(x is not None for x in grads))
+    back = backward(forward, Asked(wrt, tuple(x is not None for x in grads)))
     forward.outputs = [*outputs, *back.hidden]
     results = interpret(forward, given)
     forward.outputs = outputs
@@ -267,7 +267,7 @@ def test_second_derivatives_agree_with_differences(op: Op, rng: Any) -> None:
         wrt = floats_of(given)
         if outputs[0].dtype != "float64" or not wrt:
             continue
-        back = backward(forward, wrt, tuple(y.dtype == "float64" for y in outputs))
+        back = backward(forward, Asked(wrt, tuple(y.dtype == "float64" for y in outputs)))
         forward.outputs = [*outputs, *back.hidden]
         results = interpret(forward, given)
         grads = [rng.normal(size=y.shape) for y in results[: len(outputs)]]

@@ -16,6 +16,7 @@ from kiln.graph.graph import Graph
 from kiln.graph.verify import VerifyError, verify
 from kiln.passes import pipeline
 from kiln.passes.fuse import fuse
+from kiln.passes.gradient import Asked
 from kiln.passes.group import Fusion, Group
 from kiln.passes.order import ordered
 from kiln.passes.plan import Free, Launch, Plan
@@ -241,7 +242,7 @@ def test_graphs_of_ops_and_derivatives_are_verified(name: str) -> None:
     """The same for what is made before a program: a graph whose first node says another dtype."""
     passes = getattr(pipeline, name)
     graph = trace(lambda x: ops.softmax(x, 1), describe(X))
-    given = (graph,) if name == "OP" else (graph, (0,), (True,))
+    given = (graph,) if name == "OP" else (graph, Asked((0,), (True,)))
     pipeline.run(passes, *given)
     *before, step = passes
 

@@ -21,7 +21,7 @@ from kiln.graph.text import text
 from kiln.graph.verify import verify
 from kiln.ops.indexing.gathering import embedding
 from kiln.ops.rearranging.padding import surround
-from kiln.passes.gradient import Backward, backward, unbroadcast
+from kiln.passes.gradient import Asked, Backward, backward, unbroadcast
 from kiln.passes.narrow import narrow
 from kiln.passes.pipeline import lower
 from kiln.passes.simplify import simplify
@@ -418,12 +418,12 @@ def test_gradients(name: str) -> None:
     torch = pytest.importorskip("torch")
     function, arguments, wrt, expected = GRADIENTS[name]
     graph = verify(trace(function, *map(describe, arguments)))
-    found = backward(graph, wrt, (True,) * len(graph.outputs))
+    found = backward(graph, Asked(wrt, (True,) * len(graph.outputs)))
     hidden = found.hidden
     for i in wrt:
-        alone = backward(graph, (i,), (True,) * len(graph.outputs))
+        alone = backward(graph, Asked((i,), (True,) * len(graph.outputs)))
         assert {id(v) for v in alone.hidden} <= {id(v) for v in hidden}
-        assert not backward(graph, (i,), (True,) * len(graph.outputs), True).hidden
+        assert not backward(graph, Asked((i,), (True,) * len(graph.outputs), True)).hidden
     values, grads = saved_values(found, graph, list(arguments))
     plan = check_plan(verify(found.graph), values)
     assert launches(plan) == expected, plan.text()
@@ -466,7 +466,7 @@ _PEERS: dict[str, Any] = {
 def test_contributions_are_added_in_order() -> None:
     """By descending order of the nodes that use a value, then by argument."""
     graph = trace(lambda a: (a.exp() + a * a) * a.tanh(), ("float32", (False,)))
-    found = backward(graph, (0,), (True,))
+    found = backward(graph, Asked((0,), (True,)))
     adds = [n for n in found.graph.nodes if n.op.name == "add"]
     last: list[str] = []
     value = found.graph.outputs[0]
@@ -479,16 +479,16 @@ def test_contributions_are_added_in_order() -> None:
 def test_undefined_gradients_are_not_zeros() -> None:
     """An output without a gradient adds no node; an input that nothing defined reaches has no gradient."""
     graph = trace(lambda a, b: (a * 2, b.exp()), ("float32", (False,)), ("float32", (False,)))
-    found = backward(graph, (0, 1), (True, False))
+    found = backward(graph, Asked((0, 1), (True, False)))
     assert found.results == (0, -1)
     assert found.sources == (("grad", 0),)
-    assert backward(graph, (0, 1), (False, False)).results == (-1, -1)
+    assert backward(graph, Asked((0, 1), (False, False))).results == (-1, -1)
 
 
 def test_shape_only_inputs() -> None:
     """The gradient of a sum reads no value of its input, only its sizes."""
     graph = trace(lambda a: a.sum(), ("float32", (False, False)))
-    assert backward(graph, (0,), (True,)).sources == (("grad", 0), ("shape", 0))
+    assert backward(graph, Asked((0,), (True,))).sources == (("grad", 0), ("shape", 0))
 
 
 def test_a_rule_that_gives_another_size_is_refused() -> None:

@@ -13,7 +13,7 @@ from kiln import ops
 from kiln.capture.programs import program
 from kiln.graph.graph import Graph
 from kiln.graph.verify import verify
-from kiln.passes.gradient import backward
+from kiln.passes.gradient import Asked, backward
 from kiln.passes.pipeline import lower
 from kiln.passes.simplify import simplify
 from kiln.table.record import find
@@ -104,7 +104,7 @@ def test_cost_grows_with_the_graph(kind: str) -> None:
                     y = y + ops.tanh(x * (k + 2.0))
             return y
 
-        return simplify(backward(trace(body, GRID, GRID), (0, 1), (True,)).graph)
+        return simplify(backward(trace(body, GRID, GRID), Asked((0, 1), (True,))).graph)
 
     small, large = build(30), build(120)
     lower(small)

@@ -4,8 +4,10 @@
                          -> none: the Python runs, op by op into steps (trace.py) -> a variant
 
 A variant fits a call of the same structure, dtypes, ranks, sizes of 1, sizes that became numbers, Python
-numbers, modes, and `requires_grad` of each tensor, as long as the parameters and modules it met are where
-they were. Its first calls, and one of every 256 after, run the Python too and compare.
+numbers that Python reads (numbers.py), modes, and `requires_grad` of each tensor, as long as the parameters
+and modules it met and what else it may have read are as they were (guards.py). Its first calls, and one of
+every 256 after, run the Python too and compare. Buffers of modules that it writes are results of its op, and
+written when that has run.
 """
 
 from __future__ import annotations
@@ -15,21 +17,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from kiln import _core, ops
+from kiln import _core
 from kiln.capture.compile import Compiled
+from kiln.capture.pure.call import Call, Unlike, look_at, sample
 from kiln.capture.pure.errors import PurityError
+from kiln.capture.pure.guards import ways_to
+from kiln.capture.pure.numbers import flowing, letters_of, same_number
 from kiln.capture.pure.surroundings import Watch
 from kiln.capture.pure.trace import Tracer
-from kiln.capture.pure.variant import Variant, flat, shape_of
+from kiln.capture.pure.variant import Variant, flat, given_by, shape_of
 from kiln.errors import describe, message, shorten
-from kiln.graph.graph import Value
 
 _FIRST, _EVERY = 2, 256  # calls of a variant that are checked
 _MOST = 64  # variants of a function; the one used longest ago makes room
-
-
-class Unlike(Exception):
-    """A call that no cell takes: it runs as Python has it."""
+_OFTEN = 48  # ways written down before it is asked whether they come back
 
 
 class Pure(Compiled):
@@ -72,7 +73,7 @@ class _Cell:
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.function, self.name = function, name
         self.variants: OrderedDict[Any, list[Variant]] = OrderedDict()
-        self.slow_calls = self.checks = self.forgotten = 0
+        self.slow_calls = self.checks = self.forgotten = self.traced = self.plain_calls = 0
         self.fast = _core.Cell(self._slow)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -80,105 +81,147 @@ class _Cell:
 
     def _slow(self, due: bool | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call the core does not know, or (`due`) one to be checked; None: one whose error is told."""
-        leaves: list[Any] = []
         if due is None:
             return self.function(*args, **kwargs)
         try:
-            key = self._key(args, kwargs, leaves)
+            key, call = look_at(args, kwargs)
         except Unlike:
             return self.function(*args, **kwargs)
-        variant = self._find(key, leaves)
+        symbolic = call.symbolic()
+        variant = self._find(key, call)
         if variant is None:
-            variant = self._trace(key, args, kwargs, leaves)
+            if self._is_changing():
+                self.plain_calls += 1
+                return self.function(*args, **kwargs)
+            variant = self._trace(key, call.samples() if symbolic else call)
+        if variant.too_large:
+            self.plain_calls += 1
+            return self.function(*args, **kwargs)
         variant.calls += 1
         self.slow_calls += 1
-        due = due or variant.calls <= _FIRST or variant.calls % _EVERY == 0 or _core.checking()
-        if due and not _core.recording() and not _symbolic(leaves):
-            return self._check(variant, args, kwargs, leaves)
-        if not _symbolic(leaves):
-            self._teach(variant, args, kwargs)
+        if symbolic:
+            return self.function(*args, **kwargs) if variant.written else self._run(variant, call)
+        changed = not variant.outside.hold()
+        due = due or changed or variant.calls <= _FIRST or variant.calls % _EVERY == 0 or _core.checking()
+        if due and not _core.recording():
+            made = self._check(variant, call)
+            variant.outside.renew()
+            return made
+        if changed:
+            return self.function(*args, **kwargs)
+        self._teach(variant, call)
         try:
-            return self._run(variant, leaves)
+            return self._run(variant, call)
         except Exception:
             self.function(*args, **kwargs)  # raises it on its line, in the words of its op
             raise
 
-    def _teach(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _is_changing(self) -> bool:
+        """Whether ways that are written down hardly come back: then calls run as Python has them."""
+        return self.traced > _OFTEN + 4 * (self._count() + self.plain_calls).bit_length()
+
+    def _teach(self, variant: Variant, call: Call) -> None:
         """Gives the core what it needs to run such calls alone."""
         if variant.op is None or variant.taught > 2:
             return
         variant.taught += 1
         give = None if variant.plain else variant.give
-        guards = [tuple(guard) for guard in variant.guards]
         one = variant.plain and variant.tree is None
         op, structure, random = variant.op.handle, variant.op.structure, variant.random
-        sizes, parts, checks, pins = variant.sizes, variant.parts(), variant.checks, variant.pins
-        self.fast.add(args, kwargs, guards, sizes, parts, random, op, structure, one, give, checks, pins)
+        self.fast.add(
+            call.args, call.kwargs, variant.guards, variant.outside, variant.sizes, variant.parts(), random,
+            op, structure, one, give, variant.checks, variant.pins, set(variant.flowing), variant.written,
+        )  # fmt: skip
 
-    # -- how a call looks -------------------------------------------------------------------------------
-
-    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> Any:
-        grad, inference, autocast = _core.modes()
-        if autocast is not None:
-            raise Unlike  # casts that are kept belong to no op
-        parts: list[Any] = [grad, inference, _core.default_dtype_name()]
-        _look(args, parts, leaves)
-        if kwargs:
-            for name in kwargs:
-                parts.append(name)
-                _look(kwargs[name], parts, leaves)
-        return tuple(parts)
-
-    def _find(self, key: Any, leaves: list[Any]) -> Variant | None:
+    def _find(self, key: Any, call: Call) -> Variant | None:
         found = self.variants.get(key)
         if found is None:
             return None
         self.variants.move_to_end(key)
         for variant in found:
-            if all(leaves[k].shape[d] == n for k, d, n in variant.sizes):
-                if variant.alike(leaves):
+            if all(call.leaves[k].shape[d] == n for k, d, n in variant.sizes):
+                if variant.alike(call):
                     return variant
         return None
 
     # -- running ----------------------------------------------------------------------------------------
 
-    def _run(self, variant: Variant, leaves: list[Any]) -> Any:
-        if not _symbolic(leaves):
+    def _run(self, variant: Variant, call: Call) -> Any:
+        leaves = call.leaves
+        symbolic = call.symbolic()
+        if not symbolic:
             variant.check(leaves)
         results: Any = ()
-        numbers: list[int] = []
-        if variant.random:
-            seed, start = _core.next_random(variant.random)
-            numbers = [seed if kind == "seed" else start + delta for kind, delta in variant.numbers]
+        numbers: list[Any] = []
+        seed, start = _core.next_random(variant.random) if variant.random else (0, 0)
+        for kind, which in variant.numbers:
+            if kind == "argument":
+                numbers.append(call.numbers[variant.flowing[which]])
+            else:
+                numbers.append(seed if kind == "seed" else start + which)
         if variant.op is not None:
+            own = {id(x): x for x in variant.written}
             tensors = [leaves[x] if isinstance(x, int) else x for x in variant.all_operands()]
-            if _symbolic(leaves):
+            with _core.ModeSwitch(False):
+                tensors = [x.clone() if id(x) in own else x for x in tensors]
+            if symbolic:
                 made = variant.op.handle(tensors, *numbers)
                 results = made if isinstance(made, tuple) else (made,)
             else:
                 results = _core.call_op(variant.op.handle, variant.op.structure, (*tensors, *numbers))
-        return variant.give(results, leaves)
+        count = len(results) - len(variant.written)
+        with _core.ModeSwitch(False):
+            for buffer, value in zip(variant.written, results[count:]):
+                buffer.copy_(value)
+        return variant.give(results[:count], leaves)
 
     # -- tracing and checking ---------------------------------------------------------------------------
 
-    def _trace(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> Variant:
-        if _symbolic(leaves):
-            args, kwargs, leaves = _samples(args, kwargs, leaves)
-        tracer = Tracer(self.name, leaves)
+    def _follow(
+        self, tracer: Tracer | None, abstract: bool, call: Call, numbers: tuple[Any, ...] = ()
+    ) -> Any:
+        """What the function returns, and a hash of its calls, told to `tracer`. Casts that autocast keeps
+        are kept within the call, so that each is an op of it.
+        """
+        if _core.modes()[2] is None:
+            given = (*call.leaves, *numbers)
+            return _core.trace(tracer, abstract, self.function, call.args, call.kwargs, given)
+        kept = _core.cast_cache()
+        before = dict(kept)
+        kept.clear()
+        try:
+            given = (*call.leaves, *numbers)
+            return _core.trace(tracer, abstract, self.function, call.args, call.kwargs, given)
+        finally:
+            kept.clear()
+            kept.update(before)
+
+    def _trace(self, key: Any, call: Call) -> Variant:
+        self.traced += 1
+        leaves = call.leaves
 
         def refuse(what: str, line: str) -> None:
             tracer.failure = PurityError(f"{self.name}: {line or 'it'} {what}, so it is not pure")
             raise tracer.failure
 
+        def is_buffer(x: Any) -> bool:
+            if any(x is own for own in watch.buffers_met()):
+                return True
+            way = ways_to([self.function, *call.objects()], [x]).get(id(x))
+            owned = way[0].container.get("_buffers") if way and isinstance(way[0].container, dict) else None
+            return isinstance(owned, dict) and any(x is own for own in owned.values())
+
+        tracer = Tracer(self.name, leaves, is_buffer)
         watch = Watch(refuse)
-        watch.note((*args, *kwargs.values()))
+        watch.note((*call.args, *call.kwargs.values()))
         state = _core.random_state()
         try:
             with watch:
-                returned, _ = _core.trace(tracer, True, self.function, args, kwargs, tuple(leaves))
+                returned, _ = self._follow(tracer, True, call)
             if tracer.failure is not None:  # caught by the program
                 raise tracer.failure
             watch.refuse_changes()
+            others, flows = self._flowing(tracer, returned, call, state)
             variant = Variant(self.name, tracer, leaves, returned)
         except BaseException:
             if tracer.failure is not None:
@@ -186,76 +229,116 @@ class _Cell:
             raise
         finally:
             _core.set_random_state(*state)
-        variant.watch([self.function, *_objects(args, kwargs)], watch, leaves)
+        variant.flowing, variant.flows = others, flows
+        variant.fixed = [(k, x) for k, x in enumerate(call.numbers) if k not in others]
+        variant.watch([self.function, *call.objects()], watch, leaves)
         self._remember(key, variant)
         return variant
+
+    def _flowing(self, tracer: Tracer, returned: Any, call: Call, state: Any) -> Any:
+        """(the numbers of the call that only ops see, where), which become numbers of the operation."""
+        if not call.numbers:
+            return (), {}
+
+        def outcome(tracer: Tracer, returned: Any) -> Any:
+            outputs: list[Any] = []
+            return shape_of(flat(returned, outputs)), given_by(tracer, outputs)
+
+        def run(other: Call) -> Any:
+            _core.set_random_state(*state)
+            again = Tracer(self.name, other.leaves)
+            returned, _ = self._follow(again, True, other)
+            if again.failure is not None:
+                raise again.failure
+            return again, outcome(again, returned)
+
+        try:
+            first = outcome(tracer, returned)
+        except TypeError:  # what is returned is refused
+            return (), {}
+        after = _core.random_state()
+        others, places = flowing(call, tracer, first, run)
+        _core.set_random_state(*after)
+        flows = {at: others.index(k) for at, k in places.items()}
+        tracer.lift(flows, letters_of([call.numbers[k] for k in others]))
+        return others, flows
 
     def _remember(self, key: Any, variant: Variant) -> None:
         found = self.variants.setdefault(key, [])
         found.insert(0, variant)
-        while len(found) > 8:
+        while len(found) > (_MOST if variant.fixed else 8):
             found.pop()
             self.forgotten += 1
-        while len(self.variants) > _MOST:
-            self.variants.popitem(last=False)
-            self.forgotten += 1
+        while len(self.variants) > 1 and sum(map(len, self.variants.values())) > 2 * _MOST:
+            self.forgotten += len(self.variants.popitem(last=False)[1])
 
-    def _check(
-        self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
-    ) -> Any:
+    def _check(self, variant: Variant, call: Call) -> Any:
         """The call as Python has it and by the op, compared."""
         self.checks += 1
         if _core.is_batching() and variant.calls > _FIRST and not _core.checking():
-            self._check_steps(variant, args, kwargs, leaves)
-            return self._run(variant, leaves)
+            self._check_steps(variant, call)
+            return self._run(variant, call)
         state = _core.random_state()
+        before = [x.clone() for x in variant.written]
+        numbers = tuple([call.numbers[k] for k in variant.flowing])
         returned, seen = None, None
         if variant.seen is not None:  # a run that is alike costs little to tell
-            returned, seen = _core.trace(None, False, self.function, args, kwargs, tuple(leaves))
+            returned, seen = self._follow(None, False, call, numbers)
         if seen is None or seen != variant.seen:
             _core.set_random_state(*state)
-            tracer = Tracer(self.name, leaves)
-            returned, seen = _core.trace(tracer, False, self.function, args, kwargs, tuple(leaves))
-            self._compare(variant, tracer, returned)
+            _put_back(variant, before)
+            tracer = Tracer(self.name, call.leaves)
+            returned, seen = self._follow(tracer, False, call, numbers)
+            self._compare(variant, tracer, returned, call)
             variant.seen = None if variant.random else seen
         after = _core.random_state()
         _core.set_random_state(*state)
-        made = self._run(variant, leaves)
-        _core.set_random_state(*after)
         expected: list[Any] = []
         found: list[Any] = []
         if shape_of(flat(returned, expected)) != variant.shape:
             raise self._differs(variant, f"{describe(returned)} of another structure as its result", "", "")
+        expected += [x.clone() for x in variant.written]
+        _put_back(variant, before)
+        try:
+            made = self._run(variant, call)
+        except NotImplementedError:
+            variant.too_large = True
+            _put_back(variant, expected[len(expected) - len(variant.written) :])
+            return returned
+        finally:
+            _core.set_random_state(*after)
         flat(made, found)
-        for k, (a, b) in enumerate(zip(expected, found)):
+        for k, (a, b) in enumerate(zip(expected, [*found, *variant.written])):
             if not _core.same_bytes(a, b) and not same_bits(a, b):
                 raise self._differs(variant, f"result {k} by the op with other values than by Python", "", "")
         variant.checked_at = self._count()
         return made
 
-    def _check_steps(
-        self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
-    ) -> None:
+    def _check_steps(self, variant: Variant, call: Call) -> None:
         """What Python does in this call, compared: on tensors without values, as those of its own wait."""
-        made = [x if k in variant.pins else _sample(x, x.requires_grad) for k, x in enumerate(leaves)]
-        args, kwargs = _given_instead(args, kwargs, leaves, made)
+        made = [x if k in variant.pins else sample(x, x.requires_grad) for k, x in enumerate(call.leaves)]
+        call = call.instead(made)
+        numbers = tuple([call.numbers[k] for k in variant.flowing])
         state = _core.random_state()
         try:
             returned, seen = None, None
             if variant.seen is not None:
                 with suppress(RuntimeError):  # it reads a value
-                    returned, seen = _core.trace(None, True, self.function, args, kwargs, tuple(made))
+                    returned, seen = self._follow(None, True, call, numbers)
             if seen is None or seen != variant.seen or shape_of(flat(returned, [])) != variant.shape:
                 tracer = Tracer(self.name, made)
-                returned, _ = _core.trace(tracer, True, self.function, args, kwargs, tuple(made))
+                returned, _ = self._follow(tracer, True, call, numbers)
                 if tracer.failure is not None:  # caught by the program
                     raise tracer.failure
-                self._compare(variant, tracer, returned)
+                self._compare(variant, tracer, returned, call)
         finally:
             _core.set_random_state(*state)
         variant.checked_at = self._count()
 
-    def _compare(self, variant: Variant, tracer: Tracer, returned: Any) -> None:
+    def _compare(self, variant: Variant, tracer: Tracer, returned: Any, call: Call) -> None:
+        numbers = [call.numbers[k] for k in variant.flowing]
+        flows = {at: k for at, k in variant.flows.items() if _is_given(tracer, at, numbers[k])}
+        tracer.lift(flows, letters_of(numbers))
         now = [(s.what(), s.told()) for s in tracer.steps]
         for k, (a, b) in enumerate(zip(variant.what, now)):
             if a[0] != b[0]:
@@ -270,7 +353,7 @@ class _Cell:
         outputs: list[Any] = []
         if shape_of(flat(returned, outputs)) != variant.shape:
             raise self._differs(variant, f"{describe(returned)} of another structure as its result", "", "")
-        if [tracer.value(y) for y in outputs] != variant.gives:
+        if given_by(tracer, outputs) != variant.gives:
             raise self._differs(variant, "results of other steps", "", "")
 
     def _compare_operands(self, variant: Variant, tracer: Tracer) -> None:
@@ -306,9 +389,18 @@ class _Cell:
         """See `Pure.explain`."""
         checked = f"{self.checks} were checked by running the Python"
         lines = [f"{self.name}: pure; {self._count()} calls, of which {checked}"]
+        if self.plain_calls:
+            why = "too large, or what they go by keeps changing"
+            lines.append(f"  {self.plain_calls} more ran as Python has them: {why}")
         for found in self.variants.values():
             for v in found:
-                lines.append(f"  {len(v.steps.steps)} ops on {len(v.operands)} tensors")
+                more = f" and {len(v.flowing)} numbers" if v.flowing else ""
+                if v.too_large:
+                    lines.append(
+                        f"  {len(v.steps.steps)} ops: too large for one, so its calls run one by one"
+                    )
+                    continue
+                lines.append(f"  {len(v.steps.steps)} ops on {len(v.operands)} tensors{more}")
         return "\n".join(lines)
 
 
@@ -320,89 +412,17 @@ def same_bits(a: Any, b: Any) -> bool:
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def _look(value: Any, parts: list[Any], leaves: list[Any]) -> None:
-    """Adds how a value looks to `parts`, its tensors to `leaves`."""
-    kind = type(value)
-    if issubclass(kind, _core.Tensor):
-        for k, other in enumerate(leaves):
-            if other is value:
-                parts.append(k)
-                return
-        _, _, sizes, strides = _core.place(value)
-        whole = value.is_contiguous()
-        ones = tuple([n == 1 for n in sizes])
-        parts.append((kind, value.dtype, value.requires_grad, ones, None if whole else strides))
-        leaves.append(value)
-    elif kind is tuple or kind is list or hasattr(value, "_fields"):
-        parts.append((kind, len(value)))
-        for item in value:
-            _look(item, parts, leaves)
-    elif kind is dict:
-        parts.append((kind, tuple(value)))
-        for item in value.values():
-            _look(item, parts, leaves)
-    elif kind in (int, float, bool, str, bytes, type(None), _core.dtype):
-        parts.append((kind, repr(value) if kind is float else value))
-    elif _is_symbolic(value):
-        if not hasattr(value, "whole"):
-            raise Unlike
-        parts.append((_core.Tensor, value.dtype, False, tuple([n == 1 for n in value.shape]), None))
-        leaves.append(value)
-    else:
-        parts.append(_Same(value))
+def _put_back(variant: Variant, before: list[Any]) -> None:
+    """The buffers that it writes, as they were."""
+    with _core.ModeSwitch(False):
+        for buffer, value in zip(variant.written, before):
+            buffer.copy_(value)
 
 
-class _Same:
-    """An object that a call is given, known by being the same."""
-
-    __slots__ = ("thing",)
-
-    def __init__(self, thing: Any) -> None:
-        self.thing = thing
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.thing is other.thing
-
-    def __hash__(self) -> int:
-        return id(self.thing)
-
-
-def _is_symbolic(value: Any) -> bool:
-    """Whether it stands for a tensor: one of a batch, or a value of a graph."""
-    return not issubclass(type(value), _core.Tensor) and isinstance(value, (_core.Tensor, Value))
-
-
-def _symbolic(leaves: list[Any]) -> bool:
-    return any(not issubclass(type(x), _core.Tensor) for x in leaves)
-
-
-def _samples(args: Any, kwargs: Any, leaves: list[Any]) -> Any:
-    """The arguments with a tensor for each sample of a batch."""
-    made = [x if issubclass(type(x), _core.Tensor) else _sample(x) for x in leaves]
-    return *_given_instead(args, kwargs, leaves, made), made
-
-
-def _given_instead(args: Any, kwargs: Any, leaves: list[Any], instead: list[Any]) -> Any:
-    """The arguments with other tensors."""
-    made = {id(x): own for x, own in zip(leaves, instead)}
-
-    def of(value: Any) -> Any:
-        if id(value) in made:
-            return made[id(value)]
-        if type(value) in (tuple, list):
-            return type(value)(map(of, value))
-        if hasattr(value, "_fields"):
-            return type(value)._make(map(of, value))
-        return {k: of(v) for k, v in value.items()} if type(value) is dict else value
-
-    return of(args), of(kwargs)
-
-
-def _sample(x: Any, requires_grad: bool = False) -> Any:
-    return ops.empty(tuple(x.shape), dtype=x.dtype, requires_grad=requires_grad)
-
-
-def _objects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """What a call is given besides tensors: what holds parameters of its own."""
-    plain = (_core.Tensor, list, tuple, dict)
-    return [x for x in (*args, *kwargs.values()) if not isinstance(x, plain)]
+def _is_given(tracer: Tracer, at: tuple[int, int], number: Any) -> bool:
+    """Whether a run gave a step the call's own number."""
+    step, i = at
+    if step >= len(tracer.steps) or i >= len(tracer.steps[step].args):
+        return False
+    kind, x = tracer.steps[step].args[i]
+    return kind == "number" and same_number(x, number)

@@ -2,7 +2,9 @@
 
 The gradients are those of the steps one by one, each op's own as the engine would ask for it, added in the
 engine's order: by descending creation of the consumers, then by argument. So they have eager's bits, and
-what backward keeps is found as for any composite (`passes/gradient.py`).
+what backward keeps is found as for any composite (`passes/gradient.py`). An operand that several steps use
+is one for each of them (`Steps.again`); a value between is summed here, the consumer made last first. Of a
+weight of several products each is a pair of factors, in the same order, which the engine stacks with others.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from kiln.capture.function import (
 from kiln.capture.pure.steps import CAST, DETACH, STRIDED, WRITE, Step, Steps
 from kiln.graph.graph import Graph, Value, building
 from kiln.graph.size import Dim, substitute, symbol
-from kiln.passes.gradient import Backward, Source, Sum, finish, unbroadcast
+from kiln.passes.gradient import Asked, Backward, Sum, finish, given, unbroadcast
 from kiln.passes.rewrite import append, clone, substitute_attr
 from kiln.table.kinds import FLOATS
 from kiln.table.record import REQUIRED, Op, Param, constant, find
@@ -65,44 +67,29 @@ class CellOp(Op):
 class _Run:
     """What `passes.gradient.finish` asks of a sweep: a copy of the forward graph, gradients appended."""
 
-    def __init__(
-        self,
-        walk: Walk,
-        wrt: tuple[int, ...],
-        defined: tuple[bool, ...],
-        factored: tuple[int, ...] = (),
-        onto: int = -1,
-    ) -> None:
+    def __init__(self, walk: Walk, asked: Asked) -> None:
         self.forward = walk.graph
         work, self.copies = clone(walk.graph)
-        outputs = walk.graph.outputs
-        self.seeds = {k: Value(work, None, y.dtype, y.shape) for k, y in enumerate(outputs) if defined[k]}
-        self.targets = [work.inputs[i] for i in wrt]
-        self.begun: dict[int, tuple[Source, Value]] = {}
-        sums: dict[int, Sum] = {}
-        if onto >= 0:
-            target = work.inputs[onto]
-            begun = Value(work, None, target.dtype, target.shape)
-            self.begun[id(target)] = (("sum", onto), begun)
-            sums[onto] = Sum(begun)
+        self.targets = [work.inputs[i] for i in asked.wrt]
+        self.seeds, self.begun = given(asked, walk.graph, work)
+        sums = {k: Sum(before) for (_, k), before in self.begun.values()}
         with building(work):
-            _sweep(walk, self.copies, work, wrt, self.seeds, set(factored), sums)
-        self.sums = {id(work.inputs[i]): sums[i] for i in wrt if i in sums}
+            _sweep(walk, self.copies, work, asked, self.seeds, sums)
+        self.sums = {id(work.inputs[i]): sums[i] for i in asked.wrt if i in sums}
 
 
 def _sweep(
     walk: Walk,
     copies: dict[int, Value],
     work: Graph,
-    wrt: tuple[int, ...],
+    asked: Asked,
     seeds: dict[int, Value],
-    factored: set[int],
     sums: dict[int, Sum],
 ) -> None:
-    """Adds up the gradient of every operand of `wrt` and of every value between, by its number."""
+    """Adds up the gradient of every operand asked for and of every value between, by its number."""
     cell = walk.cell
     uses = cell.uses()
-    wanted_here = {at for at, k in uses.items() if k in wrt}
+    wanted_here = {at for at, k in uses.items() if k in asked.wrt}
     needed = _depending(walk, wanted_here)
 
     def gradient(k: int) -> Value | None:
@@ -132,7 +119,7 @@ def _sweep(
             if part.dtype != like.dtype:
                 part = work.add(find("convert"), (part,), (like.dtype,))
             to: int = uses.get((at, i), step.args[i][1])  # type: ignore[assignment]
-            sums.setdefault(to, Sum()).add(part, _gives_slices(step), to in factored)
+            sums.setdefault(to, Sum()).add(part, _gives_slices(step), to in asked.factored)
 
 
 def _gives_slices(step: Step) -> bool:
@@ -166,19 +153,19 @@ def _rule(
         return _rule_of_memory(step, work, grads[0], inputs, wanted)
     assert own.function is not None
     defined = tuple(g is not None for g in grads)
-    derivative = own.function.derivative(own.operands, tuple(wanted), defined)
-    given: list[Given] = []
+    derivative = own.function.derivative(own.operands, Asked(tuple(wanted), defined))
+    read: list[Given] = []
     for kind, k in derivative.sources:
         if kind == "grad":
-            given.append(grads[k])
+            read.append(grads[k])
         elif kind in ("output", "hidden"):
-            given.append(outputs[k + (len(step.outs) if kind == "hidden" else 0)])
+            read.append(outputs[k + (len(step.outs) if kind == "hidden" else 0)])
         else:
-            given.append(inputs[k])
-    made = inline(work, derivative.graph(tuple(map(described, given))), given)
+            read.append(inputs[k])
+    made = inline(work, derivative.graph(tuple(map(described, read))), read)
     values = iter(made)
     return [
-        (i, given[at] if at >= 0 else next(values))
+        (i, read[at] if at >= 0 else next(values))
         for (i, _), at in zip(derivative.targets, derivative.passes)
     ]
 
@@ -229,6 +216,7 @@ class Walk:
         self.graph, self.cell, self.hidden = graph, cell, hidden
         self.values: dict[int, Value] = dict(enumerate(given))
         self.made: list[Made] = []
+        self._differentiated = any(step.history for step in cell.steps)
         for step in cell.steps:
             self._step(step)
 
@@ -262,12 +250,18 @@ class Walk:
             for d in ones:
                 self.graph.require_equal(value.shape[d], 1, step.name)
             value.shape = tuple(self.graph.canonical(size) for size in value.shape)
+            if self._differentiated and not step.history:
+                value = self.constant(value)  # for derivatives of derivatives too, which compute it again
             made.outputs[i] = self.values[k] = value
         self.made.append(made)
 
+    def constant(self, x: Value) -> Value:
+        """A value as a constant of derivatives."""
+        return self.graph.add(find("detach"), (x,)) if x.dtype in FLOATS and not x.weak else x
+
     def _memory(self, step: Step, inputs: list[Given]) -> Any:
         if step.op == DETACH:
-            return inputs[0]
+            return self.constant(inputs[0])
         if step.op == CAST:
             x = inputs[0]
             (sizes,) = step.structure
@@ -346,7 +340,7 @@ class CellFunction(Forward):
     def __init__(self, op: CellOp, structure: tuple[Any, ...]) -> None:
         super().__init__(op, structure)
         self._walks: dict[Operands, Walk] = {}
-        self._found: dict[tuple[Any, ...], Backward] = {}
+        self._found: dict[tuple[Operands, Asked], Backward] = {}
 
     def walk(self, operands: Operands) -> Walk:
         """The steps as a graph on contiguous operands, with all that derivatives read."""
@@ -364,7 +358,7 @@ class CellFunction(Forward):
     def capture(self, operands: Operands, hidden: bool) -> Graph:
         walk = self.walk(operands)
         graph, twins = clone(walk.graph)
-        extra = self.hidden(operands, *_everything(walk.graph)) if hidden else ()
+        extra = self.hidden(operands, Asked.everything(walk.graph)) if hidden else ()
         return relaid(graph.finish([twins[id(v)] for v in (*walk.graph.outputs, *extra)]), operands)
 
     def primal(self, operands: Operands) -> Graph:
@@ -373,37 +367,22 @@ class CellFunction(Forward):
     def is_pointwise(self, operands: Operands) -> bool:
         return False
 
-    def gradients(
-        self,
-        operands: Operands,
-        wrt: tuple[int, ...],
-        defined: tuple[bool, ...],
-        redo: bool,
-        factored: tuple[int, ...],
-        onto: int,
-        calls: bool = False,
-    ) -> Backward:
+    def gradients(self, operands: Operands, asked: Asked, calls: bool = False) -> Backward:
         operands = _contiguous(operands)
-        key = operands, wrt, defined, redo, factored, onto
-        if key not in self._found:
+        found = self._found.get((operands, asked))
+        if found is None:
             walk = self.walk(operands)
-            made = _Run(walk, wrt, defined, factored, onto)
-            self._found[key] = finish(made, redo, lambda: _Run(walk, *_everything(walk.graph)))
-        return self._found[key]
+            everything = Asked.everything(walk.graph)
+            found = finish(_Run(walk, asked), asked.redo, lambda: _Run(walk, everything))
+            self._found[operands, asked] = found
+        return found
 
-    def hidden(
-        self, operands: Operands, wrt: tuple[int, ...], defined: tuple[bool, ...]
-    ) -> tuple[Value, ...]:
-        return self.gradients(operands, wrt, defined, False, (), -1).hidden
+    def hidden(self, operands: Operands, asked: Asked) -> tuple[Value, ...]:
+        return self.gradients(operands, asked).hidden
 
 
 def _contiguous(operands: Operands) -> Operands:
     return tuple(d if isinstance(d, str) else (d[0], d[1], None) for d in operands)
-
-
-def _everything(graph: Graph) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    wrt = tuple(i for i, v in enumerate(graph.inputs) if v.dtype in FLOATS and not v.weak)
-    return wrt, tuple(v.dtype in FLOATS for v in graph.outputs)
 
 
 _known: dict[str, CellOp] = {}

@@ -1,118 +1,18 @@
-"""What a function reaches besides its arguments: where its parameters are found, what it may not change.
-
-    function -- closure, globals its code names, defaults, self --> modules, lists, dicts, objects --> tensor
-
-A place is a container, a key and what lay there. As long as every place on the way to a tensor holds the
-same, the function meets that tensor; modules that run are asked for `training` too.
-"""
+"""Watches one run of a function: which code runs, on which modules, and what it changes that outlives it."""
 
 from __future__ import annotations
 
-import os
 import random
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from dis import get_instructions
-from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from types import CodeType, FrameType
+from typing import Any
 
-from kiln import _core
+from kiln.capture.pure.guards import is_below
 from kiln.errors import is_own, place
 
-_MOST = 20_000  # objects looked at for tensors
 _PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]
-_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-_BELOW = ("numpy", "llvmlite")
-_PLAIN = (int, float, complex, str, bytes, bool, type(None), _core.dtype)
-
-
-class Place(NamedTuple):
-    """Where something was found: an entry of a dict or list, or (key None) a closure's cell."""
-
-    container: Any
-    key: Any
-    held: Any
-
-    def holds(self) -> bool:
-        """Whether it is there still."""
-        try:
-            found = self.container.cell_contents if self.key is None else self.container[self.key]
-        except (KeyError, IndexError, ValueError):
-            return False
-        return found is self.held
-
-
-def entries_of(thing: Any) -> Iterator[Place]:
-    """What an object holds."""
-    if isinstance(thing, MethodType):
-        yield Place(None, None, thing.__func__)
-        yield Place(None, None, thing.__self__)
-    elif isinstance(thing, FunctionType):
-        for cell in thing.__closure__ or ():
-            try:
-                yield Place(cell, None, cell.cell_contents)
-            except ValueError:
-                continue  # empty still
-        for name in _names(thing.__code__):
-            if name in thing.__globals__:
-                yield Place(thing.__globals__, name, thing.__globals__[name])
-        for held in (*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()):
-            yield Place(None, None, held)
-    elif isinstance(thing, (list, tuple)):
-        own = thing if isinstance(thing, list) else None
-        for k, held in enumerate(thing[:1000]):
-            yield Place(own, k, held)
-    elif isinstance(thing, dict):
-        for key in list(thing)[:1000]:
-            yield Place(thing, key, thing[key])
-    elif not isinstance(thing, (*_PLAIN, ModuleType, type, _core.Tensor)):
-        state = getattr(thing, "__dict__", None)
-        if type(state) is dict:
-            for key in list(state):
-                yield Place(state, key, state[key])
-        wrapped = getattr(thing, "_function", None)
-        if wrapped is not None:
-            yield Place(None, None, wrapped)
-
-
-def _names(code: CodeType) -> set[str]:
-    """The names that a function's code, and that of functions in it, may look up."""
-    found = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            found |= _names(constant)
-    return found
-
-
-def ways_to(roots: list[Any], wanted: list[Any]) -> dict[int, list[Place]]:
-    """By id of what is wanted: the places on the way to it from the roots."""
-    left = {id(x) for x in wanted}
-    found: dict[int, list[Place]] = {}
-    came: dict[int, tuple[int, Place] | None] = {id(r): None for r in roots}
-    queue, kept = deque(roots), list(roots)
-    while queue and left and len(kept) < _MOST:
-        thing = queue.popleft()
-        for entry in entries_of(thing):
-            held = entry.held
-            if id(held) in came or isinstance(held, _PLAIN):
-                continue
-            came[id(held)] = (id(thing), entry)
-            kept.append(held)
-            if id(held) in left:
-                left.discard(id(held))
-                found[id(held)] = _way(came, id(held))
-            queue.append(held)
-    return found
-
-
-def _way(came: dict[int, tuple[int, Place] | None], at: int) -> list[Place]:
-    way: list[Place] = []
-    while (step := came[at]) is not None:
-        at, entry = step
-        if entry.container is not None:
-            way.append(entry)
-    return way
 
 
 class Watch:
@@ -120,7 +20,8 @@ class Watch:
 
     def __init__(self, refuse: Callable[[str, str], Any]) -> None:
         self._refuse = refuse
-        self.codes: dict[CodeType, None] = {}
+        self.codes: dict[CodeType, None] = {}  # the program's
+        self.ran: dict[CodeType, dict[str, Any]] = {}  # and of kiln's layers, with their globals
         self.objects: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._contents: dict[int, tuple[Any, Any]] = {}
         self._new: set[int] = set()
@@ -144,10 +45,11 @@ class Watch:
         if event != "call":
             return
         code = frame.f_code
-        own = is_own(frame) or _is_below(frame.f_code.co_filename)
+        own = is_own(frame) or is_below(frame.f_code.co_filename)
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         if own and "training" not in getattr(first, "__dict__", ()):
             return  # kiln's own, and no layer
+        self.ran[code] = frame.f_globals
         if first is not None and id(first) not in self.objects and id(first) not in self._new:
             if code.co_name == "__init__":
                 self._new.add(id(first))
@@ -184,6 +86,11 @@ class Watch:
         """The objects whose methods ran."""
         return [thing for key, (thing, _) in self.objects.items() if key >= 0]
 
+    def buffers_met(self) -> list[Any]:
+        """The buffers of modules among them."""
+        owned = [vars(x).get("_buffers") for x in self.objects_met()]
+        return [x for names in owned if isinstance(names, dict) for x in names.values() if x is not None]
+
     def refuse_changes(self) -> None:
         """Refuses what the run has changed."""
         for code in self.codes:
@@ -218,14 +125,6 @@ class Watch:
         return ""
 
 
-def _is_below(file: str) -> bool:
-    """Whether code is Python's own, or of what kiln stands on."""
-    if file.startswith(_LIBRARY):
-        inside = file[len(_LIBRARY) :].split(os.sep)
-        return inside[0] != "site-packages" or inside[1] in _BELOW
-    return file.startswith("<frozen") or any(f"{os.sep}{name}{os.sep}" in file for name in _BELOW)
-
-
 def _is_imported(frame: FrameType | None) -> bool:
     """Whether code runs because a module is imported, or because the core asks for something."""
     while frame is not None:
@@ -238,7 +137,7 @@ def _is_imported(frame: FrameType | None) -> bool:
 
 def _line_above(frame: FrameType | None) -> str:
     """The line of the program that the frame runs for."""
-    while frame is not None and _is_below(frame.f_code.co_filename):
+    while frame is not None and is_below(frame.f_code.co_filename):
         frame = frame.f_back
     return "" if frame is None or is_own(frame) else place(frame.f_code.co_filename, frame.f_lineno)
 

@@ -10,7 +10,7 @@ A tensor nobody has seen is a parameter, a buffer or another tensor that lay abo
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kiln import _core
@@ -21,6 +21,7 @@ from kiln.table.kinds import FLOATS
 from kiln.table.record import Op
 
 _MOVES = {"a value was read": "reads a value", "of a write": "writes to memory that others can see"}
+_MOST = 64  # operands that may have gradients; in native/autograd too
 _HINT = "kiln.compile without pure=True runs any Python"
 
 
@@ -45,13 +46,18 @@ class Viewed(NamedTuple):
 class Tracer:
     """What `_core.trace` tells of the ops of one run; see the module's text."""
 
-    def __init__(self, name: str, leaves: Sequence[Any]) -> None:
+    def __init__(
+        self, name: str, leaves: Sequence[Any], is_buffer: Callable[[Any], bool] = lambda x: True
+    ) -> None:
         self.name = name
+        self._is_buffer = is_buffer
         self.failure: PurityError | None = None
         self.steps: list[Step] = []
         self.lines: list[str] = []
         self.operands: list[Any] = []  # tensors
-        self.numbers: list[tuple[str, int]] = []  # ("seed", 0) and ("position", how far behind the start)
+        # ("seed", 0), ("position", how far behind the start), ("argument", which of those that only ops see)
+        self.numbers: list[tuple[str, int]] = []
+        self.letters = ""  # of the numbers: "i" or "f"
         self.by_value: set[tuple[int, int]] = set()  # (value, dim, or -1: all) whose sizes became numbers
         self.sizes: dict[int, tuple[int, ...]] = {}  # of every value
         self.dtypes: dict[int, str] = {}  # of the values that steps made
@@ -63,6 +69,7 @@ class Tracer:
         self._on: dict[int, list[Any]] = {}  # storage -> the tensors over it, the whole first
         self._stale: set[int] = set()  # ids of tensors over memory that was written since
         self._made: set[int] = set()  # storages of results
+        self._written_to: dict[int, str] = {}  # storages of buffers that were written -> the line
         self._first = 1 << 20  # values of results are numbered from here until the operands are known
         self._next = self._first
         self._arguments = {id(x) for x in leaves}
@@ -210,6 +217,7 @@ class Tracer:
             drawn = now > start and (x == seed if name == "seed" else start <= x < now)
             if drawn:  # else they belong to a generator of the program's, which a check notices, or to none
                 self.numbers.append((name, 0 if name == "seed" else x - start))
+                self.letters += "i"
                 return "operand", len(self.numbers) - 1
         return "number", x
 
@@ -232,8 +240,7 @@ class Tracer:
             self.value(target)
             storage = _core.place(target)[0]
             if storage not in self._made:
-                of = "an argument" if self._is_of_argument(storage) else "a tensor made elsewhere"
-                self.refuse(f"writes {of} in place")
+                self._expect_buffer(storage)
         dtypes = [self._dtype(target) for target in out]
         raw = [self._new() for _ in out]
         shapes = [_core.place(target)[2] for target in out]
@@ -244,6 +251,47 @@ class Tracer:
             self._append(CAST, (shape,), (("value", r),), [k], [dtype], [shape], history)
             self.numbers_seen.update(shape)
             self._written(target, k, history)
+
+    def _expect_buffer(self, storage: int) -> None:
+        """Refuses a write to what was not made here, unless it is a module's buffer."""
+        if self._is_of_argument(storage):
+            self.refuse("writes an argument in place")
+        whole = self._on[storage][0]
+        if whole.grad_fn is not None:
+            whole.detach_()
+            self.refuse("writes to a buffer what has a gradient")
+        if whole.requires_grad or not self._is_buffer(whole):
+            self.refuse("writes a tensor made elsewhere in place")
+        self._expect_whole(whole)
+        self._written_to.setdefault(storage, user_line())
+
+    def states(self) -> list[tuple[int, int]]:
+        """(operand, value) of the buffers that were written, with what is in them now."""
+        found = []
+        for storage, line in self._written_to.items():
+            over = [k for k, x in enumerate(self.operands) if _core.place(x)[0] == storage]
+            if len(over) > 1:
+                raise PurityError(
+                    f"{self.name}: {line} writes a buffer whose memory another tensor that it uses shares"
+                )
+            found.append((over[0], self.value(self.operands[over[0]])))
+        return found
+
+    def facts(self) -> Any:
+        """What two runs have in common besides steps and operands."""
+        return self.numbers, self.by_value, self.numbers_seen, self.dtypes, self.sizes, self.states()
+
+    def lift(self, places: dict[tuple[int, int], int], letters: Sequence[str]) -> None:
+        """Makes numbers of the operation of those at (step, argument), each that one of the call's."""
+        own: dict[int, int] = {}
+        for (at, i), k in places.items():
+            if k not in own:
+                own[k] = len(self.numbers)
+                self.numbers.append(("argument", k))
+                self.letters += letters[k]
+            args = list(self.steps[at].args)
+            args[i] = ("operand", own[k])
+            self.steps[at] = self.steps[at]._replace(args=tuple(args))
 
     def _is_of_argument(self, storage: int) -> bool:
         return any(id(x) in self._arguments for x in self._on[storage])
@@ -286,18 +334,19 @@ class Tracer:
 
     def finish(self, results: Sequence[int]) -> Steps:
         """The steps that the results need, with operands and values numbered one after another."""
-        numbers = "i" * len(self.numbers)
         tensors = len(self.operands)
-        found = Steps(tensors, numbers, tuple(self.steps), tuple(results)).needed()
+        found = Steps(tensors, self.letters, tuple(self.steps), tuple(results)).needed()
         seen: set[int] = set()
         again = [k for _, k in using(found.steps, tensors) if k in seen or seen.add(k)]  # type: ignore[func-returns-value]
         again = [k for k in again if str(self.operands[k].dtype).rpartition(".")[2] in FLOATS]
+        if tensors + len(again) > _MOST:
+            again = []  # what they give is added up in the cell
         found = self._numbered(found, len(again))
         return found._replace(tensors=tensors + len(again), again=tuple(again))
 
     def finish_all(self) -> Steps:
         """The same, with those that no result needs."""
-        return self._numbered(Steps(len(self.operands), "i" * len(self.numbers), tuple(self.steps), ()), 0)
+        return self._numbered(Steps(len(self.operands), self.letters, tuple(self.steps), ()), 0)
 
     def _numbered(self, found: Steps, again: int) -> Steps:
         tensors = len(self.operands) + again

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from kiln import _core
+from kiln.capture.pure.call import Call
 from kiln.capture.pure.function import CellFunction, CellOp, cell_op
+from kiln.capture.pure.guards import Read, ways_to
+from kiln.capture.pure.numbers import fits_number, same_number
 from kiln.capture.pure.steps import Step
-from kiln.capture.pure.surroundings import Place, Watch, ways_to
+from kiln.capture.pure.surroundings import Watch
 from kiln.capture.pure.trace import Tracer, names_of
 from kiln.errors import describe
 from kiln.graph.size import Size, slots_named
@@ -70,6 +73,11 @@ def look_of(x: Any) -> tuple[Any, ...]:
     return x.dtype, x.requires_grad, _core.place(x)[2]
 
 
+def given_by(tracer: Tracer, outputs: list[Any]) -> list[int]:
+    """The values that a run returns, and leaves in buffers."""
+    return [*(tracer.value(y) for y in outputs), *(value for _, value in tracer.states())]
+
+
 class Variant:
     """See the module's text."""
 
@@ -77,6 +85,7 @@ class Variant:
         self.calls = 0
         self.checked_at = 0
         self.taught = 0
+        self.too_large = False  # for one op: it runs as Python has it
         self.seen: Any = None  # the hash of a run that was found to be as written down
         self.lines = tracer.lines
         self.what = [(s.what(), s.told()) for s in tracer.steps]
@@ -86,7 +95,11 @@ class Variant:
         except TypeError as error:
             tracer.refuse(f"returns {error}, which is made of neither tensors nor numbers")
         self.shape = shape_of(self.tree)
-        self.gives = [tracer.value(y) for y in outputs]
+        states = tracer.states()
+        self.gives = given_by(tracer, outputs)
+        self.flowing: tuple[int, ...] = ()  # which of the call's numbers only ops see
+        self.fixed: list[tuple[int, Any]] = []  # and the others, with their values
+        self.flows: dict[tuple[int, int], int] = {}  # (step, argument) -> which of `flowing`
         self.views: list[tuple[tuple[str, int], Any, tuple[Any, ...], tuple[Any, ...], int]] = []
         self.results: list[int] = []
         self._places: dict[int, tuple[str, int]] = {}
@@ -95,6 +108,9 @@ class Variant:
         place = {id(x): k for k, x in enumerate(leaves)}
         # per operand: the number of an argument, or a tensor that was met
         self.operands = [place.get(id(x), x) for x in tracer.operands]
+        self.results += [value for _, value in states]
+        # buffers it writes, which get the last of the op's results
+        self.written = [tracer.operands[k] for k, _ in states]
         for step in tracer.steps:
             if not isinstance(step.op, str) and (step.op.checks is not None or step.op.divides):
                 self._add_check(step, tracer)
@@ -104,7 +120,7 @@ class Variant:
         self.met = [x for x in self.operands if not isinstance(x, int)]
         self.op = cell_op(name, self.steps) if self.steps.results else None
         self.looks = [look_of(x) for x in self.met]
-        self.guards: list[Place] = []
+        self.guards = self.outside = _core.Guards([])
         self.pins: dict[int, Any] = {}
         self.sizes = self._sizes_by_value(tracer, leaves)
         self.plain = self._plain()
@@ -138,7 +154,7 @@ class Variant:
 
     def _plain(self) -> bool:
         """Whether the op's results are what is returned, in order: one, or a tuple of them."""
-        wanted = [("result", k) for k in range(len(self.results))]
+        wanted = [("result", k) for k in range(len(self.results) - len(self.written))]
         straight = [(leaf.kind, leaf.which) for leaf in self.leaves] == wanted
         one = self.tree is None
         several = one or (self.tree.make is tuple and all(x is None for x in self.tree.items))
@@ -229,7 +245,7 @@ class Variant:
         for x in tensors:
             sizes = _core.place(x)[2]
             looks.append((str(x.dtype).rpartition(".")[2], tuple(int(n == 1) for n in sizes), None))
-        return (*looks, *("i" for _ in self.numbers))
+        return (*looks, *self.steps.numbers)
 
     def all_operands(self) -> list[Any]:
         """The op's tensors: `operands`, then those that are used again."""
@@ -238,7 +254,10 @@ class Variant:
     def parts(self) -> list[tuple[str, Any]]:
         """The op's operands, as the core has them."""
         operands = self.all_operands()
-        tensors = [("leaf", x) if isinstance(x, int) else ("met", x) for x in operands]
+        own = {id(x) for x in self.written}
+        tensors = [
+            ("leaf", x) if isinstance(x, int) else ("copied" if id(x) in own else "met", x) for x in operands
+        ]
         return [*tensors, *self.numbers]
 
     def check(self, leaves: list[Any]) -> None:
@@ -247,24 +266,35 @@ class Variant:
             _core.check_op(op, structure, tuple([leaves[x] if kind == "leaf" else x for kind, x in parts]))
 
     def watch(self, roots: list[Any], watch: Watch, leaves: list[Any]) -> None:
-        """Learns by which places the tensors it met are found, and the modules that ran."""
+        """Learns by which places what it met is found, and what else the code that ran may have read."""
         modules = [x for x in watch.objects_met() if "training" in getattr(x, "__dict__", ())]
-        found = ways_to(roots, [*self.met, *modules])
-        guards = {(id(p.container), p.key): p for way in found.values() for p in way}
-        for module in modules:
-            state = module.__dict__
-            guards[id(state), "training"] = Place(state, "training", state["training"])
-        self.guards = list(guards.values())
+        read = Read(watch.ran, self.met)
+        for way in ways_to(roots, [*self.met, *modules]).values():
+            for place in way:
+                read.place(place)
+        for thing in (*roots, *watch.objects_met()):
+            read.follow(thing)
+        self.guards, self.outside = read.guards()
         # arguments that the function meets on another way too: those alone stand for both
         state = ways_to(roots, leaves)
         self.pins = {k: x for k, x in enumerate(leaves) if id(x) in state}
 
-    def alike(self, leaves: list[Any]) -> bool:
-        """Whether what it met looks as it did, and is where it was."""
+    def alike(self, call: Call) -> bool:
+        """Whether what it met and read is as it was, and Python reads the same numbers."""
+        leaves = call.leaves
+        if not all(same_number(call.numbers[k], x) for k, x in self.fixed):
+            return False
+        if not all(fits_number(call.numbers[k]) for k in self.flowing):
+            return False
         looks = all(look == look_of(x) for look, x in zip(self.looks, self.met))
         pinned = all(leaves[k] is x for k, x in self.pins.items())
         other = any(x is own for own in self.met for x in leaves)
-        return looks and pinned and not other and all(guard.holds() for guard in self.guards)
+        return looks and pinned and not other and bool(self.guards.hold()) and not self._meets_written(leaves)
+
+    def _meets_written(self, leaves: list[Any]) -> bool:
+        """Whether an argument shares the memory of a buffer that is written."""
+        own = {_core.place(x)[0] for x in self.written}
+        return bool(own) and any(isinstance(x, _core.Tensor) and _core.place(x)[0] in own for x in leaves)
 
 
 def _slots_by_value(tracer: Tracer, operands: tuple[Any, ...]) -> set[int]:
