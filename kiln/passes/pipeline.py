@@ -75,14 +75,16 @@ def run(passes: tuple[Pass, ...], *given: Any) -> Any:
     return given[0]
 
 
-def program(graph: Graph, updates: dict[int, int] | None = None) -> Plan:
-    """The plan of a graph; `updates`: more outputs that are written where an input lies."""
+def program(graph: Graph, updates: dict[int, int] | None = None, called: bool = False) -> Plan:
+    """The plan of a graph; `updates`: more outputs that are written where an input lies; `called`: by a node
+    of control flow, which says what its slots hold.
+    """
     simple: Graph = run((SIMPLIFY,), graph)
     simple.updates.update(updates or {})
-    return lower(simple)
+    return lower(simple, called)
 
 
-def lower(graph: Graph) -> Plan:
+def lower(graph: Graph, called: bool = False) -> Plan:
     """The plan of a graph that is simple already."""
-    found: Plan = run(PLANNING, verify(graph))
+    found: Plan = run(PLANNING, verify(graph, called))
     return found
