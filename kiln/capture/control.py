@@ -239,18 +239,13 @@ def _state(name: str, tree: Any) -> tuple[list[Any], Build, Build]:
     for k, x in enumerate(leaves):
         if not isinstance(x, (Tensor, Value, bool, int, float)):
             raise RuntimeError(f"{name}: expected tensors and numbers, got {type(x).__name__} at {k}")
-    state = [_as_tensor(x) for x in leaves]
     if isinstance(tree, (tuple, list)):
-        return state, build, build
-    return state, lambda x: (build(x),), build
+        return leaves, build, build
+    return leaves, lambda x: (build(x),), build
 
 
 def _as_tensor(x: Any) -> Any:
-    """A number as an array of no dims."""
-    if isinstance(x, Value) and x.weak:
-        return as_value(x.graph, x)
-    if isinstance(x, (Tensor, Value)):
-        return x
+    """A number as a tensor of no dims."""
     dtype = {bool: "bool", int: "int64"}.get(type(x), _core.default_dtype_name())
     return find("full").handle(x, (), dtype)
 
@@ -341,8 +336,10 @@ def _run(name: Any, functions: tuple[Any, ...], given: list[Any], emit: Emit) ->
     value = next((x for x in given if isinstance(x, Value)), None)
     around = innermost() or (None if value is None else value.graph)
     if around is not None:
-        results, rebuild = emit(around, [outside(around, x) for x in given])
+        inside = [as_value(around, outside(around, x) if isinstance(x, (Tensor, Value)) else x) for x in given]
+        results, rebuild = emit(around, inside)
         return rebuild(results)
+    given = [x if isinstance(x, Tensor) else _as_tensor(x) for x in given]
     key, alive = _key(name, functions, given)
     found = _made.get(key)
     if found is None or not all([p.holds() for p in found.places]):
