@@ -15,7 +15,7 @@ from kiln.capture.pure.function import described, function_for, inline
 from kiln.errors import place
 from kiln.func.tree import flatten
 from kiln.graph.control import Attrs
-from kiln.graph.graph import Graph, OpLike, Value, building
+from kiln.graph.graph import Graph, OpLike, Value, building, current
 from kiln.graph.size import Dim, slots_named, substitute, symbol
 from kiln.graph.text import Subgraph
 from kiln.ops.random.generator import get_rng_state
@@ -38,7 +38,8 @@ class Inside(Graph):
     def lift(self, x: Any) -> Any:
         """What stands here for a tensor, a value of another graph or, in a list, for several."""
         if isinstance(x, (list, tuple)) and any(isinstance(v, (Tensor, Value)) for v in x):
-            return type(x)(map(self.lift, x)) if type(x) in (list, tuple) else x
+            made = [self.lift(v) for v in x]
+            return x if all(a is b for a, b in zip(made, x)) else type(x)(made) if type(x) is tuple else made
         if not isinstance(x, (Tensor, Value)) or (isinstance(x, Value) and x.graph is self):
             return x
         found = self.lifted.get(id(x))
@@ -111,15 +112,16 @@ _building = _Building()
 
 
 def innermost() -> Inside | None:
-    """The graph of the function that is being built, if one is."""
-    return _building.graphs[-1] if _building.graphs else None
+    """The graph of the function that is being built, if one is and this thread is not at something else."""
+    found = _building.graphs[-1] if _building.graphs else None
+    return found if found is not None and current() is found else None
 
 
 def _interpret(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of an op while a function is built: on what stands for its arguments in the innermost graph."""
-    if not _building.graphs:
+    graph = innermost()
+    if graph is None:
         return NotImplemented
-    graph = _building.graphs[-1]
     given = [graph.lift(a) for a in args]
     named = {k: graph.lift(a) for k, a in kwargs.items()}
     if op.kind == "composite" and op.name != "called" and any(_is_rounded(a) for a in (*given, *named.values())):
