@@ -1,6 +1,6 @@
 """A graph as an op: a call of it is one op of the core, whose identity is the graph's text.
 
-    called(operands; text, sizes)      the graph's results, for its arrays, then its integers
+called(operands; text, sizes)      the graph's results, for its arrays, then its integers
 """
 
 from __future__ import annotations

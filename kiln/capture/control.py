@@ -1,8 +1,8 @@
 """Control flow as calls of whole graphs: `cond`, `while_loop`, `scan` and `map`.
 
 On values of a graph under construction a call becomes nodes of it. On tensors the functions become graphs
-once, and the call is one op of the core, with the derivatives those graphs have. What is met on the way (tensors
-that a function closes over) is operands of that op, so its gradients go there too.
+once, and the call is one op of the core, with the derivatives those graphs have. What is met on the way
+(tensors that a function closes over) is operands of that op, so its gradients go there too.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried
         condition = trace(graph, cond_fn, looks, build, "while_loop")
         body = trace(graph, body_fn, looks, build, "while_loop")
         if len(condition.results) != 1:
-            raise RuntimeError(f"while_loop: {condition.where} gives {len(condition.results)} results, not one")
+            raise RuntimeError(
+                f"while_loop: {condition.where} gives {len(condition.results)} results, not one"
+            )
         flag = _flag(as_value(condition.graph, condition.results[0]))
         outputs = _kept_state(graph, "while_loop", body, body.results, given)
         captured, sizes, graphs = close(graph, [condition, body], [[flag], outputs])
@@ -141,8 +143,8 @@ def scan(
     """`carry, y = combine_fn(carry, x)` for every part x of `xs` along `dim`: the last carry, and all y
     stacked along a new first dim.
 
-    `init`, `xs`: tensors (and, of `init`, numbers), or lists, tuples and dicts of them; `xs` of one length along
-    `dim`, or nothing: then there are `length` steps. `reverse`: from the last part to the first; y number k
+    `init`, `xs`: tensors (and, of `init`, numbers), or lists, tuples and dicts of them; `xs` of one length
+    along `dim`, or nothing: then there are `length` steps. `reverse`: from the last part to the first; y number k
     is that of part k all the same. Of no parts, `init` itself and nothing stacked.
     RuntimeError where the carry changes its structure, a shape or dtype, or where lengths differ.
 
@@ -199,8 +201,8 @@ def scan(
 def map(f: Callable[..., Any], xs: Any, *args: Any) -> Any:
     """`f(x, *args)` for every part x of `xs` along its first dim, one after the other: the results stacked.
 
-    `xs`: a tensor, or lists, tuples and dicts of tensors of one length. What `f` computes for one part has the
-    bits it has alone; `kiln.vmap` computes all at once.
+    `xs`: a tensor, or lists, tuples and dicts of tensors of one length. What `f` computes for one part has
+    the bits it has alone; `kiln.vmap` computes all at once.
 
     >>> import kiln
     >>> kiln.graph.map(lambda x, y: x.sum() * y, kiln.ones(2, 3), kiln.tensor(2.0))
@@ -258,7 +260,9 @@ def _parts(name: str, tree: Any, dim: int) -> tuple[list[Any], Build]:
         if x.ndim == 0 or not -x.ndim <= dim < x.ndim:
             raise RuntimeError(f"{name}: leaf {k} of {x.ndim} dims has no dim {dim} to go along")
     if dim:
-        leaves = [find("permute").handle(x, _first(dim % x.ndim, x.ndim)) if x.ndim > 1 else x for x in leaves]
+        leaves = [
+            find("permute").handle(x, _first(dim % x.ndim, x.ndim)) if x.ndim > 1 else x for x in leaves
+        ]
     lengths = {int(x.shape[0]) for x in leaves if isinstance(x, Tensor)}
     if len(lengths) > 1:
         raise RuntimeError(f"{name}: leaves of one length expected along dim {dim}, got {sorted(lengths)}")
@@ -294,9 +298,7 @@ def _same(graph: Graph, what: str, a: Value, b: Value) -> None:
     raise RuntimeError(f"{what} must look the same, got {a!r} and {b!r}")
 
 
-def _kept_state(
-    graph: Graph, name: str, body: Traced, results: list[Any], state: list[Value]
-) -> list[Value]:
+def _kept_state(graph: Graph, name: str, body: Traced, results: list[Any], state: list[Value]) -> list[Value]:
     """What a body gives for its state, which may not change its shapes and dtypes."""
     if len(results) != len(state):
         raise RuntimeError(f"{name}: {body.where} gives {len(results)} values for a state of {len(state)}")
@@ -336,13 +338,15 @@ def _run(name: Any, functions: tuple[Any, ...], given: list[Any], emit: Emit) ->
     value = next((x for x in given if isinstance(x, Value)), None)
     around = innermost() or (None if value is None else value.graph)
     if around is not None:
-        inside = [as_value(around, outside(around, x) if isinstance(x, (Tensor, Value)) else x) for x in given]
+        inside = [
+            as_value(around, outside(around, x) if isinstance(x, (Tensor, Value)) else x) for x in given
+        ]
         results, rebuild = emit(around, inside)
         return rebuild(results)
     given = [x if isinstance(x, Tensor) else _as_tensor(x) for x in given]
     key, alive = _key(name, functions, given)
     found = _made.get(key)
-    if found is None or not all([p.holds() for p in found.places]):
+    if found is None or not all(p.holds() for p in found.places):
         found = _build(functions, given, emit, alive)
         if found.places is not None:
             _made[key] = found
@@ -405,7 +409,7 @@ def _places(functions: tuple[Any, ...]) -> list[Place]:
 def _key(name: Any, functions: tuple[Any, ...], given: list[Any]) -> tuple[Any, tuple[Any, ...]]:
     """What tells calls apart, and what must live for that."""
     alive: list[Any] = []
-    names = []
+    names: list[Any] = []
     for f in functions:
         code = getattr(f, "__code__", None)
         if code is None or getattr(f, "__self__", None) is not None:
@@ -417,4 +421,3 @@ def _key(name: Any, functions: tuple[Any, ...], given: list[Any]) -> tuple[Any, 
         names.append((id(code), *[id(x) for x in held]))
     looks = tuple((x.dtype.name, tuple(n == 1 for n in x.shape)) for x in given)
     return (name, tuple(names), looks, _core.default_dtype_name()), tuple(alive)
-

@@ -124,7 +124,11 @@ def _interpret(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     given = [graph.lift(a) for a in args]
     named = {k: graph.lift(a) for k, a in kwargs.items()}
-    if op.kind == "composite" and op.name != "called" and any(_is_rounded(a) for a in (*given, *named.values())):
+    if (
+        op.kind == "composite"
+        and op.name != "called"
+        and any(_is_rounded(a) for a in (*given, *named.values()))
+    ):
         return _computed(graph, op, op.bind(tuple(given), named))
     if all(a is b for a, b in zip(given, args)) and all(named[k] is a for k, a in kwargs.items()):
         return NotImplemented
@@ -150,7 +154,9 @@ def _computed(graph: Graph, op: Op, bound: list[Any]) -> Any:
         elif param.kind in "ZL":
             items = list(value) if isinstance(value, (tuple, list)) else [value]
             structure.append(len(items))
-            operands += [constant(graph, n) if param.kind == "Z" and not isinstance(n, int) else n for n in items]
+            operands += [
+                constant(graph, n) if param.kind == "Z" and not isinstance(n, int) else n for n in items
+            ]
         elif value is None:
             structure.append(None)
         else:
@@ -166,7 +172,9 @@ def _computed(graph: Graph, op: Op, bound: list[Any]) -> Any:
 class Traced:
     """What a function became: its graph, what its results look like, and where they were made."""
 
-    def __init__(self, graph: Inside, inputs: list[Value], results: list[Any], build: Any, where: str) -> None:
+    def __init__(
+        self, graph: Inside, inputs: list[Value], results: list[Any], build: Any, where: str
+    ) -> None:
         self.graph, self.inputs, self.results, self.build, self.where = graph, inputs, results, build, where
 
 
@@ -278,7 +286,10 @@ def _renamed(graph: Graph, arrays: list[Value], outputs: list[Value], names: dic
 
 
 def attributes(
-    counts: tuple[int, int, int], steps: tuple[Dim, bool], sizes: tuple[Dim, ...], graphs: tuple[Subgraph, ...]
+    counts: tuple[int, int, int],
+    steps: tuple[Dim, bool],
+    sizes: tuple[Dim, ...],
+    graphs: tuple[Subgraph, ...],
 ) -> Attrs:
     """The attributes of a node."""
     return Attrs(0, counts, steps, sizes, graphs)

@@ -1,9 +1,9 @@
 """Control flow for a batch: the graphs that are called, done for all samples at once.
 
-    cond         one branch where the flag is the same for all; else both, and each sample takes its own
-    while_loop   as long as any sample goes on; one that has ended keeps its state
-    scan         along the same dim, which comes before the batch inside
-    counted      where the number of steps is the same for all
+cond         one branch where the flag is the same for all; else both, and each sample takes its own
+while_loop   as long as any sample goes on; one that has ended keeps its state
+scan         along the same dim, which comes before the batch inside
+counted      where the number of steps is the same for all
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def _made(
             return _Made((condition, _Batch(body, full).close(None)), full)
         loops = tuple(Subgraph(_Batch(g.graph, flags[:loop]).plain(flags[:loop])) for g in graphs[:2])
         if any(_Batch(body, flags[:loop]).outputs_batched()):
-            raise RuntimeError("vmap: the gradient of a while_loop over samples; take that of the mapped loop")
+            raise RuntimeError(
+                "vmap: the gradient of a while_loop over samples; take that of the mapped loop"
+            )
         return _Made((*loops, _Batch(graphs[2].graph, flags, counted=True).close(None)), flags)
     full = (*[True] * state, *flags[state:])
     return _Made((_Batch(body, full).close(None),), full)
@@ -130,10 +132,12 @@ def _masked(graphs: tuple[Subgraph, ...], flags: Flags, state: int) -> tuple[Sub
 class _Batch:
     """A graph, done for a batch whose size is one more slot (of `counted` the one before the last)."""
 
-    def __init__(self, source: Graph, flags: Flags, counted: bool = False, onto: _Batch | None = None) -> None:
+    def __init__(
+        self, source: Graph, flags: Flags, counted: bool = False, onto: _Batch | None = None
+    ) -> None:
         self.source, self.flags = source, flags
         slots = source.slots
-        self.graph = Graph() if onto is None else onto.graph
+        self.graph: Graph = Graph() if onto is None else onto.graph
         self.graph.slots = slots + 1
         self.size: Dim = symbol(slots - counted)
         self._steps = slots - 1 if counted else -1
@@ -155,9 +159,10 @@ class _Batch:
             known[id(value)] = Operand(made, flag)
             if not value.weak:
                 self.arrays.append(known[id(value)])
-        self.numbers = {v.slot: known[id(v)] for v in source.inputs if v.weak}
+        self.numbers: dict[int, Operand] = {v.slot: known[id(v)] for v in source.inputs if v.weak}
         for a, b in source.checks:
-            self.graph.require_equal(*self._dims((a, b)), "vmap")
+            left, right = self._dims((a, b))
+            self.graph.require_equal(left, right, "vmap")
         with building(self.graph):
             for node in source.nodes:
                 known[id(node.out)] = self._node(node, [known[id(v)] for v in node.inputs])
@@ -186,7 +191,9 @@ class _Batch:
         return Subgraph(self.graph)
 
     def plain(self, flags: Flags) -> Graph:
-        """The graph of inputs some of which are batched though nothing depends on that: of the first sample."""
+        """The graph of inputs some of which are batched, though nothing depends on that: of the first
+        sample.
+        """
         graph = Graph()
         graph.slots = self.source.slots + 1
         values: dict[int, Value] = {}

@@ -3,21 +3,23 @@
     cond(flag, x ..; yes, no)                 the graph `yes` of x .., where the flag holds, else `no`
     while_loop(state .., x ..; condition, body)
                                               state = body(state .., x ..) while condition(state .., x ..)
-    scan(state .., each .., x ..; body)       state, parts = body(state .., a part of each .., x ..), for every
-                                              index of the first dim; the parts are stacked
+    scan(state .., each .., x ..; body)       state, parts = body(state .., a part of each .., x ..), for
+                                              every index of the first dim; the parts are stacked
     counted(state .., x .., rest ..; condition, body, then)
-                                              the graph `then` of all of them, which knows as one more size how
-                                              many steps while_loop(state .., x ..; condition, body) has
+                                              the graph `then` of all of them, which knows as one more size
+                                              how many steps that while_loop has
 
 A node has one result: a call has as many nodes, of the same inputs and attributes but for the first, which
-says which result it is. Behind the results of a scan come the states it had before each step, stacked. `counted` is what derivatives of a while_loop are made of: a loop whose number of
-steps is known is a scan, and that has a derivative of any order.
+says which result it is. Behind the results of a scan come the states it had before each step, stacked.
+`counted` is what derivatives of a while_loop are made of: a loop whose number of steps is known is a scan,
+and that has a derivative of any order.
 
     attrs := which, (state, each, x), (length, reverse), sizes, graphs
 
 The graphs are closed. Their slots are their own: slot k is the size `sizes[k]` of the graph around them (or
-the bits of a number there); of `then` one more is the number of steps. Their inputs are arrays, contiguous and
-in the order of the node's, then numbers. Nothing they check is checked by them: the graph around them does.
+the bits of a number there); of `then` one more is the number of steps. Their inputs are arrays, contiguous
+and in the order of the node's, then numbers. Nothing they check is checked by them: the graph around them
+does.
 """
 
 from __future__ import annotations
@@ -52,9 +54,7 @@ def siblings(node: Node, nodes: Iterable[Node]) -> list[Node]:
     """The nodes among `nodes` that are results of one call, in the order of the nodes."""
     inputs, attrs = tuple(map(id, node.inputs)), node.attrs[1:]
     return [
-        n
-        for n in nodes
-        if n.op is node.op and n.attrs[1:] == attrs and tuple(map(id, n.inputs)) == inputs
+        n for n in nodes if n.op is node.op and n.attrs[1:] == attrs and tuple(map(id, n.inputs)) == inputs
     ]
 
 
@@ -98,9 +98,9 @@ def infer(op: OpLike, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any,
         _agree(graph, f"{name}: state {k}", keeps.outputs[k], place, given[k].dtype, given[k].shape)
     results = call.graphs[-1].graph.outputs
     if name == "cond":
-        for a, b in zip(call.graphs[0].graph.outputs, results):
-            shape = tuple(map(place.of, b.shape))
-            _agree(graph, f"{name}: a result", a, place, b.dtype, shape)
+        for one, other in zip(call.graphs[0].graph.outputs, results):
+            shape = tuple(map(place.of, other.shape))
+            _agree(graph, f"{name}: a result", one, place, other.dtype, shape)
     kept = name == "scan" and call.which >= len(results)
     out = keeps.outputs[call.which - len(results)] if kept else results[call.which]
     shape = tuple(map(place.of, out.shape))
@@ -137,7 +137,10 @@ def _checked(op: OpLike, attrs: tuple[Any, ...]) -> Attrs:
         _require(kinds == sorted(kinds), f"{op.name}: a number before an array")
     state, results = counts[0], call.results
     least = 0 if op.name in ("cond", "counted") else state
-    _require(type(which) is int and 0 <= which < results + (state if op.name == "scan" else 0), f"{op.name}: there is no result {which}")
+    _require(
+        type(which) is int and 0 <= which < results + (state if op.name == "scan" else 0),
+        f"{op.name}: there is no result {which}",
+    )
     if op.name == "while_loop":
         _require(results == state, f"{op.name}: the body gives {results} values for {state}")
     if op.name == "cond":
@@ -190,4 +193,3 @@ def closed(graph: Graph, inputs: list[Value], outputs: list[Value], slots: int) 
     graph.inputs = [*inputs, *(v for v in graph.inputs if v.weak)]
     graph.slots = slots
     return graph.finish(outputs)
-

@@ -12,8 +12,9 @@
     attr   := true | false | none | "string" | float | dim | @n | "(" attrs ")"
     dim    := term ("+" term)*        term := factor ("*" factor)*        factor := int | sN | div(dim, dim)
 
-Values are numbered in order, inputs first, and so are the graphs that nodes call, each there once; floats are written so that they read back to the same bits. The
-text never depends on when sizes were made: terms are sorted by what they say.
+Values are numbered in order, inputs first, and so are the graphs that nodes call, each there once; floats are
+written so that they read back to the same bits. The text never depends on when sizes were made: terms are
+sorted by what they say.
 """
 
 from __future__ import annotations

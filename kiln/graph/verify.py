@@ -111,8 +111,8 @@ def _verify_node(graph: Graph, node: Node, known: set[int], where: str) -> None:
 
 
 def verify(graph: Graph, called: bool = False) -> Graph:
-    """Raises VerifyError at the first rule the graph breaks; else returns the graph. `called`: by a node, which
-    says what its slots hold (kiln/graph/control.py).
+    """Raises VerifyError at the first rule the graph breaks; else returns the graph. `called`: by a node,
+    which says what its slots hold (kiln/graph/control.py).
     """
     _verify_inputs(graph, called)
     known = {id(v) for v in graph.inputs}

@@ -1,10 +1,10 @@
 """Derivatives of control flow: of each call of graphs one of the graphs of their gradients.
 
-    cond         a cond of the branches' gradients; what one of them does not read has a gradient of zeros there
-    scan         a scan the other way round, over the states it had (`history`), which a call leaves as further
-                 results: the gradient of the state goes back through the body, that of what all steps read is
-                 added up on the way
-    while_loop   a `counted` graph: with the number of steps known, the loop is a scan, and has that derivative
+    cond         a cond of the branches' gradients; what one of them does not read gets zeros from it
+    scan         a scan the other way round, over the states it had (`history`), which a call leaves as
+                 further results: the gradient of the state goes back through the body, that of what all steps
+                 read is added up on the way
+    while_loop   a `counted` graph: with the number of steps known, the loop is a scan, and has its derivative
     counted      the same call, of the gradient of the graph at its end
 
 A sum over steps begins with -0.0, which changes no bit of what is added to it, and goes on contribution by
@@ -23,10 +23,10 @@ from kiln.graph.size import Dim, symbol
 from kiln.graph.text import Subgraph
 from kiln.passes.rewrite import clone, reachable
 from kiln.table.kinds import FLOATS
-from kiln.table.record import CONTROL, constant, find
+from kiln.table.record import CONSTANT, CONTROL, constant, find
 
-# A reverse sweep: over the first nodes of a graph, for targets, from outputs with their gradients by number, and
-# from sums by id of their targets; the total of each target.
+# A reverse sweep: over the first nodes of a graph, for targets, from outputs with their gradients by number,
+# and from sums by id of their targets; the total of each target.
 Accumulate = Callable[
     [Graph, int, "list[Value]", "list[Value]", "dict[int, Value]", "dict[int, Value]"], "list[Value | None]"
 ]
@@ -73,9 +73,7 @@ class _Call:
     def history(self, which: int) -> Value:
         """The states that a scan had, stacked."""
         if which not in self.made:
-            self.made[which] = self.graph.add(
-                self.node.op, self.node.inputs, (which, *self.node.attrs[1:])
-            )
+            self.made[which] = self.graph.add(self.node.op, self.node.inputs, (which, *self.node.attrs[1:]))
         return self.made[which]
 
 
@@ -218,12 +216,16 @@ def _scan(call: _Call, given: Given, wrt: list[int]) -> dict[int, Value]:
     return {k: g for k, g in gradients.items() if k in wrt}
 
 
+def _size(graph: Graph, size: Dim) -> Value:
+    return graph.add(CONSTANT, (), (size,))
+
+
 def _unless_none(total: Value, length: Dim) -> Value:
     """A sum over so many steps: of none, zeros."""
     if isinstance(length, int) and length > 0:
         return total
     graph = total.graph
-    none = graph.add(find("eq"), (constant(graph, length), constant(graph, 0)))
+    none = graph.add(find("eq"), (_size(graph, length), constant(graph, 0)))
     none = graph.add(find("convert"), (none,), ("bool",))
     return graph.add(find("where"), (none, _like(total, 0.0), total))
 

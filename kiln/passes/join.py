@@ -123,7 +123,9 @@ class _Joining:
 
     def _alone(self, node: Node, array: Array, operands: Iterable[Value], after: int) -> None:
         """A kernel that nothing joins, a group of its own."""
-        group = self._new(node.op.kind, Frame(squeeze((node.inputs or [node.out])[-1].shape), (), "map"), node)
+        group = self._new(
+            node.op.kind, Frame(squeeze((node.inputs or [node.out])[-1].shape), (), "map"), node
+        )
         for operand in operands:
             read = self.explorer.strided(operand, None)
             assert isinstance(read, Read)

@@ -11,8 +11,8 @@ A kind is a form of work that the passes know how to run. Each has its rule here
     layer                                             a kernel of its own: the op's body says what it computes
     control                                           a call of whole graphs (graph/control.py)
 
-Along and layer hold several, and `op.algorithm` names which: a new algorithm along a dim, or a new layer, is no
-new kind, as the passes treat it like the others but for its own lowering.
+Along and layer hold several, and `op.algorithm` names which: a new algorithm along a dim, or a new layer, is
+no new kind, as the passes treat it like the others but for its own lowering.
 
 The core receives these rules compiled (expressions and checks over the inputs' sizes); it has rules of its
 own only for pointwise ops and views.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/threads.h"
 #include "program/running.h"
 
 namespace kiln {
@@ -154,6 +155,7 @@ void Controls::run(const Control& control, size_t number, const int64_t* slots,
                    const SmallVector<std::byte*, 16>& starts, Run& run) {
     if (calls_.size() <= number) calls_.resize(number + 1);
     if (!calls_[number]) calls_[number] = std::make_unique<Calls>(control, slots);
+    FloatEnvironment environment;  // once for all that is launched by itself (Running::run)
     calls_[number]->run(slots, starts, run);
 }
 

@@ -330,6 +330,11 @@ Memory::~Memory() {
     if (data_) ::operator delete(data_, std::align_val_t(memory_alignment));
 }
 
+namespace {
+constexpr uint32_t looks_after = 64;  // runs of small launches, which take some microseconds at most
+constexpr size_t most_pointers = 48;  // of one of them
+}  // namespace
+
 Running::Running(const Program& program, std::span<const int64_t> environment, const Run& run)
     : program_(program) {
     slots_.resize(program.slots());
@@ -341,6 +346,19 @@ Running::Running(const Program& program, std::span<const int64_t> environment, c
     temps_.emplace(plan.bytes);
     scratch_.emplace(scratch_bytes(program, slots_.data(), run.threads));
     locate(program, plan, temps_->data(), starts_, [](const Buffer&) { return nullptr; });
+    small_ = program.controls.empty();
+    for (const Step& step : program.steps) {
+        if (!small_) break;
+        if (step.kernel == Step::free || slots_[step.units] <= 0) continue;
+        const int64_t units = slots_[step.units];
+        small_ = step.scratch < 0 && step.split.segments < 0 && !worth_threads(units, slots_[step.grain]) &&
+                 step.pointers.size() <= most_pointers;
+        Ready& ready = ready_.emplace_back(code_of(*program.kernels[step.kernel]), &step);
+        ready.units = units;
+        for (const Pointer& p : step.pointers)
+            ready.offsets.push_back(p.offset < 0 ? 0 : slots_[p.offset] * int64_t(p.itemsize));
+        for (int32_t slot : step.args) ready.args.push_back(slots_[slot]);
+    }
 }
 
 size_t Running::output_bytes(size_t k) const {
@@ -353,7 +371,15 @@ void Running::run(std::span<std::byte* const> inputs, std::span<std::byte* const
         const Buffer& b = program_.buffers[i];
         if (b.kind != Buffer::temp) starts_[i] = b.kind == Buffer::input ? inputs[b.index] : outputs[b.index];
     }
-    launch_steps(program_, slots_.data(), starts_, scratch_->data(), run, controls_);
+    if (!small_ || profile().on)
+        return launch_steps(program_, slots_.data(), starts_, scratch_->data(), run, controls_);
+    if (++runs_ % looks_after == 0) run.unlocked.stop_if_interrupted();
+    void* pointers[most_pointers];
+    for (const Ready& ready : ready_) {
+        const auto& used = ready.step->pointers;
+        for (size_t i = 0; i < used.size(); ++i) pointers[i] = starts_[used[i].buffer] + ready.offsets[i];
+        ready.function(pointers, ready.args.data(), 0, ready.units);
+    }
 }
 
 void run(const Program& program, const int64_t* slots, std::span<const Input> inputs,

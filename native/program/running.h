@@ -36,6 +36,15 @@ private:
     std::byte* const data_;
 };
 
+// A launch whose sizes are known, small enough for one thread, with no memory of its own.
+struct Ready {
+    KernelFunction function;
+    const Step* step;  // whose buffers it uses
+    std::vector<int64_t> offsets;  // in bytes, of each
+    Dims args;
+    int64_t units;
+};
+
 class Calls;
 
 // The steps of control of one program at some sizes; what they call stays between two runs of it.
@@ -64,6 +73,9 @@ private:
     std::optional<Memory> temps_, scratch_;
     SmallVector<std::byte*, 16> starts_;
     Controls controls_;
+    std::vector<Ready> ready_;  // all of its steps, if they are small launches alone
+    bool small_ = false;
+    uint32_t runs_ = 0;
 };
 
 }  // namespace kiln

@@ -83,7 +83,9 @@ def test_scan(size: int, length: int, reverse: bool) -> None:
 
 def test_scan_of_other_dims_and_of_nothing() -> None:
     xs = numbers(3, 4)
-    same(scan(lambda c, x: (c + x, x), kiln.zeros(3), xs, dim=1)[0], xs[:, 0] + xs[:, 1] + xs[:, 2] + xs[:, 3])
+    same(
+        scan(lambda c, x: (c + x, x), kiln.zeros(3), xs, dim=1)[0], xs[:, 0] + xs[:, 1] + xs[:, 2] + xs[:, 3]
+    )
     same(scan(lambda c, x: (c * 2, c), 1, None, length=5), (kiln.tensor(32), kiln.tensor([1, 2, 4, 8, 16])))
 
 
