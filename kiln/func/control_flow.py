@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from kiln import _core
 from kiln.capture.called import called
 from kiln.capture.pure.surroundings import Place, entries_of
-from kiln.capture.subgraph import (
+from kiln.func.subgraph import (
     Root,
     Tensor,
     Traced,
@@ -144,8 +144,8 @@ def scan(
     stacked along a new first dim.
 
     `init`, `xs`: tensors (and, of `init`, numbers), or lists, tuples and dicts of them; `xs` of one length
-    along `dim`, or nothing: then there are `length` steps. `reverse`: from the last part to the first; y number k
-    is that of part k all the same. Of no parts, `init` itself and nothing stacked.
+    along `dim`, or nothing: then there are `length` steps. `reverse`: from the last part to the first; y
+    number k is that of part k all the same. Of no parts, `init` itself and nothing stacked.
     RuntimeError where the carry changes its structure, a shape or dtype, or where lengths differ.
 
     >>> import kiln
