@@ -224,6 +224,7 @@ _LATER = {
     "progress": "kiln.bars",
     "summary": "kiln.viz.summary",
     "vmap": "kiln.func",
+    **dict.fromkeys("cond while_loop".split(), "kiln.func.control_flow"),
     **dict.fromkeys("gru lstm rnn_relu rnn_tanh".split(), "kiln.nn.recurrent_steps"),
     "finfo": "kiln.ops.creation.dtypes",
     "iinfo": "kiln.ops.creation.dtypes",

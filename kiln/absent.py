@@ -49,7 +49,7 @@ _HINTS = (
     ),
     (
         "kiln writes no programs that run elsewhere; kiln.compile makes functions and modules faster",
-        r"(jit|fx|onnx|export)\..+ package sym_.+ import_ir_.+ cond",
+        r"(jit|fx|onnx|export)\..+ package sym_.+ import_ir_.+",
     ),
     (
         "kiln runs in one process",

@@ -15,6 +15,7 @@ from typing import Any, Union
 
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, Size, single_slot, substitute, symbol, terms
+from kiln.passes.control import with_history
 from kiln.passes.gradient import Asked, Backward
 from kiln.passes.pipeline import DERIVATIVE, HIDDEN, OP, REPLAY, run
 from kiln.passes.rewrite import append, clone, substitute_attr
@@ -75,10 +76,14 @@ class Forward(Function):
         values = [make(graph, d) for d in operands]
         with building(graph):
             if self.op.kind == "composite":
-                outputs = rounded_once(graph, values, self._body)
+                outputs = self.whole(graph, values)
             else:
                 outputs = [graph.add(self.op, *self.arguments(values))]
         return graph.finish(outputs)
+
+    def whole(self, graph: Graph, values: list[Value]) -> list[Value]:
+        """The results of a composite on values of a graph."""
+        return rounded_once(graph, values, self._body)
 
     def _body(self, values: list[Value]) -> list[Value]:
         assert self.op.body is not None
@@ -160,6 +165,7 @@ class Forward(Function):
             found = self._trace([make, *operands])
             if self.op.kind == "composite" and self.op.gradient is not None:
                 found = self._as_one_node(found)
+            found = with_history(found)
             found = self._primal.setdefault(operands, found)  # another thread's: values are told by identity
         return found
 

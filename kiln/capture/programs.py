@@ -14,7 +14,7 @@ from kiln.graph.graph import Graph, Value
 from kiln.graph.size import Atom, Dim, Size
 from kiln.passes import pipeline
 from kiln.passes.launch import Kernel, NestKernel
-from kiln.passes.plan import Launch
+from kiln.passes.plan import Call, Free, Plan, Step
 from kiln.scalars.scalar import Scalar, const
 from kiln.table.apply import apply_pointwise, convert_dtype
 from kiln.table.arguments import type_name
@@ -22,6 +22,8 @@ from kiln.table.kinds import COMPUTE
 
 CONSTANT, ADD, MULTIPLY, DIVIDE = range(4)
 INPUT, OUTPUT, TEMP = range(3)
+FREE, CALL = -1, -2  # in the place of a kernel
+CALLS = ("cond", "while_loop", "scan", "counted")  # in native/program/program.h too
 
 # kernels this process planned, by their keys
 by_key: dict[bytes, Kernel] = {}
@@ -101,13 +103,46 @@ def program(
     With `update`, the result is written where the first input lies.
     """
     plan = pipeline.program(graph, {0: 0} if update else None)
+    kernels: dict[bytes, int] = {}
+    body = _body(graph, plan, kernels, input_index, [*graph.checks])
+    return (list(kernels), *body)
+
+
+def _body(
+    graph: Graph,
+    plan: Plan,
+    kernels: dict[bytes, int],
+    input_index: Callable[[int], int],
+    stated: list[tuple[Dim, Dim]],
+) -> tuple[Any, ...]:
+    """All but the kernels, which are numbered in `kernels`."""
     slots = Slots(graph.slots)
-    checks = [(slots.of(a), slots.of(b)) for a, b in graph.checks]
+    checks = [(slots.of(a), slots.of(b)) for a, b in stated]
     buffers = [_buffer(b, slots, input_index) for b in plan.buffers]
-    steps = [_step(s, slots) for s in plan.steps]
+    own = [kernels.setdefault(planned(k), len(kernels)) for k in plan.kernels]
+    steps = [_step(s, slots, own, kernels) for s in plan.steps]
     outputs = [(buffer, dtype, [slots.of(d) for d in shape]) for buffer, dtype, shape in plan.outputs]
-    kernels = [planned(k) for k in plan.kernels]
-    return kernels, graph.slots, slots.exprs, checks, buffers, outputs, steps
+    return graph.slots, slots.exprs, checks, buffers, outputs, steps
+
+
+def _call(step: Call, slots: Slots, kernels: dict[bytes, int]) -> tuple[Any, ...]:
+    """A call of graphs: what they check is checked by those around them (native/program/program.h)."""
+    _, counts, (length, reverse), sizes, graphs = step.attrs
+    strides = [slots.of(d) for d in step.strides]
+    inputs = [_pointer(p, slots) for p in step.inputs]
+    outputs = [(0, -1, 0) if p is None else _pointer(p, slots) for p in step.outputs]
+    bodies = []
+    for sub in graphs:
+        plan = pipeline.program(sub.graph, called=True)
+        bodies.append(_body(sub.graph, plan, kernels, lambda i: i, []))
+    held = [slots.of(d) for d in sizes]
+    kind = CALLS.index(step.name)
+    return CALL, kind, *counts, slots.of(length), reverse, held, strides, inputs, outputs, bodies
+
+
+def _pointer(pointer: tuple[int, Dim, int], slots: Slots) -> tuple[int, int, int]:
+    buffer, offset, itemsize = pointer
+    return buffer, -1 if offset == 0 else slots.of(offset), itemsize
 
 
 def _buffer(buffer: Any, slots: Slots, input_index: Callable[[int], int]) -> tuple[int, int, int, int]:
@@ -116,16 +151,16 @@ def _buffer(buffer: Any, slots: Slots, input_index: Callable[[int], int]) -> tup
     return kind, index, 0 if kind == INPUT else slots.of(buffer.elements), buffer.itemsize
 
 
-def _step(step: Any, slots: Slots) -> tuple[Any, ...]:
-    if not isinstance(step, Launch):
-        return -1, step.buffer
-    pointers = [
-        (b, -1 if offset == 0 else slots.of(offset), itemsize) for b, offset, itemsize in step.pointers
-    ]
+def _step(step: Step, slots: Slots, own: list[int], kernels: dict[bytes, int]) -> tuple[Any, ...]:
+    if isinstance(step, Free):
+        return FREE, step.buffer
+    if isinstance(step, Call):
+        return _call(step, slots, kernels)
+    pointers = [_pointer(p, slots) for p in step.pointers]
     scratch = -1 if step.scratch == 0 else slots.of(step.scratch)
     args = [slots.of(a) for a in step.args]
     split = -1 if step.split is None else tuple(slots.of(d) for d in step.split)
-    return step.kernel, slots.of(step.grid), slots.of(step.grain), scratch, split, pointers, args
+    return own[step.kernel], slots.of(step.grid), slots.of(step.grain), scratch, split, pointers, args
 
 
 # ---- pointwise functions ----------------------------------------------------------------------------

@@ -8,7 +8,12 @@ from typing import Any
 from kiln.capture.answers import structure as structured
 from kiln.capture.function import Forward
 from kiln.capture.programs import Slots
+from kiln.graph.control import siblings
 from kiln.graph.graph import Graph, Node, Value
+from kiln.graph.size import Dim, single_slot, symbol
+from kiln.graph.slots import array_input
+from kiln.graph.text import text
+from kiln.passes.rewrite import slots_in, substitute_attr
 from kiln.table.kinds import VIEWS
 from kiln.table.record import Op
 
@@ -18,7 +23,7 @@ NO_DIM, FLAT = -128, 127  # in native/call/op.h too
 
 def recipe(graph: Graph, whole: bool = False) -> tuple[Any, ...]:
     """(environment, expressions, steps, outputs) for the core; a step is (op, structure, numbers, kinds,
-    args).
+    args, how many of its results are the next values).
 
     `as_strided` names places in its operand's memory, which a graph takes as contiguous: with `whole`,
     operands of any layout come, and it reads a copy.
@@ -26,16 +31,25 @@ def recipe(graph: Graph, whole: bool = False) -> tuple[Any, ...]:
     slots = Slots(graph.slots)
     places: dict[int, int] = {id(v): i for i, v in enumerate(graph.inputs)}
     steps: list[Any] = []
+    values = len(graph.inputs)
     for node in graph.nodes:
-        if node.op.kind == "constant":
+        if node.op.kind == "constant" or id(node.out) in places:
+            continue
+        if node.op.kind == "control":
+            results = siblings(node, graph.nodes)
+            steps.append((*_call(node, results, places, slots), len(results)))
+            places.update({id(n.out): values + k for k, n in enumerate(results)})
+            values += len(results)
             continue
         known = places
         if whole and node.op.kind == "as_strided":
             source = id(node.inputs[0])
-            known = {**places, source: len(graph.inputs) + len(steps)}
-            steps.append(("clone", structured(()), [], [], [places[source]]))
-        places[id(node.out)] = len(graph.inputs) + len(steps)
-        steps.append(_step(node, known, slots))
+            known = {**places, source: values}
+            steps.append(("clone", structured(()), [], [], [places[source]], 1))
+            values += 1
+        places[id(node.out)] = values
+        steps.append((*_step(node, known, slots), 1))
+        values += 1
     outputs = [places[id(v)] for v in graph.outputs]
     return graph.slots, slots.exprs, steps, outputs
 
@@ -84,6 +98,28 @@ def _step(node: Node, places: dict[int, int], slots: Slots) -> tuple[Any, ...]:
             if not pointwise:
                 structure.append(code)
     return op.name, structured(tuple(structure)), numbers, kinds, args
+
+
+def _call(node: Node, results: list[Node], places: dict[int, int], slots: Slots) -> tuple[Any, ...]:
+    """A call of graphs, as the op `called` of a graph of that alone; sizes that no array tells come as
+    numbers.
+    """
+    graph, names, further = Graph(), dict[int, Dim](), []
+    inputs = tuple(array_input(graph, v.dtype, tuple(d == 1 for d in v.shape)) for v in node.inputs)
+    for outer, own in zip(node.inputs, inputs):
+        for size, inside in zip(outer.shape, own.shape):
+            names.setdefault(single_slot(size), inside)
+    needed: set[int] = set()
+    slots_in(node.attrs, needed)
+    for slot in sorted(needed - names.keys()):
+        names[slot] = symbol(graph.add_number("int64").slot)
+        further.append(slot)
+    attrs = tuple(substitute_attr(a, names.__getitem__) for a in node.attrs[1:])
+    graph.finish([graph.add(n.op, inputs, (n.attrs[0], *attrs)) for n in results])
+    args = [places[id(v)] for v in node.inputs] + [-1 - k for k in range(len(further))]
+    numbers = [slots.of(symbol(slot)) for slot in further]
+    structure = (len(inputs), text(graph), len(further))
+    return "called", structured(structure), numbers, [INT] * len(numbers), args
 
 
 def _bits(value: Any) -> Any:

@@ -39,6 +39,7 @@ class Operand(NamedTuple):
         return tuple(self.value.shape)[self.batched :]
 
 
+_control_of_batch = later("kiln.func.control", "of_batch")
 _attention_of_samples = later("kiln.ops.nn.attention.written", "of_samples")
 Operands = list[Operand]
 Attrs = list[Any]
@@ -211,6 +212,7 @@ def _full(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
 
 RULES: dict[str, Callable[[Op, Operands, Attrs, Any], Any]] = {
     "pointwise": _pointwise,
+    "control": _control_of_batch,
     "reduce": _reduce,
     "reshape": _reshape,
     "permute": _permute,

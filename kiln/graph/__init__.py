@@ -1,1 +1,13 @@
-"""The graph: nodes, symbolic sizes, text form, verifier, interpreter."""
+"""The graph: nodes, symbolic sizes, text form, verifier, interpreter; and control flow as calls of graphs."""
+
+from importlib import import_module
+from typing import Any
+
+_LATER = dict.fromkeys(("cond", "map", "scan", "while_loop"), "kiln.func.control_flow")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'kiln.graph' has no attribute {name!r}")
+    globals()[name] = found = getattr(import_module(_LATER[name]), name)
+    return found

@@ -186,7 +186,7 @@ def takes(op: OpLike, inputs: int, attrs: int) -> bool:
 def _canonical_attrs(graph: Graph, attrs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Attributes with the sizes in them brought to canonical form."""
     return tuple(
-        tuple(graph.canonical(d) if not isinstance(d, (str, tuple)) and d is not None else d for d in a)
+        tuple(graph.canonical(d) if isinstance(d, Size) else d for d in a)
         if isinstance(a, tuple)
         else graph.canonical(a)
         if isinstance(a, Size)

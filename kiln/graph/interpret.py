@@ -14,6 +14,7 @@ from typing import Any, Union
 
 import numpy as np
 
+from kiln.graph.control import Attrs
 from kiln.graph.graph import Graph, Node
 from kiln.graph.size import Dim, evaluate
 from kiln.ops.reductions import scan_and_scatter_steps
@@ -56,13 +57,13 @@ def _compute(graph: Graph, machine: _Machine, values: dict[int, Array]) -> None:
 
 
 def _environment(graph: Graph, inputs: Sequence[Given]) -> list[int]:
-    """What the slots hold: sizes and strides of arrays, integer numbers (0 for a float: no size reads it)."""
+    """What the slots hold: sizes and strides of arrays, the bits of numbers."""
     if len(inputs) != len(graph.inputs):
         raise ValueError(f"expected {len(graph.inputs)} inputs, got {len(inputs)}")
     env: list[int] = []
     for k, (value, given) in enumerate(zip(graph.inputs, inputs)):
         if value.weak:
-            env.append(int(given) if isinstance(given, (bool, int)) else 0)
+            env.append(int(np.float64(given).view(np.int64)) if value.dtype == "float64" else int(given))
             continue
         if not isinstance(given, np.ndarray) or given.dtype != memory_dtype(value.dtype):
             raise ValueError(
@@ -245,6 +246,7 @@ class _Machine:
 
     def __init__(self, env: Sequence[int]) -> None:
         self.env = env
+        self.called: dict[Any, list[Array]] = {}  # what calls gave: each of their results is a node
 
     def size(self, dim: Dim) -> int:
         """The value of a size."""
@@ -421,6 +423,74 @@ def _windows(machine: _Machine, node: Node, x: list[Array]) -> Array:
     return out.reshape(shape)
 
 
+# -- control flow -----------------------------------------------------------------------------------
+
+
+def _control(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    """One result of a call of graphs; the call is made once."""
+    call = Attrs(*node.attrs)
+    key = node.op.name, tuple(map(id, node.inputs)), node.attrs[1:]
+    if key not in machine.called:
+        env = list(map(machine.size, call.sizes))
+        caller = _Caller(call, env, machine.size(call.steps[0]))
+        machine.called[key] = CALLS[node.op.name](caller, x)
+    return machine.called[key][call.which]
+
+
+class _Caller:
+    """The graphs of a control node and what their slots hold."""
+
+    def __init__(self, call: Attrs, env: list[int], length: int) -> None:
+        self.call, self.env, self.length = call, env, length
+
+    def run(self, k: int, x: Sequence[Array], steps: Sequence[int] = ()) -> list[Array]:
+        """What graph k gives for some arrays."""
+        graph = self.call.graphs[k].graph
+        env = [*self.env, *steps]
+        arrays = iter(x)
+        values = {id(v): _number(v, env) if v.weak else next(arrays) for v in graph.inputs}
+        _compute(graph, _Machine(env), values)
+        return [np.array(values[id(v)]) for v in graph.outputs]
+
+    def loop(self, x: Sequence[Array]) -> tuple[list[Array], int]:
+        """The end of a while_loop and how many steps there were."""
+        state = self.call.counts[0]
+        now, fixed, steps = list(x[:state]), list(x[state : state + self.call.counts[2]]), 0
+        while bool(self.run(0, [*now, *fixed])[0]):
+            now, steps = self.run(1, [*now, *fixed]), steps + 1
+        return now, steps
+
+
+def _number(value: Any, env: Sequence[int]) -> Array:
+    """A number whose bits a slot holds."""
+    bits = np.array(env[value.slot], np.int64)
+    return bits.view(np.float64) if value.dtype == "float64" else bits.astype(value.dtype)
+
+
+def _call_scan(caller: _Caller, x: list[Array]) -> list[Array]:
+    state, each, _ = caller.call.counts
+    body = caller.call.graphs[0].graph
+    now, parts, fixed = x[:state], x[state : state + each], x[state + each :]
+    machine = _Machine(caller.env)
+    outputs = [
+        np.zeros((caller.length, *machine.sizes(v.shape)), DTYPE[COMPUTE[v.dtype]])
+        for v in (*body.outputs[state:], *body.outputs[:state])
+    ]
+    for k in range(caller.length)[:: -1 if caller.call.steps[1] else 1]:
+        found = caller.run(0, [*now, *(p[k] for p in parts), *fixed])
+        for out, part in zip(outputs, (*found[state:], *now)):
+            out[k] = part
+        now = found[:state]
+    return [*now, *outputs]
+
+
+CALLS: dict[str, Callable[[_Caller, list[Array]], list[Array]]] = {
+    "cond": lambda caller, x: caller.run(0 if bool(x[0]) else 1, x[1:]),
+    "while_loop": lambda caller, x: caller.loop(x)[0],
+    "scan": _call_scan,
+    "counted": lambda caller, x: caller.run(2, x, [caller.loop(x)[1]]),
+}
+
 Rule = Callable[[_Machine, Node, list[Array]], Array]
 
 ALONG: dict[str, Rule] = {
@@ -450,4 +520,5 @@ RULES: dict[str, Rule] = {
     "concat": lambda machine, node, x: np.concatenate(x, node.attrs[0]),
     "along": lambda machine, node, x: ALONG[node.op.algorithm](machine, node, x),
     "layer": _layer,
+    "control": _control,
 }

@@ -1,6 +1,7 @@
 """The canonical text of a graph: printed form, saved form and the key of what is compiled from it.
 
-    text   := "graph" slots line*
+    text   := "graph" slots called* line*
+    called := "called" @n slots, then called* line* two spaces further in
     line   := %n "=" "input" type ["strides" "(" dims ")"]
             | %n "=" "number" dtype sN
             | %n "=" op "(" values [";" attrs] ")" ":" type
@@ -8,11 +9,12 @@
             | "update" output "->" input
             | "return" values
     type   := dtype "[" dims "]"
-    attr   := true | false | none | "string" | float | dim | "(" attrs ")"
+    attr   := true | false | none | "string" | float | dim | @n | "(" attrs ")"
     dim    := term ("+" term)*        term := factor ("*" factor)*        factor := int | sN | div(dim, dim)
 
-Values are numbered in order, inputs first; floats are written so that they read back to the same bits. The
-text never depends on when sizes were made: terms are sorted by what they say.
+Values are numbered in order, inputs first, and so are the graphs that nodes call, each there once; floats are
+written so that they read back to the same bits. The text never depends on when sizes were made: terms are
+sorted by what they say.
 """
 
 from __future__ import annotations
@@ -33,6 +35,25 @@ DTYPES = frozenset({
 NUMBERS = frozenset({"bool", "int64", "float64"})
 DEPTH = 32  # of nested tuples and quotients in a text that is read
 LIMIT = 1 << 63  # integers in a text that is read are below this
+
+
+class Subgraph:
+    """A graph that a node calls, as an attribute of it: equal to any other of the same text."""
+
+    __slots__ = ("graph", "text")
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.text = text(graph)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Subgraph) and other.text == self.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return f"graph of {len(self.graph.nodes)} nodes"
 
 
 class TextError(ValueError):
@@ -65,8 +86,8 @@ def type_text(dtype: str, shape: Shape) -> str:
     return f"{dtype}[{', '.join(map(dim_text, shape))}]"
 
 
-def attr_text(attr: Any) -> str:
-    """An attribute of a node as text; TypeError for what is no attribute."""
+def attr_text(attr: Any, called: dict[Subgraph, int] | None = None) -> str:
+    """An attribute of a node as text; `called`: the numbers of graphs. TypeError for what is no attribute."""
     if attr is None or isinstance(attr, bool):
         return {None: "none", True: "true", False: "false"}[attr]
     if isinstance(attr, (int, Size)):
@@ -78,7 +99,9 @@ def attr_text(attr: Any) -> str:
 
         return json.dumps(attr)
     if isinstance(attr, tuple):
-        return f"({', '.join(map(attr_text, attr))})"
+        return f"({', '.join([attr_text(a, called) for a in attr])})"
+    if isinstance(attr, Subgraph) and called is not None:
+        return f"@{called[attr]}"
     raise TypeError(f"attribute of type {type(attr).__name__}: {attr!r}")
 
 
@@ -86,6 +109,13 @@ def text(graph: Graph) -> str:
     """The canonical text of a graph."""
     names: dict[int, str] = {}
     lines = [f"graph {graph.slots}"]
+    called: dict[Subgraph, int] = {}
+    for attr in (a for node in graph.nodes if node.op.kind == "control" for a in node.attrs[-1]):
+        if attr not in called:
+            called[attr] = len(called)
+            head, *rest = attr.text.splitlines()
+            lines.append(f"called @{called[attr]} {head.removeprefix('graph ')}")
+            lines += [f"  {line}" for line in rest]
     for value in graph.inputs:
         names[id(value)] = name = f"%{len(names)}"
         if value.weak:
@@ -95,7 +125,7 @@ def text(graph: Graph) -> str:
             lines.append(f"{name} = input {type_text(value.dtype, value.shape)}{strides}")
     for node in graph.nodes:
         operands = ", ".join(names[id(v)] for v in node.inputs)
-        attrs = f"; {', '.join(map(attr_text, node.attrs))}" if node.attrs else ""
+        attrs = f"; {', '.join([attr_text(a, called) for a in node.attrs])}" if node.attrs else ""
         names[id(node.out)] = name = f"%{len(names)}"
         lines.append(
             f"{name} = {node.op.name}({operands}{attrs}): {type_text(node.out.dtype, node.out.shape)}"
@@ -109,7 +139,7 @@ def text(graph: Graph) -> str:
 # -- reading ----------------------------------------------------------------------------------------
 
 _TOKEN = re.compile(
-    r'[ \t]*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<value>%\d+)'
+    r'[ \t]*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<value>%\d+)|(?P<called>@\d+)'
     r"|(?P<float>-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf\b)|nan\b)"
     r"|(?P<int>-?\d+)|(?P<name>[A-Za-z_]\w*)|(?P<mark>->|==|[=()\[\],;:+*]))"
 )
@@ -194,6 +224,7 @@ class _Reader:
         self.find_op = find_op
         self.checks: list[tuple[Dim, Dim]] = []
         self.outputs: list[Value] | None = None
+        self.called: list[Subgraph] = []
 
     def items(self, line: _Line, close: str, read: Callable[[_Line], Any]) -> tuple[Any, ...]:
         """A comma-separated list up to `close`."""
@@ -265,6 +296,12 @@ class _Reader:
         if kind == "name" and word in ("true", "false", "none"):
             line.place += 1
             return {"true": True, "false": False, "none": None}[word]
+        if kind == "called":
+            line.place += 1
+            index = _integer(line, word[1:])
+            if index >= len(self.called):
+                raise line.error(f"there is no graph {word}")
+            return self.called[index]
         if line.accept("("):
             return self.items(line, ")", lambda inner: self.attr(inner, depth + 1))
         return self.dim(line)
@@ -410,8 +447,28 @@ def parse(source: str, find_op: FindOp) -> Graph:
     head = re.fullmatch(r"graph (\d{1,7})\s*", lines[0])
     if head is None:
         raise TextError("graph text, line 1: expected 'graph' and the number of slots")
-    reader = _Reader(find_op, int(head[1]))
-    rows = [_Line(row, k) for k, row in enumerate(lines[1:], 2) if row.strip()]
+    return _parse(lines[1:], 2, int(head[1]), find_op, 0)
+
+
+_CALLED = re.compile(r"called @(\d{1,7}) (\d{1,7})\s*")
+
+
+def _parse(lines: list[str], first: int, slots: int, find_op: FindOp, depth: int) -> Graph:
+    """The graph of some lines, of which the first has the number `first`."""
+    if depth > DEPTH:
+        raise TextError(f"graph text, line {first}: nested too deeply")
+    reader = _Reader(find_op, slots)
+    at = 0
+    while at < len(lines) and (head := _CALLED.fullmatch(lines[at])):
+        end = at + 1
+        while end < len(lines) and lines[end].startswith("  "):
+            end += 1
+        if int(head[1]) != len(reader.called):
+            raise TextError(f"graph text, line {first + at}: expected @{len(reader.called)}, got @{head[1]}")
+        inside = [line[2:] for line in lines[at + 1 : end]]
+        reader.called.append(Subgraph(_parse(inside, first + at + 1, int(head[2]), find_op, depth + 1)))
+        at = end
+    rows = [_Line(row, k) for k, row in enumerate(lines[at:], first + at) if row.strip()]
     count = next((k for k, row in enumerate(rows) if not _is_input(row)), len(rows))
     checks = [row for row in rows[count:] if row.peek() == ("name", "check")]
     for row in [

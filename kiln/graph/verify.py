@@ -7,6 +7,7 @@ nodes       read inputs or earlier nodes of this graph, have hashable attributes
             and the dtype and shape their op infers, without a check the graph does not state
 sizes       use slots the graph has
 outputs     are values of this graph
+called      graphs in attributes of control nodes follow the same rules, but have slots of their own
 updates     name an output and an input of one dtype and shape
 """
 
@@ -17,7 +18,7 @@ from typing import Any
 from kiln.graph.graph import Graph, Node, is_weak, takes
 from kiln.graph.size import Dim, Size, slots_named
 from kiln.graph.slots import slots_of
-from kiln.graph.text import DTYPES, NUMBERS, type_text
+from kiln.graph.text import DTYPES, NUMBERS, Subgraph, type_text
 
 
 class VerifyError(AssertionError):
@@ -50,13 +51,19 @@ def _verify_attr(graph: Graph, attr: Any, where: str) -> None:
         for item in attr:
             _verify_attr(graph, item, where)
         return
+    if isinstance(attr, Subgraph):
+        try:
+            verify(attr.graph, called=True)
+        except VerifyError as error:
+            raise VerifyError(f"{where}, in {attr!r}: {error}") from None
+        return
     if attr is not None and not isinstance(attr, (bool, int, float, str, Size)):
         raise VerifyError(f"{where}: attribute of type {type(attr).__name__}")
     if isinstance(attr, Size) and _slots_used(attr) > graph.slots:
         raise VerifyError(f"{where}: {attr} names a slot the graph does not have")
 
 
-def _verify_inputs(graph: Graph) -> None:
+def _verify_inputs(graph: Graph, called: bool) -> None:
     total, slots = 0, set[int]()
     for k, value in enumerate(graph.inputs):
         where = f"input {k}"
@@ -74,7 +81,7 @@ def _verify_inputs(graph: Graph) -> None:
                 len(value.layout) == value.ndim, f"{where}: {value.ndim} dims, {len(value.layout)} strides"
             )
         total += slots_of(value)
-    _require(graph.slots >= total, f"the inputs take {total} slots, the graph has {graph.slots}")
+    _require(called or graph.slots >= total, f"the inputs take {total} slots, the graph has {graph.slots}")
 
 
 def _verify_node(graph: Graph, node: Node, known: set[int], where: str) -> None:
@@ -103,9 +110,11 @@ def _verify_node(graph: Graph, node: Node, known: set[int], where: str) -> None:
     _verify_dims(graph, node.out.shape, where)
 
 
-def verify(graph: Graph) -> Graph:
-    """Raises VerifyError at the first rule the graph breaks; else returns the graph."""
-    _verify_inputs(graph)
+def verify(graph: Graph, called: bool = False) -> Graph:
+    """Raises VerifyError at the first rule the graph breaks; else returns the graph. `called`: by a node,
+    which says what its slots hold (kiln/graph/control.py).
+    """
+    _verify_inputs(graph, called)
     known = {id(v) for v in graph.inputs}
     for k, node in enumerate(graph.nodes):
         _verify_node(graph, node, known, f"node {k} ({node.op.name})")

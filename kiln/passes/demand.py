@@ -107,6 +107,9 @@ class Demand:
                 arrays = (v for v in node.inputs[stored:] if not v.weak)
                 reads = [self.explorer.strided(v, None, passed) for v in arrays]
             missing = [r for r in reads if isinstance(r, Value)]
+            if node.op.kind == "control":  # whole arrays, as graphs that are called take them
+                laid = zip(node.inputs, reads)
+                missing += [v for v, r in laid if isinstance(r, Read) and not is_contiguous(r.layout)]
             if node.op.algorithm == "recurrence" and isinstance(reads[1], Read):
                 if not is_contiguous(reads[1].layout):  # panels of weights are read as they were packed
                     missing.append(node.inputs[1])

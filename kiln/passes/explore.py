@@ -38,7 +38,7 @@ from kiln.passes.layout import (
 )  # fmt: skip
 from kiln.table.kinds import VIEWS
 
-ALONE = ("along", "layer")  # kernels that nothing joins
+ALONE = ("along", "layer", "control")  # kernels that nothing joins
 PARTS = ("concat", "embed", "write")  # results that are stored in parts
 OPAQUE = frozenset({"matmul", *ALONE, *PARTS, "blocks"})
 MOST_REDUCTIONS = 24  # in one kernel, which keeps their accumulators on the stack

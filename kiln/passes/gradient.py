@@ -25,12 +25,14 @@ fewer values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from kiln.graph.control import siblings
 from kiln.graph.graph import Graph, Node, Value
 from kiln.graph.size import Dim, single_slot, substitute, symbol
 from kiln.graph.slots import array_input, first_slots
+from kiln.passes import control
 from kiln.passes.rewrite import clone, reachable, slots_in, substitute_attr
 from kiln.table.kinds import FLOATS, VIEWS
 from kiln.table.record import Op, constant, find
@@ -259,17 +261,38 @@ def _accumulate(
         if id(outputs[k]) in needed:
             sums.setdefault(id(outputs[k]), Sum()).add(seed)
     for node in reversed(nodes):
-        several = nodes if _takes_several(node.op) else [node]
+        called = node.op.kind == "control"
+        several = nodes if _takes_several(node.op) else siblings(node, nodes) if called else [node]
         found = tuple([gradient(n.out) for n in several])
         if node is not several[0] or all(g is None for g in found):
             continue
         if not any(id(v) in needed for v in node.inputs):
             continue
-        for value, part in zip(node.inputs, _rule(node, found, nodes)):
+        if called:
+            wanted = [id(v) in needed for v in node.inputs]
+            given = {n.attrs[0]: g for n, g in zip(several, found) if g is not None}
+            parts: Sequence[Value | None] = control.rule(_totals, node, several, given, wanted)
+        else:
+            parts = _rule(node, found, nodes)
+        for value, part in zip(node.inputs, parts):
             if part is not None and id(value) in needed:
                 own = sums.setdefault(id(value), Sum())
                 own.add(unbroadcast(part, value), node.op.kind == "slice", id(value) in factored)
     return sums
+
+
+def _totals(
+    work: Graph,
+    count: int,
+    targets: list[Value],
+    outputs: list[Value],
+    seeds: dict[int, Value],
+    begun: dict[int, Value],
+) -> list[Value | None]:
+    """The gradient of each target, in a graph that is called."""
+    before: dict[int, tuple[Source, Value]] = {key: (("sum", 0), v) for key, v in begun.items()}
+    sums = _accumulate(work, count, targets, outputs, seeds, set(), before)
+    return [sums[id(x)].total if id(x) in sums else None for x in targets]
 
 
 def _depends_on(nodes: list[Node], targets: list[Value]) -> set[int]:

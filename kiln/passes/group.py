@@ -51,7 +51,7 @@ class Root:
 
 
 class Group:
-    """One kernel in the making; `kind`: nest, matmul, along or layer; `node`: the opaque one,
+    """One kernel in the making; `kind`: nest, matmul, along, layer or control; `node`: the opaque one,
     `nodes`: all that it computes.
     """
 

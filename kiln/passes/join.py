@@ -65,7 +65,7 @@ class _Joining:
             self._parts(node, array)
         elif node is not None and kind == "along":
             self._along(node, array)
-        elif node is not None and kind == "layer":
+        elif node is not None and kind in ("layer", "control"):
             self._layer(node, array)
         else:
             self._place(Root(array.value, array))
@@ -123,7 +123,9 @@ class _Joining:
 
     def _alone(self, node: Node, array: Array, operands: Iterable[Value], after: int) -> None:
         """A kernel that nothing joins, a group of its own."""
-        group = self._new(node.op.kind, Frame(squeeze(node.inputs[-1].shape), (), "map"), node)
+        group = self._new(
+            node.op.kind, Frame(squeeze((node.inputs or [node.out])[-1].shape), (), "map"), node
+        )
         for operand in operands:
             read = self.explorer.strided(operand, None)
             assert isinstance(read, Read)
@@ -133,9 +135,10 @@ class _Joining:
 
     def _layer(self, node: Node, array: Array) -> None:
         """A kernel of its own, or that of another result of the same operands."""
-        key = (*map(id, node.inputs), *node.attrs)
+        called = node.op.kind == "control"  # whose results differ in the first attribute
+        key = (*map(id, node.inputs), *node.attrs[called:], node.op if called else None)
         group = self._sharing.get(key)
-        if group is None or any(n.op is node.op for n in group.nodes):
+        if group is None or not called and any(n.op is node.op for n in group.nodes):
             self._alone(node, array, [v for v in node.inputs if not v.weak], 0)
             self._sharing[key] = self.fusion.groups[-1]
         else:

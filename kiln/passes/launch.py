@@ -8,6 +8,7 @@ from kiln.codegen.compile import Part, object_for, whole
 from kiln.codegen.nests.generate import nest_text
 from kiln.codegen.nests.nest import Nest
 from kiln.codegen.target import Target, host_target
+from kiln.graph.control import Attrs
 from kiln.graph.graph import Value
 from kiln.graph.size import Dim, quotient
 from kiln.passes.explore import Array, Read
@@ -78,6 +79,18 @@ class Lowered(NamedTuple):
     grain: Dim
     scratch: Dim = 0
     split: Split | None = None
+
+
+class Called(NamedTuple):
+    """A call of graphs before its memory has buffers; None: a result that nobody reads. `strides`: elements
+    of a part, of what a scan goes along and of its stacked results.
+    """
+
+    name: str
+    attrs: Attrs
+    inputs: tuple[Memory, ...]
+    outputs: tuple[Memory | None, ...]
+    strides: tuple[Dim, ...]
 
 
 def stride_class(stride: Dim) -> str:

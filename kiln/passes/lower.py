@@ -13,17 +13,22 @@ A reduction of everything is launched twice with one kernel: over the full block
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kiln.codegen.nests.nest import ROW_ACCUMULATORS, Nest, Operand, moved
+from kiln.graph.control import Attrs
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, quotient
 from kiln.late import later
 from kiln.passes.build import Builder, Use, stores_of
-from kiln.passes.explore import mergeable
+from kiln.passes.explore import Read, mergeable
 from kiln.passes.group import Fusion, Group
 from kiln.passes.launch import (
+    Called,
     Lowered,
     Memory,
     NestKernel,
+    array_of,
     grain_of,
     stride_class,
 )
@@ -47,8 +52,10 @@ BLOCKS = {
 }  # of a frame's reductions
 
 
-def lower_group(fusion: Fusion, group: Group) -> list[Lowered]:
+def lower_group(fusion: Fusion, group: Group) -> Sequence[Lowered | Called]:
     """The launches of a group."""
+    if group.kind == "control":
+        return [_call(fusion, group)]
     if group.kind == "matmul":
         return [_lower_product(fusion, group)]
     if group.kind == "along":
@@ -58,6 +65,29 @@ def lower_group(fusion: Fusion, group: Group) -> list[Lowered]:
     if group.frame.mode == "blocks":
         return _blocks(fusion, group)
     return [_nest(fusion, group)]
+
+
+def _call(fusion: Fusion, group: Group) -> Called:
+    """A call of graphs: of its results those that are nodes have memory."""
+    node = group.nodes[0]
+    attrs = Attrs(*node.attrs)
+    inputs: list[Memory] = []
+    for value in node.inputs:
+        read = fusion.explorer.strided(value, None)
+        assert isinstance(read, Read)
+        inputs.append(Memory(read.value, array_of(fusion, read), read.layout.offset))
+    arrays = {n.attrs[0]: fusion.explorer.arrays[id(n.out)] for n in group.nodes}
+    outputs = [
+        Memory(arrays[k].value, arrays[k], arrays[k].layout.offset) if k in arrays else None
+        for k in range(attrs.results + (attrs.counts[0] if node.op.name == "scan" else 0))
+    ]
+    strides: list[Dim] = []
+    if node.op.name == "scan":
+        state, each, _ = attrs.counts
+        strides += [numel(v.shape[1:]) for v in node.inputs[state : state + each]]
+        parts = outputs[state : attrs.results]
+        strides += [0 if m is None else numel(m.value.shape[1:]) for m in parts]
+    return Called(node.op.name, attrs, tuple(inputs), tuple(outputs), tuple(strides))
 
 
 # -- nests ------------------------------------------------------------------------------------------

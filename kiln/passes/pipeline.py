@@ -47,6 +47,10 @@ def _verify_gradient(found: Backward) -> None:
     verify(found.graph)
 
 
+def _verify_called(graph: Graph) -> None:
+    verify(graph, called=True)
+
+
 GRADIENT = Pass("gradient", backward, _verify_gradient)
 SIMPLIFY = Pass("simplify", simplify, verify)
 
@@ -60,6 +64,8 @@ PLANNING = (
     Pass("plan", plan, verify_plan),
 )
 PROGRAM = (SIMPLIFY, *PLANNING)
+SIMPLIFY_CALLED = Pass("simplify", simplify, _verify_called)
+PLANNING_CALLED = (Pass("prepare", prepare, _verify_called), *PLANNING[1:])
 
 
 def run(passes: tuple[Pass, ...], *given: Any) -> Any:
@@ -75,14 +81,16 @@ def run(passes: tuple[Pass, ...], *given: Any) -> Any:
     return given[0]
 
 
-def program(graph: Graph, updates: dict[int, int] | None = None) -> Plan:
-    """The plan of a graph; `updates`: more outputs that are written where an input lies."""
-    simple: Graph = run((SIMPLIFY,), graph)
+def program(graph: Graph, updates: dict[int, int] | None = None, called: bool = False) -> Plan:
+    """The plan of a graph; `updates`: more outputs that are written where an input lies; `called`: by a node
+    of control flow, which says what its slots hold.
+    """
+    simple: Graph = run((SIMPLIFY_CALLED if called else SIMPLIFY,), graph)
     simple.updates.update(updates or {})
-    return lower(simple)
+    return lower(simple, called)
 
 
-def lower(graph: Graph) -> Plan:
+def lower(graph: Graph, called: bool = False) -> Plan:
     """The plan of a graph that is simple already."""
-    found: Plan = run(PLANNING, verify(graph))
+    found: Plan = run(PLANNING_CALLED if called else PLANNING, verify(graph, called))
     return found

@@ -4,6 +4,7 @@
     buffer := "input" i | "output" j | "temp"             an array's memory; temps are made at their first use
     step   := Launch kernel pointers args grid grain scratch split
                                                           pointers: (buffer, offset in elements, item size)
+            | Call graphs inputs outputs sizes                   control flow: graphs that are planned in turn
             | Free temp                                   right after its last use
 
 Sizes, strides and numbers are `Dim`s, to be evaluated per call: a number is the symbol of its slot, which
@@ -14,12 +15,13 @@ from __future__ import annotations
 
 from typing import NamedTuple, Union
 
+from kiln.graph.control import Attrs
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim
 from kiln.graph.text import dim_text, type_text
 from kiln.passes.explore import Array
 from kiln.passes.group import Fusion
-from kiln.passes.launch import Kernel, Lowered, Memory, Split
+from kiln.passes.launch import Called, Kernel, Lowered, Memory, Split
 from kiln.passes.layout import numel
 from kiln.passes.lower import lower_group
 from kiln.passes.order import ordered
@@ -60,7 +62,24 @@ class Free(NamedTuple):
     buffer: int
 
 
-Step = Union[Launch, Free]
+class Call(NamedTuple):
+    """Graphs are called (kiln/graph/control.py): on pointers to arrays, contiguous; None: a result that
+    nobody reads. `strides`: elements of a part, of what a scan goes along and of its stacked results.
+    """
+
+    name: str
+    attrs: Attrs
+    inputs: tuple[tuple[int, Dim, int], ...]
+    outputs: tuple[tuple[int, Dim, int] | None, ...]
+    strides: tuple[Dim, ...]
+
+    @property
+    def pointers(self) -> tuple[tuple[int, Dim, int], ...]:
+        """Every array that it reads or writes."""
+        return (*self.inputs, *(p for p in self.outputs if p is not None))
+
+
+Step = Union[Launch, Call, Free]
 
 
 class Plan(NamedTuple):
@@ -91,12 +110,32 @@ def _buffer_text(buffer: Buffer) -> str:
 def _step_text(step: Step) -> str:
     if isinstance(step, Free):
         return f"free {step.buffer}"
-    pointers = ", ".join(f"{b}" if o == 0 else f"{b} + {dim_text(o)}" for b, o, _ in step.pointers)
+    if isinstance(step, Call):
+        return _call_text(step)
+    pointers = ", ".join(map(_pointer_text, step.pointers))
     args = ", ".join(map(dim_text, step.args))
     grid, grain = dim_text(step.grid), dim_text(step.grain)
     scratch = f" scratch {dim_text(step.scratch)}" if step.scratch != 0 else ""
     split = "" if step.split is None else f" split {' '.join(map(dim_text, step.split))}"
     return f"launch {step.kernel} on ({pointers}) args ({args}) grid {grid} grain {grain}{scratch}{split}"
+
+
+def _pointer_text(pointer: tuple[int, Dim, int] | None) -> str:
+    if pointer is None:
+        return "none"
+    buffer, offset, _ = pointer
+    return f"{buffer}" if offset == 0 else f"{buffer} + {dim_text(offset)}"
+
+
+def _call_text(step: Call) -> str:
+    """The call, then the graphs it calls."""
+    inputs, outputs = (", ".join(map(_pointer_text, p)) for p in (step.inputs, step.outputs))
+    (length, reverse), sizes = step.attrs.steps, ", ".join(map(dim_text, step.attrs.sizes))
+    steps = f" steps {dim_text(length)}{' reverse' if reverse else ''}" if step.name == "scan" else ""
+    lines = [f"{step.name} on ({inputs}) to ({outputs}) state {step.attrs.counts[0]}{steps} sizes ({sizes})"]
+    for sub in step.attrs.graphs:
+        lines += [f"    {line}" for line in sub.text.splitlines()]
+    return "\n".join(lines)
 
 
 def plan(fusion: Fusion) -> Plan:
@@ -118,7 +157,7 @@ class _Planner:
 
     def plan(self) -> Plan:
         """The plan."""
-        launches: list[Launch] = []
+        launches: list[Launch | Call] = []
         for group in ordered(self.fusion):
             launches += [self._launch(lowered) for lowered in lower_group(self.fusion, group)]
         outputs = tuple((self._array(a), a.value.dtype, a.value.shape) for a in self.fusion.outputs)
@@ -147,12 +186,19 @@ class _Planner:
         value = memory.value
         return self._buffer("input", self._inputs[id(value)], numel(value.shape), value.dtype)
 
-    def _launch(self, lowered: Lowered) -> Launch:
+    def _pointer(self, memory: Memory) -> tuple[int, Dim, int]:
+        return self._memory(memory), memory.offset, ITEMSIZE[memory.value.dtype]
+
+    def _launch(self, lowered: Lowered | Called) -> Launch | Call:
+        if isinstance(lowered, Called):
+            inputs = tuple(map(self._pointer, lowered.inputs))
+            outputs = tuple(None if m is None else self._pointer(m) for m in lowered.outputs)
+            return Call(lowered.name, lowered.attrs, inputs, outputs, lowered.strides)
         key = lowered.kernel.text()
         if key not in self._numbers:
             self._numbers[key] = len(self.kernels)
             self.kernels.append(lowered.kernel)
-        pointers = tuple((self._memory(m), m.offset, ITEMSIZE[m.value.dtype]) for m in lowered.pointers)
+        pointers = tuple(map(self._pointer, lowered.pointers))
         return Launch(
             self._numbers[key],
             pointers,
@@ -163,7 +209,7 @@ class _Planner:
             lowered.split,
         )
 
-    def _freed(self, launches: list[Launch]) -> list[Step]:
+    def _freed(self, launches: list[Launch | Call]) -> list[Step]:
         """The launches with every temporary freed after its last use."""
         last: dict[int, int] = {}
         for k, launch in enumerate(launches):

@@ -21,7 +21,7 @@ from kiln.passes.group import Fusion, Group
 from kiln.passes.hazards import at_its_point
 from kiln.passes.launch import Kernel, NestKernel
 from kiln.passes.layout import Layout, resolve
-from kiln.passes.plan import Free, Launch, Plan
+from kiln.passes.plan import Call, Free, Launch, Plan
 from kiln.passes.rewrite import reachable
 from kiln.table.kinds import VIEWS
 
@@ -163,17 +163,22 @@ def verify_plan(plan: Plan) -> Plan:
             )
             freed.add(step.buffer)
             continue
-        _require(0 <= step.kernel < len(plan.kernels), f"step {k}: there is no kernel {step.kernel}")
-        _verify_launch(plan, step, f"step {k}", written, freed)
+        if isinstance(step, Call):
+            modes = ["in"] * len(step.inputs) + ["out"] * (len(step.pointers) - len(step.inputs))
+        else:
+            _require(0 <= step.kernel < len(plan.kernels), f"step {k}: there is no kernel {step.kernel}")
+            modes = _modes(plan.kernels[step.kernel], len(step.pointers))
+        _verify_launch(plan, step, modes, f"step {k}", written, freed)
     for b, buffer in enumerate(plan.buffers):
         _require(buffer.kind != "temp" or b in freed, f"buffer {b}: never freed")
         _require(buffer.kind != "output" or b in written, f"buffer {b}: an output that no launch writes")
     return plan
 
 
-def _verify_launch(plan: Plan, step: Launch, where: str, written: set[int], freed: set[int]) -> None:
+def _verify_launch(
+    plan: Plan, step: Launch | Call, modes: list[str], where: str, written: set[int], freed: set[int]
+) -> None:
     """Adds to `written` what the launch may write."""
-    modes = _modes(plan.kernels[step.kernel], len(step.pointers))
     _require(
         len(modes) == len(step.pointers), f"{where}: {len(step.pointers)} pointers, {len(modes)} operands"
     )

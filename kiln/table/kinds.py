@@ -9,9 +9,10 @@ A kind is a form of work that the passes know how to run. Each has its rule here
     matmul                                            a kernel, which nests join at its store
     along                                             a kernel of its own: an algorithm along one dim
     layer                                             a kernel of its own: the op's body says what it computes
+    control                                           a call of whole graphs (graph/control.py)
 
-The last two hold several, and `op.algorithm` names which: a new algorithm along a dim, or a new layer, is no
-new kind, as the passes treat it like the others but for its own lowering.
+Along and layer hold several, and `op.algorithm` names which: a new algorithm along a dim, or a new layer, is
+no new kind, as the passes treat it like the others but for its own lowering.
 
 The core receives these rules compiled (expressions and checks over the inputs' sizes); it has rules of its
 own only for pointwise ops and views.
@@ -24,6 +25,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from kiln import _core
+from kiln.graph import control
 from kiln.graph.graph import Graph, Shape, Value
 from kiln.graph.size import Dim, product
 
@@ -317,6 +319,7 @@ INFER: dict[str, Rule] = {
     "concat": _concat,
     "along": lambda op, *given: ALONG[op.algorithm](op, *given),
     "layer": lambda op, *given: op.shapes(op, *given),
+    "control": control.infer,
 }
 
 VIEWS = frozenset({"reshape", "permute", "expand", "as_strided", "slice"})

@@ -466,3 +466,19 @@ def find(name: str) -> Op:
 
 CONSTANT = Op("constant", "constant", (Param("value", "S", REQUIRED),), None)
 CONSTANT.public = False
+
+# Control flow (graph/control.py): what a node of each name calls, its attributes say.
+CONTROL = {
+    name: Op(
+        name,
+        "control",
+        (
+            Param("operands", "L", REQUIRED),
+            *(Param(k, "S", REQUIRED) for k in ("which", "counts", "steps", "sizes", "graphs")),
+        ),
+        None,
+    )
+    for name in ("cond", "while_loop", "scan", "counted")
+}
+for _op in CONTROL.values():
+    _op.public = False

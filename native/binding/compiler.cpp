@@ -287,10 +287,13 @@ const Recipe& recipe_for(const Call& call) {
             Object op = ask("op", "(s)", answer.text().c_str());
             Object structure = structure_from(answer);
             const auto numbers = answer.slots(0, slots), kinds = answer.slots(0, 4);
-            const auto args = answer.slots(-int64_t(std::min(numbers.size(), kinds.size())), values++);
+            const auto args = answer.slots(-int64_t(std::min(numbers.size(), kinds.size())), values);
+            const auto results = uint32_t(answer.integer(1, 1 << 20));
+            values += results;
             list.ops.push_back({.fn = &fn_of(op.get(), structure.get()),
                                 .first_arg = uint32_t(list.args.size()),
-                                .args = uint32_t(args.size())});
+                                .args = uint32_t(args.size()),
+                                .outs = results});
             for (int32_t arg : args) {
                 ListedArg& listed = list.args.emplace_back();
                 if (arg >= 0) {

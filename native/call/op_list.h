@@ -36,7 +36,7 @@ struct ListedOp {
     bool hidden;  // gives what its backward reads as well
     bool writes;  // outputs are existing tensors
     uint32_t first_arg, args;
-    uint32_t first_out, outs;  // in a recipe none: each op has one result, the next value
+    uint32_t first_out, outs;  // in a recipe: the first `outs` results are the next values
     bool operator==(const ListedOp&) const = default;
 };
 

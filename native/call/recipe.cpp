@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "call/compiler.h"
 
 namespace kiln {
@@ -33,10 +34,14 @@ Results replay(const Recipe& recipe, std::span<const Operand> operands) {
         const Operands own =
             list.operands_of(op, slots.data(), [&](const ListedArg& arg) { return given[arg.value]; });
         const bool number = makes_number(*op.fn, own);
-        values.push_back(std::move((number ? execute(*op.fn, own, {}, false) : call(*op.fn, own))[0]));
-        const Tensor& y = *values.back();
-        given.push_back(number ? Operand{nullptr, read_element(y.dtype, y.data())}
-                               : Operand{values.back().get(), {}});
+        Results made = number ? execute(*op.fn, own, {}, false) : call(*op.fn, own);
+        KILN_CHECK(made.size() >= op.outs, internal, op.fn->name, ": too few results");
+        for (uint32_t k = 0; k < op.outs; ++k) {
+            values.push_back(std::move(made[k]));
+            const Tensor& y = *values.back();
+            given.push_back(number ? Operand{nullptr, read_element(y.dtype, y.data())}
+                                   : Operand{values.back().get(), {}});
+        }
     }
     Results results;
     for (int32_t index : recipe.outputs) results.push_back(index < 0 ? TensorRef() : values[index]);

@@ -66,9 +66,68 @@ std::vector<SizeExpr> read_exprs(Answer& answer, uint32_t environment) {
     });
 }
 
-std::unique_ptr<Program> read_program(Answer& answer, size_t inputs) {
-    auto program = std::make_unique<Program>();
-    program->kernels = read_kernels(answer);
+namespace {
+
+constexpr int deepest = 64;  // programs in programs
+
+std::shared_ptr<Program> read_body(Answer& answer, const std::vector<Kernel*>& kernels, size_t inputs,
+                                   int depth);
+
+Pointer read_pointer(Answer& answer, const Program& program) {
+    auto to = uint32_t(answer.integer(0, int64_t(program.buffers.size())));
+    auto offset = int32_t(answer.integer(-1, program.slots()));
+    return Pointer{to, offset, uint32_t(answer.integer(0, 9))};
+}
+
+Control read_control(Answer& answer, const Program& program, int depth) {
+    const int64_t slots = program.slots();
+    Control control;
+    control.kind = Control::Kind(answer.integer(0, Control::counted + 1));
+    for (uint32_t* count : {&control.state, &control.each, &control.captured})
+        *count = uint32_t(answer.integer(0, most_slots));
+    control.length = int32_t(answer.integer(0, slots));
+    control.reverse = answer.integer(0, 2);
+    control.sizes = answer.slots(0, slots);
+    control.strides = answer.slots(0, slots);
+    for (auto* pointers : {&control.inputs, &control.outputs})
+        *pointers = answer.list([&] { return read_pointer(answer, program); });
+    const size_t inputs = control.inputs.size();
+    control.programs = answer.list([&]() -> std::shared_ptr<const Program> {
+        return read_body(answer, program.kernels, inputs, depth + 1);
+    });
+    // What a run relies on without looking.
+    const size_t wanted[] = {2, 2, 1, 3};
+    const bool is_cond = control.kind == Control::cond;
+    bool right = control.programs.size() == wanted[control.kind] && inputs >= is_cond &&
+                 size_t(control.state) + control.each + control.captured <= inputs;
+    if (right) {
+        const size_t results = control.programs[is_cond ? 0 : wanted[control.kind] - 1]->outputs.size();
+        const size_t kept = control.kind == Control::scan ? control.state : 0;  // the states it had
+        right = results + kept == control.outputs.size();
+        if (is_cond) right = right && control.programs[1]->outputs.size() == results;
+        if (control.kind == Control::counted)
+            right = right && control.programs[1]->outputs.size() == control.state;
+        else
+            right = right && results >= control.state;
+        if (control.kind == Control::while_loop) right = right && results == control.state;
+        if (control.kind == Control::scan)
+            right = right && control.strides.size() == control.each + results - control.state;
+        if (control.kind == Control::while_loop || control.kind == Control::counted) {
+            right = right && control.programs[0]->outputs.size() == 1 &&
+                    control.programs[0]->outputs[0].dtype == DType::bool_;
+        }
+        for (size_t k = 0; k < control.programs.size(); ++k)
+            right = right && control.programs[k]->environment == control.sizes.size() + (k == 2);
+    }
+    KILN_CHECK(right, internal, "answer: not a step of control");
+    return control;
+}
+
+std::shared_ptr<Program> read_body(Answer& answer, const std::vector<Kernel*>& kernels, size_t inputs,
+                                   int depth) {
+    KILN_CHECK(depth <= deepest, internal, "answer: nested too deeply");
+    auto program = std::make_shared<Program>();
+    program->kernels = kernels;
     program->environment = uint32_t(answer.integer(0, most_slots));
     program->exprs = read_exprs(answer, program->environment);
     const int64_t slots = program->slots();
@@ -91,9 +150,14 @@ std::unique_ptr<Program> read_program(Answer& answer, size_t inputs) {
     });
     program->steps = answer.list([&] {
         Step step;
-        step.kernel = int32_t(answer.integer(-1, int64_t(program->kernels.size())));
-        if (step.kernel < 0) {
+        step.kernel = int32_t(answer.integer(Step::control, int64_t(program->kernels.size())));
+        if (step.kernel == Step::free) {
             step.buffer = buffer();
+            return step;
+        }
+        if (step.kernel == Step::control) {
+            step.buffer = uint32_t(program->controls.size());
+            program->controls.push_back(read_control(answer, *program, depth));
             return step;
         }
         step.units = slot();
@@ -110,6 +174,13 @@ std::unique_ptr<Program> read_program(Answer& answer, size_t inputs) {
         return step;
     });
     return program;
+}
+
+}  // namespace
+
+std::unique_ptr<Program> read_program(Answer& answer, size_t inputs) {
+    const std::vector<Kernel*> kernels = read_kernels(answer);
+    return std::make_unique<Program>(std::move(*read_body(answer, kernels, inputs, 0)));
 }
 
 }  // namespace kiln

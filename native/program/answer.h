@@ -4,7 +4,8 @@
 // runs.
 //
 //   integer := 8 bytes, little endian      text := integer, bytes      list := integer, items
-//   program := kernels environment exprs checks buffers outputs steps      lists but for environment
+//   program := kernels body      body := environment exprs checks buffers outputs steps    lists but for
+//   environment; a step of control (program.h) has the bodies that it calls
 #pragma once
 
 #include <cstdint>

@@ -9,6 +9,7 @@
 #include "base/threads.h"
 #include "call/busy.h"
 #include "call/compiler.h"
+#include "program/running.h"
 
 namespace kiln {
 
@@ -160,10 +161,16 @@ void lay_out(const Program& program, const int64_t* slots, TempPlan& plan) {
         plan.bytes = std::max(plan.bytes, begin + size);
     };
     for (const Step& step : program.steps) {
-        if (step.kernel < 0)
+        if (step.kernel == Step::free) {
             std::erase_if(taken, [&](const Range& r) { return r.buffer == step.buffer; });
-        else
+        } else if (step.kernel == Step::control) {
+            const Control& control = program.controls[step.buffer];
+            for (const auto* pointers : {&control.inputs, &control.outputs})
+                for (const Pointer& p : *pointers)
+                    if (p.itemsize) place(p.buffer);
+        } else {
             for (const Pointer& p : step.pointers) place(p.buffer);
+        }
     }
     plan.offsets = std::move(offsets);
 }
@@ -183,15 +190,14 @@ const TempPlan& plan_temps(const Program& program, const int64_t* slots) {
     return plan;
 }
 
-// Where every buffer starts.
-void locate(const Program& program, const TempPlan& plan, std::span<const Input> inputs,
-            std::span<const StorageRef> outputs, void* temps, SmallVector<std::byte*, 16>& starts) {
+// Where every buffer starts; `data_of`: of an input or output.
+template <class DataOf>
+void locate(const Program& program, const TempPlan& plan, void* temps, SmallVector<std::byte*, 16>& starts,
+            DataOf data_of) {
     starts.resize(program.buffers.size());
     for (size_t i = 0; i < program.buffers.size(); ++i) {
         const Buffer& b = program.buffers[i];
-        starts[i] = static_cast<std::byte*>(b.kind == Buffer::input    ? inputs[b.index].data
-                                            : b.kind == Buffer::output ? outputs[b.index]->data
-                                                                       : temps);
+        starts[i] = static_cast<std::byte*>(b.kind == Buffer::temp ? temps : data_of(b));
         if (b.kind == Buffer::temp && plan.offsets[i] != unplaced) starts[i] += plan.offsets[i];
     }
 }
@@ -237,8 +243,8 @@ Scratch scratch_of(const Step& step, const Work& work, const int64_t* slots, int
     return {nullptr, (bytes + line - 1) / line * line, threads, place};
 }
 
-// The scratch memory that the hungriest step needs.
-StorageRef scratch_memory(const Program& program, const int64_t* slots, int threads) {
+// The scratch memory that the hungriest step needs, in bytes.
+size_t scratch_bytes(const Program& program, const int64_t* slots, int threads) {
     size_t most = 0;
     for (const Step& step : program.steps) {
         if (step.kernel < 0) continue;
@@ -247,7 +253,7 @@ StorageRef scratch_memory(const Program& program, const int64_t* slots, int thre
         const size_t parts = work.at_once ? checked_nbytes(work.at_once + 1, work.bytes) : 0;
         most = std::max(most, parts + checked_nbytes(scratch.threads, scratch.bytes));
     }
-    return most ? allocate(most) : StorageRef();
+    return most;
 }
 
 // A launch that is cut: rounds of segments, each by itself, then their sums added in order.
@@ -266,12 +272,17 @@ void run_segments(KernelFunction function, void* const* pointers, int64_t* cut, 
 }
 
 void launch_steps(const Program& program, const int64_t* slots, const SmallVector<std::byte*, 16>& starts,
-                  void* memory, int threads, Unlocked& unlocked) {
+                  void* memory, Run& run, Controls& controls) {
     SmallVector<void*, 16> pointers;
     Dims args;
+    const int threads = run.threads;
     for (const Step& step : program.steps) {
-        if (step.kernel < 0) continue;
-        unlocked.stop_if_interrupted();
+        if (step.kernel == Step::free) continue;
+        run.unlocked.stop_if_interrupted();
+        if (step.kernel == Step::control) {
+            controls.run(program.controls[step.buffer], step.buffer, slots, starts, run);
+            continue;
+        }
         if (slots[step.units] <= 0) continue;
         const Work work = work_of(step, slots, threads);
         Scratch scratch = scratch_of(step, work, slots, threads);
@@ -286,7 +297,7 @@ void launch_steps(const Program& program, const int64_t* slots, const SmallVecto
         for (size_t i = 0; i < step.args.size(); ++i) args[i] = slots[step.args[i]];
         const KernelFunction function = code_of(*program.kernels[step.kernel]);
         const Scratch* own = step.scratch < 0 ? nullptr : &scratch;
-        timed(program.name, [&] {
+        timed(run.name, [&] {
             if (work.at_once)
                 run_segments(function, pointers.data(), &args[args.size() - 2], args.data(), work, own);
             else
@@ -297,6 +308,7 @@ void launch_steps(const Program& program, const int64_t* slots, const SmallVecto
 
 // Whether all launches together are worth letting go of the interpreter lock.
 bool takes_long(const Program& program, const int64_t* slots) {
+    if (!program.controls.empty()) return true;  // nobody knows how many steps there are
     float grains = 0;
     for (const Step& step : program.steps) {
         if (step.kernel < 0) continue;
@@ -310,6 +322,66 @@ bool takes_long(const Program& program, const int64_t* slots) {
 
 }  // namespace
 
+Memory::Memory(size_t bytes)
+    : data_(bytes ? static_cast<std::byte*>(::operator new(bytes, std::align_val_t(memory_alignment)))
+                  : nullptr) {}
+
+Memory::~Memory() {
+    if (data_) ::operator delete(data_, std::align_val_t(memory_alignment));
+}
+
+namespace {
+constexpr uint32_t looks_after = 64;  // runs of small launches, which take some microseconds at most
+constexpr size_t most_pointers = 48;  // of one of them
+}  // namespace
+
+Running::Running(const Program& program, std::span<const int64_t> environment, const Run& run)
+    : program_(program) {
+    slots_.resize(program.slots());
+    std::ranges::copy(environment, slots_.begin());
+    evaluate(program.exprs, program.environment, slots_.data());
+    TempPlan plan;
+    plan.sizes.resize(program.buffers.size());
+    lay_out(program, slots_.data(), plan);
+    temps_.emplace(plan.bytes);
+    scratch_.emplace(scratch_bytes(program, slots_.data(), run.threads));
+    locate(program, plan, temps_->data(), starts_, [](const Buffer&) { return nullptr; });
+    small_ = program.controls.empty();
+    for (const Step& step : program.steps) {
+        if (!small_) break;
+        if (step.kernel == Step::free || slots_[step.units] <= 0) continue;
+        const int64_t units = slots_[step.units];
+        small_ = step.scratch < 0 && step.split.segments < 0 && !worth_threads(units, slots_[step.grain]) &&
+                 step.pointers.size() <= most_pointers;
+        Ready& ready = ready_.emplace_back(code_of(*program.kernels[step.kernel]), &step);
+        ready.units = units;
+        for (const Pointer& p : step.pointers)
+            ready.offsets.push_back(p.offset < 0 ? 0 : slots_[p.offset] * int64_t(p.itemsize));
+        for (int32_t slot : step.args) ready.args.push_back(slots_[slot]);
+    }
+}
+
+size_t Running::output_bytes(size_t k) const {
+    const Buffer& buffer = program_.buffers[program_.outputs[k].buffer];
+    return checked_nbytes(slots_[buffer.elements], buffer.itemsize);
+}
+
+void Running::run(std::span<std::byte* const> inputs, std::span<std::byte* const> outputs, Run& run) {
+    for (size_t i = 0; i < program_.buffers.size(); ++i) {
+        const Buffer& b = program_.buffers[i];
+        if (b.kind != Buffer::temp) starts_[i] = b.kind == Buffer::input ? inputs[b.index] : outputs[b.index];
+    }
+    if (!small_ || profile().on)
+        return launch_steps(program_, slots_.data(), starts_, scratch_->data(), run, controls_);
+    if (++runs_ % looks_after == 0) run.unlocked.stop_if_interrupted();
+    void* pointers[most_pointers];
+    for (const Ready& ready : ready_) {
+        const auto& used = ready.step->pointers;
+        for (size_t i = 0; i < used.size(); ++i) pointers[i] = starts_[used[i].buffer] + ready.offsets[i];
+        ready.function(pointers, ready.args.data(), 0, ready.units);
+    }
+}
+
 void run(const Program& program, const int64_t* slots, std::span<const Input> inputs,
          std::span<const StorageRef> outputs) {
     // What can fail, or let another thread run this program too, comes before the first launch.
@@ -318,9 +390,12 @@ void run(const Program& program, const int64_t* slots, std::span<const Input> in
     const TempPlan& plan = plan_temps(program, slots);
     StorageRef temps = plan.bytes ? allocate(plan.bytes) : StorageRef();
     const int threads = get_num_threads();
-    StorageRef scratch = scratch_memory(program, slots, threads);
+    const size_t own = scratch_bytes(program, slots, threads);
+    StorageRef scratch = own ? allocate(own) : StorageRef();
     SmallVector<std::byte*, 16> starts;
-    locate(program, plan, inputs, outputs, temps ? temps->data : nullptr, starts);
+    locate(program, plan, temps ? temps->data : nullptr, starts, [&](const Buffer& b) {
+        return b.kind == Buffer::input ? inputs[b.index].data : outputs[b.index]->data;
+    });
     Unlocked unlocked;
     if (bool long_run = takes_long(program, slots); long_run || unlocked_runs) [[unlikely]] {
         for (const Input& input : inputs)
@@ -330,7 +405,9 @@ void run(const Program& program, const int64_t* slots, std::span<const Input> in
     } else {
         SeenValues::look_again();
     }
-    launch_steps(program, slots, starts, scratch ? scratch->data : nullptr, threads, unlocked);
+    Run run{program.name, threads, unlocked};
+    Controls controls;
+    launch_steps(program, slots, starts, scratch ? scratch->data : nullptr, run, controls);
 }
 
 }  // namespace kiln

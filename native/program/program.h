@@ -63,14 +63,39 @@ struct Split {
 };
 
 struct Step {
-    int32_t kernel = -1;  // -1: free `buffer`
-    uint32_t buffer = 0;
+    static constexpr int32_t free = -1, control = -2;  // in the place of a kernel
+    int32_t kernel = free;
+    uint32_t buffer = 0;   // of a free; of a control its number
     int32_t units = 0;     // slot
     int32_t grain = 0;     // slot
     int32_t scratch = -1;  // slot: 64-bit words of each thread's own, behind one more pointer; -1: none
     Split split;           // with one: one more pointer, to what segments sum to, and the last two args
     std::vector<Pointer> pointers;
     std::vector<int32_t> args;  // slots
+};
+
+struct Program;
+
+// Control flow: a call of whole programs, whose environment is made of slots of the one that calls. Their
+// inputs are arrays, each contiguous:
+//
+//   cond        flag, operands    program 0 of the operands where the flag holds, else program 1
+//   while_loop  state, captured   state = program 1 while program 0
+//   scan        state, each, captured
+//                               state, parts = program 0 of state, a part of `each`, captured, step by
+//                                 step; behind the results come the states before each step
+//   counted     state, captured, rest
+//                                 program 2, of all of them, whose environment ends in how many steps the
+//                                 while_loop of programs 0 and 1 has
+struct Control {
+    enum Kind : uint8_t { cond, while_loop, scan, counted } kind = cond;
+    uint32_t state = 0, each = 0, captured = 0;  // how many inputs of each sort there are
+    int32_t length = 0;                          // slot: steps of a scan
+    bool reverse = false;                        // from the last part to the first
+    std::vector<int32_t> sizes;                  // slots
+    std::vector<int32_t> strides;                // slots: elements of a part, of `each`, then of the results'
+    std::vector<Pointer> inputs, outputs;        // an output without itemsize: nobody reads it
+    std::vector<std::shared_ptr<const Program>> programs;
 };
 
 struct Output {
@@ -105,7 +130,8 @@ struct Program {
     std::vector<Buffer> buffers;
     std::vector<Step> steps;
     std::vector<Output> outputs;
-    std::vector<Kernel*> kernels;
+    std::vector<Kernel*> kernels;  // those of the programs it calls among them
+    std::vector<Control> controls;
     mutable TempPlan temps;
 
     uint32_t slots() const { return environment + uint32_t(exprs.size()); }

@@ -18,7 +18,7 @@ FULL = os.environ.get("KILN_TEST_FULL") == "1"
 # (whose events, in which files): how many there are at least, a few, and how far the others are apart
 SWEEPS: dict[tuple[str, str], tuple[int, Iterable[object], int]] = {
     ("compiler", "shared"): (
-        250,
+        200,
         (1, 60, 205, "codegen/compile.py:compile_parts c_call", "capture/background.py:checkpoint call")
         + ("codegen/llvm.py:object return", "capture/background.py:work c_return"),
         1,

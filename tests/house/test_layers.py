@@ -157,7 +157,11 @@ LATE_IN: dict[str, dict[str, str]] = {
     },
     "kiln/autograd/gradcheck.py": {"kiln.ops.random.generator": "draws its directions"},
     "kiln/func/batched.py": {"kiln.func.custom": "a user's Function with samples"},
-    "kiln/func/rules.py": {"kiln.ops.nn.attention.written": "attention with samples"},
+    "kiln/func/rules.py": {
+        "kiln.ops.nn.attention.written": "attention with samples",
+        "kiln.func.control": "few functions that are mapped have control flow as a node",
+    },
+    "kiln/graph/__init__.py": {"*": "functions on tensors, which stand above the graph"},
     "kiln/graph/text.py": {"json": "2 ms, where a text is a part of a graph"},
     "kiln/ops/elementwise/special.py": {"statistics": "for the reference of one function"},
     "kiln/ops/elementwise/user_functions.py": {"dis": "`kiln.pointwise` looks at a function's code"},
@@ -183,7 +187,7 @@ LATE_IN: dict[str, dict[str, str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 11460
+LONGEST_CORE = 11880
 LONGEST_BINDING = 7230  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))

@@ -23,7 +23,7 @@ from kiln.capture.function import (
 )
 from kiln.capture.pure.steps import CAST, DETACH, STRIDED, WRITE, Step, Steps
 from kiln.graph.graph import Graph, Value, building
-from kiln.graph.size import Dim, substitute, symbol
+from kiln.graph.size import Dim, Size, substitute, symbol
 from kiln.passes.gradient import Asked, Backward, Sum, finish, given, unbroadcast
 from kiln.passes.rewrite import append, clone, substitute_attr
 from kiln.table.kinds import FLOATS
@@ -282,7 +282,8 @@ def function_for(op: Op, structure: tuple[Any, ...]) -> Forward:
     key = id(op), repr(structure)
     found = _functions.get(key)
     if found is None:
-        made = op.make_function(structure) if isinstance(op, CellOp) else Forward(op, structure)
+        make = getattr(op, "make_function", None)
+        made = Forward(op, structure) if make is None else make(structure)
         found = _functions[key] = made
     return found
 
@@ -307,7 +308,7 @@ def inline(graph: Graph, source: Graph, given: list[Given]) -> list[Value]:
     for own, x, value in zip(source.inputs, given, lifted):
         values[id(own)] = value
         if own.weak:
-            place[slot] = symbol(x.slot) if isinstance(x, Value) else int(x)
+            place[slot] = symbol(x.slot) if isinstance(x, Value) else x if isinstance(x, Size) else int(x)
             slot += 1
             continue
         for size in value.shape:
