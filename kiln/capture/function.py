@@ -15,16 +15,17 @@ from typing import Any, Union
 
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, Size, single_slot, substitute, symbol, terms
+from kiln.passes.by_rows import own_rows, rows_of_saved
 from kiln.passes.gradient import Backward
 from kiln.passes.pipeline import DERIVATIVE, HIDDEN, OP, REPLAY, run
-from kiln.passes.rewrite import append, clone, substitute_attr
+from kiln.passes.rewrite import append, clone, reachable, substitute_attr
 from kiln.table.kinds import FLOATS, ROUNDED, VIEWS, broadcast
 from kiln.table.record import Op, find
 
 Described = Union[str, tuple[str, tuple[int, ...], Union[tuple[int, ...], None]]]
 Operands = tuple[Described, ...]
 
-GRADIENT, LEFT, RIGHT = range(3)  # what a derivative gives of an operand; in native/call/op.h too
+GRADIENT, LEFT, RIGHT, ROWS = range(4)  # what a derivative gives of an operand; in native/call/op.h too
 NUMBER = {"f": "float64", "i": "int64", "b": "bool"}
 
 
@@ -180,9 +181,10 @@ class Forward(Function):
         redo: bool = False,
         factored: tuple[int, ...] = (),
         onto: int = -1,
+        shared: int = -1,
     ) -> Derivative:
         """The gradients of the needed operands, given those of the defined outputs."""
-        key = operands, needed, defined, redo, factored, onto
+        key = operands, needed, defined, redo, factored, onto, shared
         found = self._derivatives.get(key)
         if found is None:
             found = self._derivatives[key] = Derivative(self, *key)
@@ -239,6 +241,10 @@ class Derivative(Function):
     targets whose gradient is an array scattered into zeros. With `redo`, hidden outputs are not read but
     computed again, so that they can be differentiated. Of the operands in `factored`, products of matrices
     are given as their factors; the gradient of the operand `onto` begins with a sum, the first input.
+
+    Of a launch on rows, `shared` (a bit each; -1: it is none) are the operands that its calls share: their
+    gradients are ROWS, one for each call, where they can be told apart. `hidden_rows`: the hidden outputs that
+    have rows too, a bit each; -1: one has them elsewhere than in front.
     """
 
     def __init__(
@@ -250,6 +256,7 @@ class Derivative(Function):
         redo: bool = False,
         factored: tuple[int, ...] = (),
         onto: int = -1,
+        shared: int = -1,
     ) -> None:
         super().__init__(f"{forward.name} backward")
         self.at_a_point = forward.is_pointwise(operands)
@@ -257,6 +264,7 @@ class Derivative(Function):
         wrt = tuple(i for i in needed if i in floats)
         self.forward = forward
         self._of = operands, wrt, defined, redo, factored, onto
+        self._shared = shared
         self._found = found = forward.gradients(*self._of)
         everything = [] if redo else forward.hidden(operands, floats, all_defined)
         place = {id(v): k for k, v in enumerate(everything)}
@@ -270,10 +278,14 @@ class Derivative(Function):
         dims = _dims_of_slots(forward.primal(operands))
         self.products = {i: [_factors(n, dims) for n in rows] for i, rows in zip(wrt, found.products)}
         self.scattered = {i for i, is_so in zip(wrt, found.scattered) if is_so}
-        self.contiguous = found.graph
-        if factored or not found.graph.nodes:
+        self.contiguous, self.hidden_rows = found.graph, 0
+        if shared >= 0:
+            self.hidden_rows = _hidden_rows(found, place)
+            self.contiguous, self.targets, values = _of_each(found, self.targets, values, shared)
+        graph = self.contiguous
+        if factored or shared >= 0 or not graph.nodes:
             self.passes = [
-                _pass(value, found.graph) if role != GRADIENT or not found.graph.nodes else -1
+                _pass(value, graph) if role != GRADIENT or not graph.nodes else -1
                 for (_, role), value in zip(self.targets, values)
             ]
         else:
@@ -287,11 +299,21 @@ class Derivative(Function):
         if self.at_a_point:
             return self.graph(operands)
         found = self.forward.gradients(*self._of, calls=True)
-        if found.sources != self._found.sources or _results(found, self._of[1])[0] != self.targets:
+        if found.sources != self._found.sources or not self._gives_the_same(found):
             found = self._found
+        targets, values = _results(found, self._of[1])
+        if self._shared >= 0:
+            whole, _, whole.outputs = _of_each(found, targets, values, self._shared)
+            return relaid(whole, operands)
         whole, twins = clone(found.graph)
-        whole.outputs = [twins[id(y)] for y in _results(found, self._of[1])[1]]
+        whole.outputs = [twins[id(y)] for y in values]
         return relaid(whole, operands)
+
+    def _gives_the_same(self, found: Backward) -> bool:
+        targets, values = _results(found, self._of[1])
+        if self._shared >= 0:
+            targets = _of_each(found, targets, values, self._shared)[1]
+        return targets == self.targets
 
     def capture(self, operands: Operands, hidden: bool) -> Graph:
         if not self.at_a_point:
@@ -312,6 +334,42 @@ def _results(found: Backward, wrt: tuple[int, ...]) -> tuple[list[tuple[int, int
                 targets.append((i, role))
                 values.append(found.values[k])
     return targets, values
+
+
+def _rows_of(found: Backward) -> Dim:
+    """How many rows a launch has: every result has them in front."""
+    graph = found.graph
+    of_results = zip(graph.inputs, found.sources)
+    return next((x.shape[0] for x, (kind, _) in of_results if kind == "grad" and x.ndim), -1)
+
+
+def _of_each(
+    found: Backward, targets: list[tuple[int, int]], values: list[Value], shared: int
+) -> tuple[Graph, list[tuple[int, int]], list[Value]]:
+    """A copy of the graph with what its results are and their values: of shared operands a row for each call."""
+    graph, twins = clone(found.graph)
+    made = [twins[id(y)] for y in values]
+    kinds = list(targets)
+    for k, (i, role) in enumerate(targets):
+        if role == GRADIENT and shared >> i & 1:
+            own = own_rows(made[k], _rows_of(found))
+            if own is not None:
+                made[k], kinds[k] = own, (i, ROWS)
+    alive = reachable(made)
+    graph.nodes = [n for n in graph.nodes if id(n.out) in alive]
+    return graph, kinds, made
+
+
+def _hidden_rows(found: Backward, place: dict[int, int]) -> int:
+    mask, rows = 0, None
+    for x, (kind, k) in zip(found.graph.inputs, found.sources):
+        if kind == "hidden":
+            rows = _rows_of(found) if rows is None else rows
+            has = rows_of_saved(x, rows)
+            if has < 0:
+                return -1
+            mask |= has << place[id(found.hidden[k])]
+    return mask
 
 
 def _dims_of_slots(graph: Graph) -> dict[int, tuple[int, int]]:

@@ -43,9 +43,10 @@ def derivative_of(
     redo: int,
     factored: int,
     onto: int,
+    shared: int = -1,
 ) -> Handle:
     """The handle of a derivative."""
-    what = (forward, operands, needed, defined, redo, factored, onto)
+    what = (forward, operands, needed, defined, redo, factored, onto, shared)
     if forward.identity is None:
         return Handle(what, None)
     return Handle(what, digest(b"derivative", forward.identity, repr(what[1:]).encode()))

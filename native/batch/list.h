@@ -25,6 +25,7 @@ struct RowsFn {
     Fn* fn = nullptr;      // null: calls run one by one
     bool counted = false;  // its numbers begin with how many rows there are
     std::string why;       // they run one by one
+    bool differentiable = false;  // its gradients can be told apart by rows
 };
 
 struct CallGives {

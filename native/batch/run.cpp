@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "autograd/autograd.h"
+#include "autograd/engine.h"
 #include "autograd/rows.h"
 #include "base/check.h"
 #include "call/busy.h"
@@ -43,13 +44,6 @@ Dims with_rows(int64_t rows, const Dims& sizes) {
     Dims all(sizes.size() + 1, rows);
     std::copy(sizes.begin(), sizes.end(), all.begin() + 1);
     return all;
-}
-
-// Row `row` of a whole, as a tensor.
-TensorRef row_of(const Tensor& whole, int64_t row) {
-    return new_view(whole, Dims(std::span(whole.sizes.begin() + 1, whole.sizes.size() - 1)),
-                    Dims(std::span(whole.strides.begin() + 1, whole.strides.size() - 1)),
-                    whole.offset + row * whole.strides[0]);
 }
 
 }  // namespace
@@ -223,6 +217,17 @@ bool ListRun::launch_rows_or_not(Pattern& pattern, std::span<const uint32_t> cal
     }
 }
 
+namespace {
+
+// The node that all results of a launch come from; null: they have none.
+NodeRef history_of(const Results& results) {
+    for (const TensorRef& result : results)
+        if (result->node) return result->node;
+    return nullptr;
+}
+
+}  // namespace
+
 // Runs the calls as one. False: they have to run one by one.
 bool ListRun::launch_rows(Pattern& pattern, std::span<const uint32_t> calls) {
     const uint32_t count = list_.calls_[calls[0]].operands;
@@ -241,6 +246,11 @@ bool ListRun::launch_rows(Pattern& pattern, std::span<const uint32_t> calls) {
     if (!way.fn) return false;
     Operands operands;
     Results keep;
+    uint64_t with_rows = 0;  // of the launch's own operands
+    const bool tracked = pattern.tracked;
+    orders_ = tracked ? std::make_shared<Calls>() : nullptr;
+    for (uint32_t c : calls)
+        if (tracked) orders_->push_back(list_.calls_[c].order);
     for (uint32_t i = 0; i < count; ++i) {
         const ListedOperand& first = operand_of(calls[0], i);
         if (!first.tensor) {
@@ -248,7 +258,9 @@ bool ListRun::launch_rows(Pattern& pattern, std::span<const uint32_t> calls) {
                 operands.push_back({nullptr, Number::of(int64_t(calls.size()))});
             operands.push_back({nullptr, first.number});
         } else if (rows & bit(i)) {
-            keep.push_back(gathered(calls, i, pattern.tracked && pattern.needed & bit(i)));
+            with_rows |= bit(operands.size());
+            operand_ = uint32_t(operands.size());
+            keep.push_back(gathered(calls, i, tracked && pattern.needed & bit(i)));
             operands.push_back({keep.back().get(), {}});
         } else {
             operands.push_back({&ready_tensor(first), {}});
@@ -257,6 +269,18 @@ bool ListRun::launch_rows(Pattern& pattern, std::span<const uint32_t> calls) {
     if (way.counted && operands.size() == 1)  // of a view to no dims
         operands.push_back({nullptr, Number::of(int64_t(calls.size()))});
     const Results results = call(*way.fn, {operands.data(), operands.size()});
+    if (const NodeRef node = history_of(results)) {
+        make_launch(*node, orders_, with_rows, way.counted);
+        RowsFn& known = *std::ranges::find(pattern.ways, rows, &RowsFn::rows);
+        if (!known.differentiable) {
+            if (const char* why = tells_rows_apart(*node, *pattern.fn, samples)) {
+                known.fn = nullptr;
+                pattern.why_alone = known.why = why;
+                return false;
+            }
+            known.differentiable = true;
+        }
+    }
     give_rows(calls, results);
     return true;
 }
@@ -273,7 +297,10 @@ void ListRun::run_alone(uint32_t number) {
         ListedValue& value = list_.values_[call.first_value + k];
         KILN_CHECK(results[k]->sizes == value.tensor->sizes && results[k]->dtype == value.tensor->dtype,
                    internal, "batching: ", call.pattern->fn->name, " gave another shape than it said");
-        if (results[k]->node) results[k]->node->line = call.line;
+        if (results[k]->node) {
+            results[k]->node->line = call.line;
+            results[k]->node->call = call.order;
+        }
         value.batch = int32_t(batches_.size());
         batches_.push_back({results[k], nullptr, 0});
     }
@@ -291,11 +318,8 @@ void ListRun::give_rows(std::span<const uint32_t> calls, const Results& results)
                    " of ", name(sample.dtype));
         NodeRef handed;
         if (whole->node) {
-            std::vector<uint64_t> orders;
-            orders.reserve(calls.size());
-            for (uint32_t c : calls) orders.push_back(list_.calls_[c].order);
             whole->node->line = first.line;
-            handed = make_handed(*whole, std::move(orders), first.line);
+            handed = make_handed(*whole, orders_, first.line);
         }
         const auto batch = int32_t(batches_.size());
         batches_.push_back({whole, std::move(handed), rows});
@@ -344,7 +368,7 @@ TensorRef ListRun::side_by_side(std::span<const uint32_t> calls, uint32_t operan
     std::vector<Rows::Place> places;
     for (uint32_t i = 0; i < calls.size(); ++i) places.push_back({0, start.row + i, true});
     const Edge edge{batch.handed, nullptr, 0};
-    make_gathered(*part, {&edge, 1}, std::move(places));
+    make_gathered(*part, {&edge, 1}, std::move(places), orders_, operand_);
     return part;
 }
 
@@ -414,7 +438,7 @@ TensorRef ListRun::gathered(std::span<const uint32_t> calls, uint32_t operand, b
             edges.push_back(std::move(edge));
         }
     }
-    if (needed) make_gathered(*all, edges, std::move(places));
+    if (needed) make_gathered(*all, edges, std::move(places), orders_, operand_);
     return all;
 }
 

@@ -2,6 +2,7 @@
 // out.
 #pragma once
 
+#include "autograd/rows.h"
 #include "batch/list.h"
 
 namespace kiln {
@@ -37,6 +38,8 @@ private:
     }
 
     CallList& list_;
+    std::shared_ptr<Calls> orders_;  // of the launch being made: its calls' places among all,
+    uint32_t operand_ = 0;           // and which of its operands is gathered
     std::vector<Batch> batches_;
     std::vector<uint32_t> waits_;              // per call: operands it still waits for
     std::vector<uint32_t> first_, followers_;  // per call, who waits for it
