@@ -148,6 +148,10 @@ TensorRef value_at(Node& node, const SavedTensor& saved, Source::Kind kind, size
     const bool packed = node.packed && saved.tensor && !saved.tensor->storage;
     TensorRef value = packed ? unpacked(node, saved.tensor) : unpack(node, saved, role_of(kind), i);
     if (!history) return value;
+    if (kind == Source::output && node.rows && i < node.rows->handed.size() && node.rows->handed[i]) {
+        Node& handed = *node.rows->handed[i];  // its rows' other uses meet there
+        return with_history(value, {NodeRef(&handed), nullptr, uint32_t(handed.rows->count)});
+    }
     if (kind == Source::output) return with_history(value, {NodeRef(&node), nullptr, uint32_t(i)});
     return with_history(value, kind == Source::input ? node.inputs[i].edge : nowhere);
 }

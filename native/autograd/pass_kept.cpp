@@ -29,6 +29,11 @@ void Pass::add_in_order(const Edge& edge, TensorRef gradient, Part part, PartOf 
         row.single = single;
         row.call = of.call;
         row.argument = of.argument;
+    } else if (edge.node && edge.node->rows) {  // what a launch read, where that is differentiated again
+        RowsOfGradient& given = edge.node->rows->arrived.emplace_back();
+        given.values = std::move(gradient);
+        given.part = part;
+        given.call = of.call;
     } else if (keeps(edge)) {
         kept_at(edge).add(std::move(gradient), part, of);
     } else {

@@ -7,6 +7,12 @@
 
 namespace kiln {
 
+namespace {
+
+constexpr uint64_t latest = ~uint64_t(0) - 1;  // behind all calls but before what a pass is begun with
+
+}  // namespace
+
 void Pass::visit_rows(Node& node) {
     switch (node.rows->kind) {
     case Rows::hands_out: return visit_handed(node);
@@ -19,7 +25,7 @@ void Pass::visit_handed(Node& node) {
     Rows& rows = *node.rows;
     if (node.kept) {  // products of matrices that rows are: they come last
         add_kept(node);
-        for (uint32_t r = 0; r < uint32_t(rows.count); ++r)
+        for (uint32_t r = 0; r <= uint32_t(rows.count); ++r)
             if (TensorRef sum = std::move(node.grads[r]))
                 add_in_order({NodeRef(&node), nullptr, r}, std::move(sum), Part::whole, {0, ~uint32_t(0)});
         node.grads.clear();
@@ -53,6 +59,11 @@ void Pass::visit_handed(Node& node) {
 
 void Pass::give_back(Node& node) {
     const Rows& own = *node.rows;
+    if (node.kept) {  // of what reads the rows together, where that is differentiated again: it is later
+        add_kept(node);
+        node.rows->arrived.push_back({.values = std::move(node.grads[0]), .rows = {}, .from = {}, .call = latest});
+        node.grads.clear();
+    }
     const std::vector<RowsOfGradient> arrived = std::exchange(node.rows->arrived, {});
     const std::vector<Rows::Place>& places = own.places;
     for (const RowsOfGradient& gradient : arrived) {
@@ -64,7 +75,8 @@ void Pass::give_back(Node& node) {
         for (auto next = by_input.begin(); next != by_input.end();) {
             const uint32_t input = input_of(*next);
             const Edge& edge = node.inputs[input].edge;
-            RowsOfGradient part{.values = gradient.values, .rows = {}, .from = {}, .part = gradient.part};
+            RowsOfGradient part{.values = gradient.values, .rows = {}, .from = {}, .part = gradient.part,
+                                .call = gradient.call};
             std::vector<uint32_t> of;
             for (; next != by_input.end() && input_of(*next) == input; ++next) {
                 const uint32_t row = gradient.row(*next);
@@ -76,7 +88,7 @@ void Pass::give_back(Node& node) {
                     if (by_ops() && rows.empty()) rows = callbacks.unstacked(gradient.values);
                     const uint32_t at = gradient.place(*next);
                     add(edge, by_ops() ? rows[at] : row_of(*gradient.values, at), gradient.part,
-                        {(*own.calls)[row], own.argument});
+                        {gradient.call ? gradient.call : (*own.calls)[row], own.argument});
                 }
             }
             if (!part.rows.empty()) add_rows(edge, std::move(part), own, own.argument, std::move(of));
@@ -95,8 +107,9 @@ void Pass::add_rows(const Edge& edge, RowsOfGradient gradient, const Rows& launc
         return;
     }
     RowsPart& part = edge.node->rows->parts.emplace_back();
+    part.call = gradient.call;
+    if (!part.call) part.calls = launch.calls;
     part.given = std::move(gradient);
-    part.calls = launch.calls;
     part.of = std::move(of);
     part.argument = argument;
 }

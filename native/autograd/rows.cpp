@@ -14,7 +14,8 @@ namespace kiln {
 namespace {
 
 Rows& new_rows(Node& node, Rows::Kind kind, int64_t count, std::shared_ptr<const Calls> calls) {
-    node.rows.reset(new Rows{.kind = kind});
+    node.rows.reset(new Rows{.kind = kind, .calls = {}, .like = {}, .places = {}, .released = {}, .read = {},
+                             .handed = {}, .source = {}, .parts = {}, .arrived = {}});
     node.rows->count = count;
     node.rows->calls = std::move(calls);
     return *node.rows;
@@ -163,6 +164,14 @@ NodeRef make_handed(Tensor& whole, std::shared_ptr<const Calls> calls, const Sou
     new_rows(*node, Rows::hands_out, whole.sizes[0], std::move(calls)).like = shape_of(whole);
     node->line = line;
     node->inputs.emplace_back(edge_of(whole)).dtype = whole.dtype;
+    const Edge& edge = node->inputs[0].edge;
+    if (edge.node && edge.node->rows && edge.node->rows->kind == Rows::launch) {
+        std::vector<Node*>& handed = edge.node->rows->handed;
+        handed.resize(edge.node->outputs);
+        handed[edge.index] = node.get();
+        node->rows->source = edge.node;
+        node->rows->output = edge.index;
+    }
     node->outputs = uint32_t(whole.sizes[0] + 1);
     node->order = take_order();
     set_history(whole, node, uint32_t(whole.sizes[0]));

@@ -24,6 +24,7 @@ struct RowsOfGradient {
     TensorRef values;
     std::vector<uint32_t> rows, from;
     Part part = Part::whole;
+    uint64_t call = 0;  // whose it is, where it is not the launch's
     size_t count() const { return rows.empty() ? size_t(values->sizes[0]) : rows.size(); }
     uint32_t row(size_t i) const { return rows.empty() ? uint32_t(i) : rows[i]; }
     uint32_t place(size_t i) const { return from.empty() ? uint32_t(i) : from[i]; }
@@ -59,6 +60,12 @@ struct Rows {
     bool counted = false;                // its input 1 is how many rows there are
     std::vector<bool> released;          // rows that a backward has passed, which frees what was saved for them
     std::vector<std::pair<uint32_t, std::vector<std::pair<StorageRef, uint32_t>>>> read;
+    std::vector<Node*> handed;  // of a launch: what hands out each output, as long as that lives
+    NodeRef source;             // of what hands out: the launch, and which of its outputs
+    uint32_t output = 0;
+    ~Rows() {
+        if (source && source->rows) source->rows->handed[output] = nullptr;
+    }
     // Of the backward pass under way:
     std::vector<RowsPart> parts;          // of what hands out, what its rows got
     std::vector<RowsOfGradient> arrived;  // of a launch, each output's gradient; of one that gathers, its own
