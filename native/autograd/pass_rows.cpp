@@ -152,7 +152,7 @@ void Pass::visit_launch(Node& node) {
             for (size_t i = 0; gradient.values && i < gradient.count(); ++i) rows.released[gradient.row(i)] = true;
     if (std::ranges::find(rows.released, false) == rows.released.end()) {
         release_saved(node);
-        rows.read.clear();
+        rows.saved.clear();
     }
 }
 
@@ -301,17 +301,18 @@ void Pass::check_rows(const Node& node, std::span<const uint32_t> some) const {
     check_not_released(node);
     auto check = [&](uint32_t row) {
         if (!launch.released.empty() && launch.released[row]) raise_released(node);
-        for (const auto& [operand, places] : launch.read) {
-            const auto& [storage, version] = places[row];
-            if (!storage || storage->version == version) continue;
-            const bool of_result = operand >= node.inputs.size();
-            const SavedTensor& saved =
-                of_result ? node.saved_outputs[operand - node.inputs.size()] : node.inputs[operand].saved;
-            check_version(node, *storage, version, *row_of(*saved.tensor, row), of_result ? "result" : "argument",
-                          of_result ? operand - node.inputs.size() : operand);
+        for (const SavedRows& saved : launch.saved) {
+            const SavedRows::Row& at = saved.rows[row];
+            if (at.held && at.row >= at.held->size()) continue;  // nobody holds it
+            const SavedMemory& memory = at.held ? (*at.held)[at.row] : at.memory;
+            if (!memory.storage || memory.storage->version == memory.version) continue;
+            const SavedTensor& whole =
+                saved.of_result ? node.saved_outputs[saved.index] : node.inputs[saved.index].saved;
+            check_version(node, *memory.storage, memory.version, *row_of(*whole.tensor, row),
+                          saved.of_result ? "result" : "argument", saved.index);
         }
     };
-    if (launch.released.empty() && launch.read.empty()) return;
+    if (launch.released.empty() && launch.saved.empty()) return;
     if (some.empty())
         for (uint32_t r = 0; r < uint32_t(launch.count); ++r) check(r);
     else

@@ -14,7 +14,7 @@ namespace kiln {
 namespace {
 
 Rows& new_rows(Node& node, Rows::Kind kind, int64_t count, std::shared_ptr<const Calls> calls) {
-    node.rows.reset(new Rows{.kind = kind, .calls = {}, .like = {}, .places = {}, .released = {}, .read = {},
+    node.rows.reset(new Rows{.kind = kind, .calls = {}, .like = {}, .places = {}, .released = {}, .saved = {},
                              .handed = {}, .source = {}, .parts = {}, .arrived = {}});
     node.rows->count = count;
     node.rows->calls = std::move(calls);

@@ -43,6 +43,26 @@ struct RowsPart {
     uint64_t call_of(size_t i) const { return calls ? (*calls)[of.empty() ? given.row(i) : of[i]] : call; }
 };
 
+// Memory as it was at a version.
+struct SavedMemory {
+    StorageRef storage;
+    uint32_t version = 0;
+};
+// Of what a launch gave, the rows that somebody holds: memory that can be written.
+using HeldRows = std::vector<SavedMemory>;
+
+// What a launch saved in one piece, row by row: it is refused if the program wrote over what the row was then.
+struct SavedRows {
+    struct Row {
+        std::shared_ptr<const HeldRows> held;  // as row `row` of what a launch gave; null: in `memory`
+        uint32_t row = 0;
+        SavedMemory memory;
+    };
+    bool of_result = false;
+    uint32_t index = 0;  // of the input or output
+    std::vector<Row> rows;
+};
+
 struct Rows {
     enum Kind : uint8_t { launch, hands_out, gathers } kind;
     // Of a gathered row: the node's input that it is, or is a row of.
@@ -59,7 +79,7 @@ struct Rows {
     uint64_t inputs = 0;                 // of a launch: inputs that have a row for each call, a bit each
     bool counted = false;                // its input 1 is how many rows there are
     std::vector<bool> released;          // rows that a backward has passed, which frees what was saved for them
-    std::vector<std::pair<uint32_t, std::vector<std::pair<StorageRef, uint32_t>>>> read;
+    std::vector<SavedRows> saved;        // of a launch: where what it saved was read, or given
     std::vector<Node*> handed;  // of a launch: what hands out each output, as long as that lives
     NodeRef source;             // of what hands out: the launch, and which of its outputs
     uint32_t output = 0;

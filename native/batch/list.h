@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "autograd/node.h"
+#include "autograd/rows.h"
 #include "autograd/source_line.h"
 #include "batch/items.h"
 #include "call/dispatch.h"
@@ -89,6 +90,7 @@ struct Batch {
     TensorRef whole;
     NodeRef handed;    // its outputs are the rows, and behind them the whole
     int64_t rows = 0;  // 0: of a call that ran alone
+    std::shared_ptr<HeldRows> held;  // its rows that somebody outside the list has
 };
 
 struct ListStatistics {

@@ -269,8 +269,10 @@ bool ListRun::launch_rows(Pattern& pattern, std::span<const uint32_t> calls) {
     if (way.counted && operands.size() == 1)  // of a view to no dims
         operands.push_back({nullptr, Number::of(int64_t(calls.size()))});
     const Results results = call(*way.fn, {operands.data(), operands.size()});
+    NodeRef launched;
     if (const NodeRef node = history_of(results)) {
         make_launch(*node, orders_, with_rows, way.counted);
+        launched = node;
         RowsFn& known = *std::ranges::find(pattern.ways, rows, &RowsFn::rows);
         if (!known.differentiable) {
             if (const char* why = tells_rows_apart(*node, *pattern.fn, samples)) {
@@ -282,6 +284,7 @@ bool ListRun::launch_rows(Pattern& pattern, std::span<const uint32_t> calls) {
         }
     }
     give_rows(calls, results);
+    if (launched) note_saved(calls, *launched);
     return true;
 }
 
@@ -302,7 +305,53 @@ void ListRun::run_alone(uint32_t number) {
             results[k]->node->call = call.order;
         }
         value.batch = int32_t(batches_.size());
-        batches_.push_back({results[k], nullptr, 0});
+        batches_.push_back({results[k], nullptr, 0, nullptr});
+        Node* node = results[k]->node.get();
+        if (!node || k >= node->saved_outputs.size() || call.pattern->views) continue;
+        SavedTensor& saved = node->saved_outputs[k];  // as the program has it
+        if (!saved.tensor || saved.tensor->storage != results[k]->storage || !results[k]->contiguous) continue;
+        give_memory(*value.tensor->storage);
+        saved.tensor = new_tensor(value.tensor->dtype, value.tensor->sizes, value.tensor->storage);
+        saved.version = value.tensor->storage->version;
+    }
+}
+
+// Where what the node of a launch saved comes from: what the program writes over there is refused by backward.
+void ListRun::note_saved(std::span<const uint32_t> calls, Node& node) {
+    std::vector<SavedRows>& saved = node.rows->saved;
+    const ListedCall& first = list_.calls_[calls[0]];
+    const uint32_t added = uint32_t(node.inputs.size()) - first.operands;  // how many rows there are
+    auto of_listed = [&](const Storage& storage) {
+        const ListedCall& call = list_.calls_[size_t(storage.recording_id)];
+        SavedRows::Row row;
+        for (uint32_t k = 0; k < call.values; ++k) {
+            const ListedValue& value = list_.values_[call.first_value + k];
+            if (value.tensor && value.tensor->storage.get() == &storage)
+                row.held = batches_[size_t(value.batch)].held, row.row = value.row;
+        }
+        return row;
+    };
+    for (uint32_t i = 0; i < first.operands; ++i) {
+        const uint32_t input = i ? i + added : i;
+        const TensorRef& whole = node.inputs[input].saved.tensor;
+        if (!(node.rows->inputs & bit(input)) || !whole || !whole->storage) continue;
+        SavedRows& own = saved.emplace_back();
+        own.index = input;
+        own.rows.reserve(calls.size());
+        for (uint32_t c : calls) {
+            const StorageRef& storage = operand_of(c, i).tensor->storage;
+            if (is_listed(*storage))
+                own.rows.push_back(of_listed(*storage));
+            else
+                own.rows.push_back({.held = nullptr, .row = 0, .memory = {storage, storage->version}});
+        }
+    }
+    for (uint32_t k = 0; k < node.saved_outputs.size(); ++k) {
+        if (!node.saved_outputs[k].tensor || !node.saved_outputs[k].tensor->storage) continue;
+        SavedRows& own = saved.emplace_back();
+        own.of_result = true;
+        own.index = k;
+        for (uint32_t c : calls) own.rows.push_back(of_listed(*list_.values_[list_.calls_[c].first_value + k].tensor->storage));
     }
 }
 
@@ -322,7 +371,7 @@ void ListRun::give_rows(std::span<const uint32_t> calls, const Results& results)
             handed = make_handed(*whole, orders_, first.line);
         }
         const auto batch = int32_t(batches_.size());
-        batches_.push_back({whole, std::move(handed), rows});
+        batches_.push_back({whole, std::move(handed), rows, std::make_shared<HeldRows>()});
         for (uint32_t i = 0; i < calls.size(); ++i) {
             ListedValue& value = list_.values_[list_.calls_[calls[i]].first_value + k];
             value.batch = batch;
@@ -454,6 +503,10 @@ void ListRun::give_memory(Storage& storage) {
         TensorRef whole = batch.whole;
         if (!batch.rows && !whole->contiguous) whole = copy_of(*whole);
         const int64_t step = batch.rows ? int64_t(value.row) * whole->strides[0] : 0;
+        if (batch.held) {
+            if (batch.held->empty()) batch.held->resize(size_t(batch.rows));
+            (*batch.held)[value.row] = {StorageRef(&storage), storage.version};
+        }
         return become_part(storage, *whole->storage, whole->data() + step * int64_t(itemsize(whole->dtype)));
     }
 }

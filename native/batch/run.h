@@ -28,6 +28,7 @@ private:
     bool is_same(std::span<const uint32_t> calls, uint32_t operand) const;
     Tensor& ready_tensor(const ListedOperand& operand);
     void give_rows(std::span<const uint32_t> calls, const Results& results);
+    void note_saved(std::span<const uint32_t> calls, Node& node);
     void give_memory(Storage& storage);
     void hand_out(ListedValue& value);
     void hand_out_all();

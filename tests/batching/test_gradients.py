@@ -207,3 +207,90 @@ def test_gradients_have_the_same_bits(program: Program) -> None:
 def test_gradients_to_be_differentiated_have_the_same_bits(program: Program) -> None:
     """Backward with create_graph."""
     same_gradients(program, leaves_of(program), create_graph=True)
+
+
+def test_gradients_of_pure_cells_have_the_same_bits() -> None:
+    """Trees whose nodes are calls of a cell: of what a root gives, the memory gets no gradient."""
+    leaves = leaves_of(trees)
+
+    def program(p: Tensors) -> Any:
+        cell = kiln.compile(lambda l, r: node(p, l, r), pure=True)
+        return trees(p, lambda _, l, r: cell(l, r))
+
+    same_gradients(program, leaves)
+
+
+def hidden_rows(count: int = 4) -> tuple[Tensors, list[Any]]:
+    """Leaves and a softmax of rows, which ran as launches."""
+    p = drawn(q=(12, 12), s2=(12,))
+    with kiln.batching():
+        ys = [kiln.log_softmax(kiln.tanh(linear(x, p["q"])) * p["s2"], 0) for x in data(count, 12)]
+    return p, ys
+
+
+def test_rows_that_got_no_gradient_take_no_part() -> None:
+    """NaN and infinity in other rows do not reach a shared weight, nor this row."""
+    want = None
+    for poison in (1.0, float("inf"), float("nan")):
+        p = drawn(q=(12, 12), s2=(12,), e=(7, 12))
+        xs = data(4, 12)
+        xs[2] = xs[2] * poison
+        with kiln.batching():
+            hs = [linear(x * p["s2"] + p["e"][k], p["q"]) for k, x in enumerate(xs)]
+            ys = [kiln.log_softmax(kiln.exp(h * 0.1), 0).square().sum() for h in hs]
+        (ys[0] + ys[3]).backward()
+        got = [p[name].grad.numpy() for name in ("q", "s2", "e")]
+        want = want or got
+        assert all(same_bits(a, b) for a, b in zip(got, want))
+
+
+def test_rows_are_passed_one_after_the_other() -> None:
+    """Each row's backward alone, in any order, adds what it adds without batching; a second one raises."""
+    p, ys = hidden_rows()
+    q = copies(p)
+    zs = [kiln.log_softmax(kiln.tanh(linear(x, q["q"])) * q["s2"], 0) for x in data(4, 12)]
+    for k in (2, 0, 3, 1):
+        ys[k].square().sum().backward()
+        zs[k].square().sum().backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            ys[k].square().sum().backward()
+        assert all(same_bits(p[name].grad.numpy(), q[name].grad.numpy()) for name in p)
+
+
+def test_what_a_launch_saved_is_freed() -> None:
+    """By a backward through all rows without retain_graph; one with it leaves it."""
+    p, ys = hidden_rows()
+    total = kiln.stack(ys).sum()
+    total.backward(retain_graph=True)
+    total.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        kiln.stack(ys).sum().backward()
+    freed = kiln.stack([kiln.tanh(x) for x in data(2, 3)])
+    assert not freed.requires_grad and p["q"].grad is not None
+
+
+@pytest.mark.parametrize("view", (False, True))
+@pytest.mark.parametrize("what", ("result", "operand", "row", "other"))
+def test_writes_to_what_a_launch_saved_are_refused(what: str, view: bool) -> None:
+    """As one by one: at backward, if the write was to a row that it passes; through views too."""
+
+    def attempt() -> str:
+        p = drawn(q=(12, 12))
+        xs = data(4, 12)
+        ys = [linear(x, p["q"]) for x in xs]
+        hs = [kiln.tanh(y) for y in ys]
+        zs = [(h * h).sum() for h in hs]
+        float(zs[0].detach())
+        target = {"result": hs[1], "operand": xs[1], "row": ys[1], "other": hs[2]}[what]
+        with kiln.no_grad():
+            (target[2:5] if view else target).mul_(2.0)
+        try:
+            zs[1].backward()
+        except RuntimeError as error:
+            return str(error)[:90]
+        return "passed"
+
+    want = attempt()
+    with kiln.batching():
+        assert attempt() == want
+    assert ("modified by an inplace operation" in want) == (what in ("result", "operand"))
