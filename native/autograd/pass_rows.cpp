@@ -302,13 +302,11 @@ void Pass::check_rows(const Node& node, std::span<const uint32_t> some) const {
     auto check = [&](uint32_t row) {
         if (!launch.released.empty() && launch.released[row]) raise_released(node);
         for (const SavedRows& saved : launch.saved) {
-            const SavedRows::Row& at = saved.rows[row];
-            if (at.held && at.row >= at.held->size()) continue;  // nobody holds it
-            const SavedMemory& memory = at.held ? (*at.held)[at.row] : at.memory;
-            if (!memory.storage || memory.storage->version == memory.version) continue;
+            const SavedMemory* memory = saved.at(row);
+            if (!memory || !memory->storage || memory->storage->version == memory->version) continue;
             const SavedTensor& whole =
                 saved.of_result ? node.saved_outputs[saved.index] : node.inputs[saved.index].saved;
-            check_version(node, *memory.storage, memory.version, *row_of(*whole.tensor, row),
+            check_version(node, *memory->storage, memory->version, *row_of(*whole.tensor, row),
                           saved.of_result ? "result" : "argument", saved.index);
         }
     };

@@ -143,7 +143,8 @@ TensorRef rows_at(const Tensor& whole, std::span<const uint32_t> rows) {
 bool adds_plainly(DType dtype) { return dtype == DType::float32 || dtype == DType::float64; }
 
 void add_plainly(DType dtype, std::byte* sum, const std::byte* part, int64_t count) {
-    auto add = [&](auto* to, const auto* from) {
+    auto add = [&](auto* __restrict to, const auto* __restrict from) {
+#pragma GCC ivdep
         for (int64_t i = 0; i < count; ++i) to[i] += from[i];
     };
     if (dtype == DType::float32)

@@ -53,14 +53,16 @@ using HeldRows = std::vector<SavedMemory>;
 
 // What a launch saved in one piece, row by row: it is refused if the program wrote over what the row was then.
 struct SavedRows {
-    struct Row {
-        std::shared_ptr<const HeldRows> held;  // as row `row` of what a launch gave; null: in `memory`
-        uint32_t row = 0;
-        SavedMemory memory;
-    };
     bool of_result = false;
-    uint32_t index = 0;  // of the input or output
-    std::vector<Row> rows;
+    uint32_t index = 0;                                    // of the input or output
+    std::vector<std::shared_ptr<const HeldRows>> held;     // of what launches gave,
+    std::vector<SavedMemory> memory;                       // or elsewhere
+    std::vector<std::pair<uint32_t, uint32_t>> rows;       // which of `held` and its row; or behind these, of `memory`
+    const SavedMemory* at(uint32_t row) const {            // null: nobody holds it
+        const auto [which, place] = rows[row];
+        if (which >= held.size()) return &memory[place];
+        return place < held[which]->size() ? &(*held[which])[place] : nullptr;
+    }
 };
 
 struct Rows {

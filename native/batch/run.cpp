@@ -321,15 +321,27 @@ void ListRun::note_saved(std::span<const uint32_t> calls, Node& node) {
     std::vector<SavedRows>& saved = node.rows->saved;
     const ListedCall& first = list_.calls_[calls[0]];
     const uint32_t added = uint32_t(node.inputs.size()) - first.operands;  // how many rows there are
-    auto of_listed = [&](const Storage& storage) {
-        const ListedCall& call = list_.calls_[size_t(storage.recording_id)];
-        SavedRows::Row row;
+    constexpr uint32_t elsewhere = ~uint32_t(0);
+    auto note = [&](SavedRows& own, const StorageRef& storage) {
+        if (!is_listed(*storage)) {
+            own.rows.emplace_back(elsewhere, uint32_t(own.memory.size()));
+            own.memory.push_back({storage, storage->version});
+            return;
+        }
+        const ListedCall& call = list_.calls_[size_t(storage->recording_id)];
         for (uint32_t k = 0; k < call.values; ++k) {
             const ListedValue& value = list_.values_[call.first_value + k];
-            if (value.tensor && value.tensor->storage.get() == &storage)
-                row.held = batches_[size_t(value.batch)].held, row.row = value.row;
+            if (!value.tensor || value.tensor->storage != storage) continue;
+            const std::shared_ptr<HeldRows>& held = batches_[size_t(value.batch)].held;
+            if (!held) break;
+            auto known = std::find(own.held.rbegin(), own.held.rend(), held);
+            const bool is_new = known == own.held.rend();
+            if (is_new) own.held.push_back(held);
+            own.rows.emplace_back(uint32_t(is_new ? own.held.size() - 1 : size_t(own.held.rend() - known) - 1), value.row);
+            return;
         }
-        return row;
+        own.rows.emplace_back(elsewhere, uint32_t(own.memory.size()));
+        own.memory.push_back({});
     };
     for (uint32_t i = 0; i < first.operands; ++i) {
         const uint32_t input = i ? i + added : i;
@@ -338,20 +350,15 @@ void ListRun::note_saved(std::span<const uint32_t> calls, Node& node) {
         SavedRows& own = saved.emplace_back();
         own.index = input;
         own.rows.reserve(calls.size());
-        for (uint32_t c : calls) {
-            const StorageRef& storage = operand_of(c, i).tensor->storage;
-            if (is_listed(*storage))
-                own.rows.push_back(of_listed(*storage));
-            else
-                own.rows.push_back({.held = nullptr, .row = 0, .memory = {storage, storage->version}});
-        }
+        for (uint32_t c : calls) note(own, operand_of(c, i).tensor->storage);
     }
     for (uint32_t k = 0; k < node.saved_outputs.size(); ++k) {
         if (!node.saved_outputs[k].tensor || !node.saved_outputs[k].tensor->storage) continue;
         SavedRows& own = saved.emplace_back();
         own.of_result = true;
         own.index = k;
-        for (uint32_t c : calls) own.rows.push_back(of_listed(*list_.values_[list_.calls_[c].first_value + k].tensor->storage));
+        own.held.push_back(batches_[size_t(list_.values_[first.first_value + k].batch)].held);
+        for (uint32_t i = 0; i < calls.size(); ++i) own.rows.emplace_back(0, i);
     }
 }
 
