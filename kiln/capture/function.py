@@ -243,8 +243,8 @@ class Derivative(Function):
     are given as their factors; the gradient of the operand `onto` begins with a sum, the first input.
 
     Of a launch on rows, `shared` (a bit each; -1: it is none) are the operands that its calls share: their
-    gradients are ROWS, one for each call, where they can be told apart. `hidden_rows`: the hidden outputs that
-    have rows too, a bit each; -1: one has them elsewhere than in front.
+    gradients are ROWS, one for each call, where they can be told apart. `hidden_rows`: the hidden outputs
+    that have rows too, a bit each; -1: one has them elsewhere than in front.
     """
 
     def __init__(
@@ -303,8 +303,9 @@ class Derivative(Function):
             found = self._found
         targets, values = _results(found, self._of[1])
         if self._shared >= 0:
-            whole, _, whole.outputs = _of_each(found, targets, values, self._shared)
-            return relaid(whole, operands)
+            graph, _, outputs = _of_each(found, targets, values, self._shared)
+            graph.outputs = outputs
+            return relaid(graph, operands)
         whole, twins = clone(found.graph)
         whole.outputs = [twins[id(y)] for y in values]
         return relaid(whole, operands)
@@ -346,7 +347,7 @@ def _rows_of(found: Backward) -> Dim:
 def _of_each(
     found: Backward, targets: list[tuple[int, int]], values: list[Value], shared: int
 ) -> tuple[Graph, list[tuple[int, int]], list[Value]]:
-    """A copy of the graph with what its results are and their values: of shared operands a row for each call."""
+    """A copy of the graph, what its results are, and their values: of shared operands a row for each call."""
     graph, twins = clone(found.graph)
     made = [twins[id(y)] for y in values]
     kinds = list(targets)

@@ -1,10 +1,10 @@
 """Gradients of what the calls of a launch share, a row for each call instead of their sum.
 
     b [n], shared by R calls     gradient     reduce_sum(g [R, n]; dim 0)     ->     g [R, n]
-    W [m, n]                                  product(a.T [m, R k], b [R k, n])  ->  a [R, m, k] @ b [R, k, n]
+    W [m, n]                     product(a.T [m, R k], b [R k, n])      ->     a [R, m, k] @ b [R, k, n]
 
 A launch's derivative sums over its rows where a value has none. Left out there, each row is the gradient that
-its call alone gives, with the same bits: what a row's sum is made of, and its order, is what the call alone has.
+its call alone gives, with the same bits: what a row's sum is made of, and its order, is what that call has.
 The engine adds them in the order of the calls (architecture.md 6).
 """
 
@@ -16,7 +16,7 @@ from kiln.table.record import find
 
 
 def own_rows(value: Value, rows: Dim) -> Value | None:
-    """`value` as it is before rows are summed: its shape with `rows` in front; None where it is not such a sum."""
+    """`value` before rows are summed: its shape with `rows` in front; None where it is no such sum."""
     node = value.node
     if node is None:
         return None
@@ -30,7 +30,9 @@ def own_rows(value: Value, rows: Dim) -> Value | None:
         return None if inner is None else graph.add(node.op, (inner,), ((rows, *value.shape),))
     if name == "permute":
         inner = own_rows(node.inputs[0], rows)
-        return None if inner is None else graph.add(node.op, (inner,), ((0, *(d + 1 for d in node.attrs[0])),))
+        return (
+            None if inner is None else graph.add(node.op, (inner,), ((0, *(d + 1 for d in node.attrs[0])),))
+        )
     if node.op.kind == "pointwise":
         return _pointwise_of_each(node, rows)
     return None
@@ -88,7 +90,7 @@ def _pointwise_of_each(node: Node, rows: Dim) -> Value | None:
 
 
 def rows_of_saved(value: Value, rows: Dim) -> int:
-    """Whether a value has a row for each call in front (1), nothing of the rows (0), or rows elsewhere (-1)."""
+    """Whether a value has a row for each call in front (1), no rows (0), or rows elsewhere (-1)."""
     slots = slots_named(rows)
     meets = [not isinstance(d, int) and bool(slots & slots_named(d)) for d in value.shape]
     if not any(meets):

@@ -31,14 +31,13 @@ TensorRef unpacked(const Node& node, const TensorRef& place) {
 [[noreturn]] void raise_overwritten(const Node& node, const Storage& storage, uint32_t version,
                                     const Tensor& saved, const char* role, size_t index) {
     const SourceLine* write = last_write(storage);
-    raise(ErrorKind::runtime,
-          concat("one of the variables needed for gradient computation has been "
-                 "modified by an inplace operation: ",
-                 role, " ", index, " of ", node.fn->name, ", ", name(saved.dtype),
-                 shape_text(saved.sizes), ", was saved at version ", version, " (",
-                 SourceLine::text(node.line), ") and is at version ", storage.version,
-                 write ? " (changed at " + SourceLine::text(*write) + ")" : "",
-                 "; change a clone() instead, or do it after backward()"));
+    raise(ErrorKind::runtime, concat("one of the variables needed for gradient computation has been "
+                                     "modified by an inplace operation: ",
+                                     role, " ", index, " of ", node.fn->name, ", ", name(saved.dtype),
+                                     shape_text(saved.sizes), ", was saved at version ", version, " (",
+                                     SourceLine::text(node.line), ") and is at version ", storage.version,
+                                     write ? " (changed at " + SourceLine::text(*write) + ")" : "",
+                                     "; change a clone() instead, or do it after backward()"));
 }
 
 // The saved tensor's value; raises if it was overwritten since.
@@ -170,19 +169,20 @@ Fn& derivative_fn(const Node& node, const compiler::Asked& asked) {
 }
 
 void raise_released(const Node& node) {
-    raise(ErrorKind::runtime,
-          concat("Trying to backward through the graph a second time (", node.fn->name, " at ",
-                 SourceLine::text(node.line),
-                 ") (or directly access saved tensors after they have already been freed). The first backward "
-                 "freed its saved values. Specify retain_graph=True in the first, or run the forward again."));
+    raise(
+        ErrorKind::runtime,
+        concat("Trying to backward through the graph a second time (", node.fn->name, " at ",
+               SourceLine::text(node.line),
+               ") (or directly access saved tensors after they have already been freed). The first backward "
+               "freed its saved values. Specify retain_graph=True in the first, or run the forward again."));
 }
 
 void check_not_released(const Node& node) {
     if (node.released) raise_released(node);
 }
 
-void check_version(const Node& node, const Storage& storage, uint32_t version, const Tensor& saved, const char* role,
-                   size_t index) {
+void check_version(const Node& node, const Storage& storage, uint32_t version, const Tensor& saved,
+                   const char* role, size_t index) {
     if (storage.version != version) raise_overwritten(node, storage, version, saved, role, index);
 }
 
@@ -219,8 +219,9 @@ Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_g
         default: {
             const SavedTensor* saved = saved_at(node, source.kind, i);
             KILN_CHECK(saved, internal, fn.name, ": ", role_of(source.kind), " ", i, " is not saved");
-            const bool has_rows = rows && (source.kind == Source::output ||
-                                           (source.kind == Source::input ? rows->inputs : uint64_t(taken.hidden)) & bit(i));
+            const bool has_rows =
+                rows && (source.kind == Source::output ||
+                         (source.kind == Source::input ? rows->inputs : uint64_t(taken.hidden)) & bit(i));
             if (has_rows)
                 push_made(rows_at(*value_at(node, *saved, source.kind, i, false), taken.rows));
             else if (create_graph || node.packed)

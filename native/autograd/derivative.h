@@ -24,8 +24,8 @@ Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_g
                              const TensorRef& sum = nullptr, const TakenRows& taken = {});
 
 // Raises if a tensor was overwritten since a node saved it. `version`: the one it was saved at.
-void check_version(const Node& node, const Storage& storage, uint32_t version, const Tensor& saved, const char* role,
-                   size_t index);
+void check_version(const Node& node, const Storage& storage, uint32_t version, const Tensor& saved,
+                   const char* role, size_t index);
 
 [[noreturn]] void raise_released(const Node& node);
 // Raises if a backward has freed what the node saved.

@@ -29,8 +29,8 @@ Root root_of(Tensor& tensor, TensorRef gradient, size_t i, bool batched);
 std::vector<TensorRef> run_backward(std::span<const Root> roots, std::span<const Edge> inputs,
                                     const BackwardOptions& options);
 
-// Why the calls that a launch is of cannot be told apart in its gradients; null: they can. `fn`: what one call
-// runs, on operands like `operands`.
+// Why the calls that a launch is of cannot be told apart in its gradients; null: they can. `fn`: what one
+// call runs, on operands like `operands`.
 const char* tells_rows_apart(Node& launch, Fn& fn, std::span<const Operand> operands);
 
 // Of this thread's innermost pass: its number, 0 if there is none; in anomaly mode the node it visits;

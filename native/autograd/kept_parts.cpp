@@ -18,7 +18,8 @@ void KeptParts::add(TensorRef array, Part part, PartOf of) {
 void KeptParts::add_entries(Source source, std::span<const uint64_t> calls, std::span<const uint32_t> from,
                             uint32_t argument) {
     for (size_t i = 0; i < calls.size(); ++i)
-        entries_.push_back({calls[i], argument, uint32_t(sources_.size()), from.empty() ? uint32_t(i) : from[i]});
+        entries_.push_back(
+            {calls[i], argument, uint32_t(sources_.size()), from.empty() ? uint32_t(i) : from[i]});
     sources_.push_back(std::move(source));
 }
 
@@ -29,8 +30,8 @@ void KeptParts::add_rows(TensorRef values, std::span<const uint64_t> calls, std:
 
 void KeptParts::add_products(TensorRef left, TensorRef right, int64_t each, std::span<const uint64_t> calls,
                              std::span<const uint32_t> from, uint32_t argument) {
-    add_entries({.values = std::move(left), .right = std::move(right), .write = {}, .each = each}, calls, from,
-                argument);
+    add_entries({.values = std::move(left), .right = std::move(right), .write = {}, .each = each}, calls,
+                from, argument);
 }
 
 void KeptParts::add_written(Write write, std::span<const uint64_t> calls, std::span<const uint32_t> from,
@@ -116,14 +117,15 @@ TensorRef KeptParts::products(std::span<const Entry> entries, bool by_ops, bool 
         }
         return sum.evaluate(false);
     }
-    auto joined = [&](TensorRef Source::*side) {
+    auto joined = [&](TensorRef Source::* side) {
         std::vector<Results> unstacked(sources_.size());
         std::vector<TensorRef> rows;
         for (const Entry& entry : entries) {
             const Source& source = sources_[entry.source];
             Results& all = unstacked[entry.source];
             if (all.empty()) all = callbacks.unstacked(source.*side);
-            for (int64_t i = 0; i < source.each; ++i) rows.push_back(all[size_t(entry.row * source.each + i)]);
+            for (int64_t i = 0; i < source.each; ++i)
+                rows.push_back(all[size_t(entry.row * source.each + i)]);
         }
         const Tensor& first = *(sources_[entries[0].source].*side);
         const Dims sizes{int64_t(rows.size()), first.sizes[1]};

@@ -17,15 +17,16 @@ struct PartOf {
     uint32_t argument;
 };
 
-// What a value's gradient is the sum of, kept until all parts are there. They stay what they came as: rows of a
-// launch's gradient are not copied.
+// What a value's gradient is the sum of, kept until all parts are there. They stay what they came as: rows of
+// a launch's gradient are not copied.
 class KeptParts {
 public:
     // Adds parts at their places of a sum: those of some rows.
     using Write = std::function<void(SumOfParts sum, std::span<const uint32_t> rows)>;
 
     void add(TensorRef array, Part part, PartOf of);
-    // Of each call i: row `from[i]` of an array; of products, so many rows of each factor as there are for it.
+    // Of each call i: row `from[i]` of an array; of products, so many rows of each factor as there are for
+    // it.
     void add_rows(TensorRef values, std::span<const uint64_t> calls, std::span<const uint32_t> from,
                   uint32_t argument);
     void add_products(TensorRef left, TensorRef right, int64_t each, std::span<const uint64_t> calls,

@@ -54,8 +54,8 @@ public:
 
     bool will_visit(const Edge& edge) const;
 
-    // How many rows a product that is a part of a gradient has, in each call; whether to keep them is less than
-    // to add arrays of the matrix's size.
+    // How many rows a product that is a part of a gradient has, in each call; whether to keep them is less
+    // than to add arrays of the matrix's size.
     static int64_t rows_of(const Node& node, const Product& product);
     static bool is_worth_keeping(const Dims& matrix, int64_t rows);
 
@@ -226,7 +226,7 @@ private:
     // Products that are to be added to the gradients of a node's outputs.
     std::map<std::pair<const Node*, uint32_t>, std::unique_ptr<ProductSum>> products_;
     std::map<std::pair<const Node*, uint32_t>, KeptParts> kept_;  // and parts
-    std::vector<TensorRef> captured_;  // gradients of the inputs asked for
+    std::vector<TensorRef> captured_;                             // gradients of the inputs asked for
 };
 
 }  // namespace kiln

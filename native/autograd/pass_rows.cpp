@@ -61,7 +61,8 @@ void Pass::give_back(Node& node) {
     const Rows& own = *node.rows;
     if (node.kept) {  // of what reads the rows together, where that is differentiated again: it is later
         add_kept(node);
-        node.rows->arrived.push_back({.values = std::move(node.grads[0]), .rows = {}, .from = {}, .call = latest});
+        node.rows->arrived.push_back(
+            {.values = std::move(node.grads[0]), .rows = {}, .from = {}, .call = latest});
         node.grads.clear();
     }
     const std::vector<RowsOfGradient> arrived = std::exchange(node.rows->arrived, {});
@@ -75,7 +76,10 @@ void Pass::give_back(Node& node) {
         for (auto next = by_input.begin(); next != by_input.end();) {
             const uint32_t input = input_of(*next);
             const Edge& edge = node.inputs[input].edge;
-            RowsOfGradient part{.values = gradient.values, .rows = {}, .from = {}, .part = gradient.part,
+            RowsOfGradient part{.values = gradient.values,
+                                .rows = {},
+                                .from = {},
+                                .part = gradient.part,
                                 .call = gradient.call};
             std::vector<uint32_t> of;
             for (; next != by_input.end() && input_of(*next) == input; ++next) {
@@ -97,8 +101,8 @@ void Pass::give_back(Node& node) {
     pass_over(node);
 }
 
-// Adds rows of a gradient to those of what an edge leads to. `of`: which of the launch's rows they are of, where
-// they go to others.
+// Adds rows of a gradient to those of what an edge leads to. `of`: which of the launch's rows they are of,
+// where they go to others.
 void Pass::add_rows(const Edge& edge, RowsOfGradient gradient, const Rows& launch, uint32_t argument,
                     std::vector<uint32_t> of) {
     if (!gradient.values || !edge || !reach.wants(edge)) return;
@@ -149,7 +153,8 @@ void Pass::visit_launch(Node& node) {
         rows.released.assign(size_t(rows.count), true);
     else
         for (const RowsOfGradient& gradient : arrived)
-            for (size_t i = 0; gradient.values && i < gradient.count(); ++i) rows.released[gradient.row(i)] = true;
+            for (size_t i = 0; gradient.values && i < gradient.count(); ++i)
+                rows.released[gradient.row(i)] = true;
     if (std::ranges::find(rows.released, false) == rows.released.end()) {
         release_saved(node);
         rows.saved.clear();
@@ -164,7 +169,8 @@ TensorRef Pass::fitted_rows(const Node& node, size_t i, TensorRef gradient, Targ
         const Dims& sizes = input.saved.tensor->sizes;
         Dims rows{count}, aligned{count};
         const bool shared = !(node.rows->inputs & bit(i));
-        for (int d = shared ? sizes.ndim() + 1 : sizes.ndim(); d < gradient->ndim(); ++d) aligned.push_back(1);
+        for (int d = shared ? sizes.ndim() + 1 : sizes.ndim(); d < gradient->ndim(); ++d)
+            aligned.push_back(1);
         for (size_t d = shared ? 0 : 1; d < sizes.size(); ++d)
             aligned.push_back(sizes[d]), rows.push_back(sizes[d]);
         if (role == Target::gradient && gradient->sizes != aligned)
@@ -207,7 +213,8 @@ void Pass::differentiate_rows(Node& node, const std::vector<RowsOfGradient>& arr
                 for (size_t r = 0; r < size_t(launch.count); ++r)
                     if (place[r] >= 0) rows[r] = own[size_t(place[r])];
                 sizes[0] = launch.count;
-                node.grads[k] = callbacks.stacked(rows, *new_tensor(given.values->dtype, sizes, StorageRef()));
+                node.grads[k] =
+                    callbacks.stacked(rows, *new_tensor(given.values->dtype, sizes, StorageRef()));
             } else if (!whole) {
                 std::vector<uint32_t> from;
                 for (uint32_t r : run) from.push_back(uint32_t(place[r]));
@@ -217,7 +224,8 @@ void Pass::differentiate_rows(Node& node, const std::vector<RowsOfGradient>& arr
                 node.grads[k] = full_like(*new_tensor(given.values->dtype, sizes, StorageRef()), 0.0);
                 for (size_t r = 0; r < size_t(launch.count); ++r) {
                     if (place[r] < 0) continue;
-                    const TensorRef to = row_of(*node.grads[k], int64_t(r)), from = row_of(*given.values, place[r]);
+                    const TensorRef to = row_of(*node.grads[k], int64_t(r)),
+                                    from = row_of(*given.values, place[r]);
                     const Operand operand{from.get(), {}};
                     kiln::run(*core_fns().copy, {&operand, 1}, {&to, 1});
                 }
@@ -272,7 +280,8 @@ void Pass::differentiate_rows(Node& node, const std::vector<RowsOfGradient>& arr
             const Matrix matrix = matrix_at(input.edge);
             if (matrix.transposed) std::swap(left, right);
             const int64_t each = left->sizes[0] / int64_t(taken_rows ? count : size_t(launch.count));
-            kept_at(*matrix.edge).add_products(std::move(left), std::move(right), each, calls, from, uint32_t(i));
+            kept_at(*matrix.edge)
+                .add_products(std::move(left), std::move(right), each, calls, from, uint32_t(i));
         } else if (launch.inputs & bit(i)) {
             RowsOfGradient gradient{fitted_rows(node, i, std::move(results[k]), target.role), some, from,
                                     slices ? Part::slice : Part::whole};
@@ -329,7 +338,8 @@ void Pass::show_to_hooks(Node& node, std::vector<RowsOfGradient>& arrived) {
             std::vector<TensorRef> rows(size_t(node.rows->count) + 1);
             for (size_t i = 0; i < given.count(); ++i) rows[given.row(i)] = own[given.place(i)];
             given = {.values = callbacks.stacked(rows, *new_tensor(given.values->dtype, sizes, StorageRef())),
-                     .rows = {}, .from = {}};
+                     .rows = {},
+                     .from = {}};
         }
         node.grads[k] = given.values;
     }
@@ -337,7 +347,8 @@ void Pass::show_to_hooks(Node& node, std::vector<RowsOfGradient>& arrived) {
     call_tensor_hooks(node.extras.get(), grads);
     capture(node);
     call_node_hooks(node.extras.get(), HookKind::before, grads, nullptr);
-    for (size_t k = 0; k < arrived.size(); ++k) arrived[k] = {.values = node.grads[k], .rows = {}, .from = {}};
+    for (size_t k = 0; k < arrived.size(); ++k)
+        arrived[k] = {.values = node.grads[k], .rows = {}, .from = {}};
 }
 
 // Products that are worth keeping when a call runs alone: as parts of these operands' gradients.
@@ -357,7 +368,8 @@ const char* tells_rows_apart(Node& launch, Fn& fn, std::span<const Operand> oper
         if (target.role == Target::gradient && shared & bit(target.operand) &&
             !(together.scattered & bit(target.operand)))
             return "its gradient of what they share cannot be told apart";
-    if (together.scattered & shared && together.hidden_rows < 0) return "what it saves has rows in the middle";
+    if (together.scattered & shared && together.hidden_rows < 0)
+        return "what it saves has rows in the middle";
     if (rows.counted) return nullptr;
     // one call, of arrays that look like its operands
     const NodeRef one = new_node(fn);
@@ -376,10 +388,12 @@ const char* tells_rows_apart(Node& launch, Fn& fn, std::span<const Operand> oper
     const Fn& alone = derivative_fn(*one, {needed, defined, false});
     for (const Product& product : alone.products) {
         const uint8_t i = product.operand;
-        if (!Pass::is_worth_keeping(one->inputs[i].saved.tensor->sizes, Pass::rows_of(*one, product))) continue;
-        const bool known = std::ranges::any_of(together.products,
-                                               [&](const Product& other) { return other.operand == i; });
-        if (rows.inputs & bit(i)) return "their matrices differ, and gradients of matrices are summed as products";
+        if (!Pass::is_worth_keeping(one->inputs[i].saved.tensor->sizes, Pass::rows_of(*one, product)))
+            continue;
+        const bool known =
+            std::ranges::any_of(together.products, [&](const Product& other) { return other.operand == i; });
+        if (rows.inputs & bit(i))
+            return "their matrices differ, and gradients of matrices are summed as products";
         if (!known) return "its gradient of a matrix they share is no product of rows";
     }
     return nullptr;

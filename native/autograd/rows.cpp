@@ -14,8 +14,16 @@ namespace kiln {
 namespace {
 
 Rows& new_rows(Node& node, Rows::Kind kind, int64_t count, std::shared_ptr<const Calls> calls) {
-    node.rows.reset(new Rows{.kind = kind, .calls = {}, .like = {}, .places = {}, .released = {}, .saved = {},
-                             .handed = {}, .source = {}, .parts = {}, .arrived = {}});
+    node.rows.reset(new Rows{.kind = kind,
+                             .calls = {},
+                             .like = {},
+                             .places = {},
+                             .released = {},
+                             .saved = {},
+                             .handed = {},
+                             .source = {},
+                             .parts = {},
+                             .arrived = {}});
     node.rows->count = count;
     node.rows->calls = std::move(calls);
     return *node.rows;
@@ -123,7 +131,8 @@ TensorRef reshaped(const TensorRef& x, const Dims& sizes) {
     for (const Dims& list : {view->sizes, view->strides})
         for (int64_t n : list) operands.push_back({nullptr, Number::of(n)});
     operands.push_back({nullptr, Number::of(view->offset - own->offset)});
-    set_history(*view, record_edges(*core_fns().as_strided(view->ndim()), {operands.data(), operands.size()}), 0);
+    set_history(*view, record_edges(*core_fns().as_strided(view->ndim()), {operands.data(), operands.size()}),
+                0);
     return view;
 }
 

@@ -1,10 +1,10 @@
 // Nodes of launches on rows (batch/). The launch itself is a node with a row for each call. What it gives has
-// one node more, which hands its rows out: each row is an output of it, and behind them the whole is one. What
-// a launch reads of rows from several places has a node that gathers: its gradient's rows go back to where they
-// came from.
+// one node more, which hands its rows out: each row is an output of it, and behind them the whole is one.
+// What a launch reads of rows from several places has a node that gathers: its gradient's rows go back to
+// where they came from.
 //
-// Backward passes a launch once for the rows that got a gradient; rows that got none take no part. Parts of one
-// sum come in the order of launches, and are added in that of the calls.
+// Backward passes a launch once for the rows that got a gradient; rows that got none take no part. Parts of
+// one sum come in the order of launches, and are added in that of the calls.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ struct RowsOfGradient {
     bool whole() const { return rows.empty() && from.empty(); }
 };
 
-// The same as a part of what a launch gave: `calls` are those of the launch that read it, by its own rows `of`
-// (empty: the rows it goes to). Without `calls`: of one row, of the call `call`.
+// The same as a part of what a launch gave: `calls` are those of the launch that read it, by its own rows
+// `of` (empty: the rows it goes to). Without `calls`: of one row, of the call `call`.
 struct RowsPart {
     RowsOfGradient given;
     std::shared_ptr<const Calls> calls;
@@ -51,14 +51,16 @@ struct SavedMemory {
 // Of what a launch gave, the rows that somebody holds: memory that can be written.
 using HeldRows = std::vector<SavedMemory>;
 
-// What a launch saved in one piece, row by row: it is refused if the program wrote over what the row was then.
+// What a launch saved in one piece, row by row: it is refused if the program wrote over what the row was
+// then.
 struct SavedRows {
     bool of_result = false;
-    uint32_t index = 0;                                    // of the input or output
-    std::vector<std::shared_ptr<const HeldRows>> held;     // of what launches gave,
-    std::vector<SavedMemory> memory;                       // or elsewhere
-    std::vector<std::pair<uint32_t, uint32_t>> rows;       // which of `held` and its row; or behind these, of `memory`
-    const SavedMemory* at(uint32_t row) const {            // null: nobody holds it
+    uint32_t index = 0;                                 // of the input or output
+    std::vector<std::shared_ptr<const HeldRows>> held;  // of what launches gave,
+    std::vector<SavedMemory> memory;                    // or elsewhere
+    std::vector<std::pair<uint32_t, uint32_t>>
+        rows;                                    // which of `held` and its row; or behind these, of `memory`
+    const SavedMemory* at(uint32_t row) const {  // null: nobody holds it
         const auto [which, place] = rows[row];
         if (which >= held.size()) return &memory[place];
         return place < held[which]->size() ? &(*held[which])[place] : nullptr;
@@ -74,16 +76,17 @@ struct Rows {
         bool of_launch;  // a row of what a launch gave: the input's edge leads to a node that hands out
     };
     int64_t count = 0;
-    std::shared_ptr<const Calls> calls;  // of the launch's rows; of rows gathered, those of the one that reads
-    TensorRef like;                      // of a node that hands out: the whole's sizes
-    std::vector<Place> places;           // of one that gathers, a row each,
-    uint32_t argument = 0;               // and which operand of the launch they are
-    uint64_t inputs = 0;                 // of a launch: inputs that have a row for each call, a bit each
-    bool counted = false;                // its input 1 is how many rows there are
-    std::vector<bool> released;          // rows that a backward has passed, which frees what was saved for them
-    std::vector<SavedRows> saved;        // of a launch: where what it saved was read, or given
-    std::vector<Node*> handed;  // of a launch: what hands out each output, as long as that lives
-    NodeRef source;             // of what hands out: the launch, and which of its outputs
+    std::shared_ptr<const Calls>
+        calls;                     // of the launch's rows; of rows gathered, those of the one that reads
+    TensorRef like;                // of a node that hands out: the whole's sizes
+    std::vector<Place> places;     // of one that gathers, a row each,
+    uint32_t argument = 0;         // and which operand of the launch they are
+    uint64_t inputs = 0;           // of a launch: inputs that have a row for each call, a bit each
+    bool counted = false;          // its input 1 is how many rows there are
+    std::vector<bool> released;    // rows that a backward has passed, which frees what was saved for them
+    std::vector<SavedRows> saved;  // of a launch: where what it saved was read, or given
+    std::vector<Node*> handed;     // of a launch: what hands out each output, as long as that lives
+    NodeRef source;                // of what hands out: the launch, and which of its outputs
     uint32_t output = 0;
     ~Rows() {
         if (source && source->rows) source->rows->handed[output] = nullptr;

@@ -16,7 +16,6 @@
 namespace kiln {
 
 namespace {
-
 class ModesOf {  // while it lives, the modes of a pattern's calls
 public:
     explicit ModesOf(const Pattern& pattern) : before_(modes()) {
@@ -44,6 +43,13 @@ Dims with_rows(int64_t rows, const Dims& sizes) {
     Dims all(sizes.size() + 1, rows);
     std::copy(sizes.begin(), sizes.end(), all.begin() + 1);
     return all;
+}
+
+// The node that all results of a launch come from; null: they have none.
+NodeRef history_of(const Results& results) {
+    for (const TensorRef& result : results)
+        if (result->node) return result->node;
+    return nullptr;
 }
 
 }  // namespace
@@ -217,17 +223,6 @@ bool ListRun::launch_rows_or_not(Pattern& pattern, std::span<const uint32_t> cal
     }
 }
 
-namespace {
-
-// The node that all results of a launch come from; null: they have none.
-NodeRef history_of(const Results& results) {
-    for (const TensorRef& result : results)
-        if (result->node) return result->node;
-    return nullptr;
-}
-
-}  // namespace
-
 // Runs the calls as one. False: they have to run one by one.
 bool ListRun::launch_rows(Pattern& pattern, std::span<const uint32_t> calls) {
     const uint32_t count = list_.calls_[calls[0]].operands;
@@ -309,14 +304,16 @@ void ListRun::run_alone(uint32_t number) {
         Node* node = results[k]->node.get();
         if (!node || k >= node->saved_outputs.size() || call.pattern->views) continue;
         SavedTensor& saved = node->saved_outputs[k];  // as the program has it
-        if (!saved.tensor || saved.tensor->storage != results[k]->storage || !results[k]->contiguous) continue;
+        if (!saved.tensor || saved.tensor->storage != results[k]->storage || !results[k]->contiguous)
+            continue;
         give_memory(*value.tensor->storage);
         saved.tensor = new_tensor(value.tensor->dtype, value.tensor->sizes, value.tensor->storage);
         saved.version = value.tensor->storage->version;
     }
 }
 
-// Where what the node of a launch saved comes from: what the program writes over there is refused by backward.
+// Where what the node of a launch saved comes from: what the program writes over there is refused by
+// backward.
 void ListRun::note_saved(std::span<const uint32_t> calls, Node& node) {
     std::vector<SavedRows>& saved = node.rows->saved;
     const ListedCall& first = list_.calls_[calls[0]];
@@ -337,7 +334,8 @@ void ListRun::note_saved(std::span<const uint32_t> calls, Node& node) {
             auto known = std::find(own.held.rbegin(), own.held.rend(), held);
             const bool is_new = known == own.held.rend();
             if (is_new) own.held.push_back(held);
-            own.rows.emplace_back(uint32_t(is_new ? own.held.size() - 1 : size_t(own.held.rend() - known) - 1), value.row);
+            own.rows.emplace_back(
+                uint32_t(is_new ? own.held.size() - 1 : size_t(own.held.rend() - known) - 1), value.row);
             return;
         }
         own.rows.emplace_back(elsewhere, uint32_t(own.memory.size()));

@@ -212,10 +212,9 @@ std::unique_ptr<Saves> saves(const Call& call) {
 Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& asked) {
     Object described = describe_operands(operands, forward.cls == FnClass::pointwise);
     using Mask = unsigned long long;
-    Object args =
-        checked(Py_BuildValue("(OOKKiKiL)", handle_of(forward), described.get(), Mask(asked.needed),
-                              Mask(asked.defined), int(asked.redo), Mask(asked.factored), asked.onto,
-                              static_cast<long long>(asked.shared)));
+    Object args = checked(Py_BuildValue("(OOKKiKiL)", handle_of(forward), described.get(), Mask(asked.needed),
+                                        Mask(asked.defined), int(asked.redo), Mask(asked.factored),
+                                        asked.onto, static_cast<long long>(asked.shared)));
     Fn* fn = new_fn(nullptr, forward.name + " backward");
     set_handle(*fn, ask("derivative function", args).get());
     answer_to("derivative", args, [&](Answer& answer) {

@@ -45,9 +45,9 @@ std::unique_ptr<Saves> saves(const Call& call);
 
 // Which derivative: for the needed operands, given the defined gradients of results. `redo`: without reading
 // hidden outputs, so that it can itself be differentiated. `factored`: operands of whose gradients products
-// are given as their factors. A bit each. `onto`: the operand whose gradient begins with a sum, or -1. `shared`:
-// of a launch on rows, the operands that its calls share, whose gradients are rows as far as they can be told
-// apart; -1: it is none.
+// are given as their factors. A bit each. `onto`: the operand whose gradient begins with a sum, or -1.
+// `shared`: of a launch on rows, the operands that its calls share, whose gradients are rows as far as they
+// can be told apart; -1: it is none.
 struct Asked {
     uint64_t needed, defined;
     bool redo;

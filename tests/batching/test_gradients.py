@@ -46,7 +46,9 @@ def data(count: int, *shape: int, seed: int = 1) -> list[Any]:
     return [kiln.tensor(rng.normal(size=shape).astype("float32")) for _ in range(count)]
 
 
-def same_gradients(program: Program, leaves: Tensors, batched: bool = True, create_graph: bool = False) -> None:
+def same_gradients(
+    program: Program, leaves: Tensors, batched: bool = True, create_graph: bool = False
+) -> None:
     """A program's value and gradients with and without batching, bit for bit."""
     plain, together = copies(leaves), copies(leaves)
     want = program(plain)
@@ -154,9 +156,9 @@ def tree(rng: Any, words: int) -> Any:
     return tree(rng, left), tree(rng, words - left)
 
 
-def node(p: Tensors, l: Any, r: Any) -> Any:
+def node(p: Tensors, left: Any, right: Any) -> Any:
     """What a tree's node is of its children: state and memory."""
-    (hl, cl), (hr, cr) = l, r
+    (hl, cl), (hr, cr) = left, right
     i, fl, fr, o, u = linear(kiln.cat((hl, hr)), p["wn"], p["bn"]).chunk(5)
     c = kiln.sigmoid(i) * kiln.tanh(u) + kiln.sigmoid(fl) * cl + kiln.sigmoid(fr) * cr
     return kiln.sigmoid(o) * kiln.tanh(c), c
@@ -182,8 +184,8 @@ def trees(p: Tensors, inner: Callable[..., Any] = node) -> Any:
 
 
 LEAVES: dict[str, tuple[int, ...]] = {
-    "s": (5,), "b": (5,), "c": (), "g": (5,), "e": (7, 5), "w": (10, 12), "wb": (12,), "v": (3, 4), "vb": (3,),
-    "q": (12, 12), "s2": (12,), "we": (6, 5), "be": (6,), "wn": (30, 12), "bn": (30,), "wo": (3, 6),
+    "s": (5,), "b": (5,), "c": (), "g": (5,), "e": (7, 5), "w": (10, 12), "wb": (12,), "v": (3, 4),
+    "vb": (3,), "q": (12, 12), "s2": (12,), "we": (6, 5), "be": (6,), "wn": (30, 12), "bn": (30,), "wo": (3, 6),
 }  # fmt: skip
 PROGRAMS = (shared_bias, layer_norms, embeddings, weights_once, narrow_weight, both_ways, loops, trees)
 
@@ -212,8 +214,8 @@ def test_gradients_of_pure_cells_have_the_same_bits() -> None:
     leaves = leaves_of(trees)
 
     def program(p: Tensors) -> Any:
-        cell = kiln.compile(lambda l, r: node(p, l, r), pure=True)
-        return trees(p, lambda _, l, r: cell(l, r))
+        cell = kiln.compile(lambda left, right: node(p, left, right), pure=True)
+        return trees(p, lambda _, left, right: cell(left, right))
 
     same_gradients(program, leaves)
 
