@@ -185,7 +185,8 @@ def trees(p: Tensors, inner: Callable[..., Any] = node) -> Any:
 
 LEAVES: dict[str, tuple[int, ...]] = {
     "s": (5,), "b": (5,), "c": (), "g": (5,), "e": (7, 5), "w": (10, 12), "wb": (12,), "v": (3, 4),
-    "vb": (3,), "q": (12, 12), "s2": (12,), "we": (6, 5), "be": (6,), "wn": (30, 12), "bn": (30,), "wo": (3, 6),
+    "vb": (3,), "q": (12, 12), "s2": (12,), "we": (6, 5), "be": (6,), "wn": (30, 12), "bn": (30,),
+    "wo": (3, 6),
 }  # fmt: skip
 PROGRAMS = (shared_bias, layer_norms, embeddings, weights_once, narrow_weight, both_ways, loops, trees)
 
