@@ -15,10 +15,11 @@ from typing import Any, Union
 
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, Size, single_slot, substitute, symbol, terms
+from kiln.passes.by_rows import own_rows, rows_of_saved
 from kiln.passes.control import with_history
 from kiln.passes.gradient import Asked, Backward
 from kiln.passes.pipeline import DERIVATIVE, HIDDEN, OP, REPLAY, run
-from kiln.passes.rewrite import append, clone, substitute_attr
+from kiln.passes.rewrite import append, clone, reachable, substitute_attr
 from kiln.table.kinds import ROUNDED, VIEWS, broadcast
 from kiln.table.record import Op, find
 
@@ -27,7 +28,7 @@ Operands = tuple[Described, ...]
 
 _MOST_HIDDEN = 63  # hidden outputs of a call; the core has a bit for each
 
-GRADIENT, LEFT, RIGHT = range(3)  # what a derivative gives of an operand; in native/call/op.h too
+GRADIENT, LEFT, RIGHT, ROWS = range(4)  # what a derivative gives of an operand; in native/call/op.h too
 NUMBER = {"f": "float64", "i": "int64", "b": "bool"}
 
 
@@ -231,6 +232,10 @@ class Derivative(Function):
     result as it is, or in another shape, or -1: then it is computed; `products`: which products each target's
     gradient has as parts, of each the operands' dims whose product is how many rows it has; `scattered`: the
     targets whose gradient is an array scattered into zeros.
+
+    Of a launch on rows, the operands that its calls share (`asked.shared`) have ROWS as gradients, one for
+    each call, where they can be told apart. `hidden_rows`: the hidden outputs that have rows too, a bit each;
+    -1: one has them elsewhere than in front.
     """
 
     def __init__(self, forward: Forward, operands: Operands, asked: Asked) -> None:
@@ -239,8 +244,8 @@ class Derivative(Function):
         everything = Asked.everything(forward.primal(operands))
         wrt = tuple(i for i in asked.wrt if i in everything.wrt)
         self.forward = forward
-        self._wrt = wrt
-        self._of = operands, asked._replace(wrt=wrt)
+        self._wrt, self._shared = wrt, asked.shared
+        self._of = operands, asked._replace(wrt=wrt, shared=-1)
         self._found = found = forward.gradients(*self._of)
         hidden = () if asked.redo else forward.hidden(operands, everything)
         place = {id(v): k for k, v in enumerate(hidden)}
@@ -254,10 +259,14 @@ class Derivative(Function):
         dims = _dims_of_slots(forward.primal(operands))
         self.products = {i: [_factors(n, dims) for n in rows] for i, rows in zip(wrt, found.products)}
         self.scattered = {i for i, is_so in zip(wrt, found.scattered) if is_so}
-        self.contiguous = found.graph
-        if asked.factored or not found.graph.nodes:
+        self.contiguous, self.hidden_rows = found.graph, 0
+        if self._shared >= 0:
+            self.hidden_rows = _hidden_rows(found, place)
+            self.contiguous, self.targets, values = _of_each(found, self.targets, values, self._shared)
+        graph = self.contiguous
+        if asked.factored or self._shared >= 0 or not graph.nodes:
             self.passes = [
-                _pass(value, found.graph) if role != GRADIENT or not found.graph.nodes else -1
+                _pass(value, graph) if role != GRADIENT or not graph.nodes else -1
                 for (_, role), value in zip(self.targets, values)
             ]
         else:
@@ -271,11 +280,22 @@ class Derivative(Function):
         if self.at_a_point:
             return self.graph(operands)
         found = self.forward.gradients(*self._of, calls=True)
-        if found.sources != self._found.sources or _results(found, self._wrt)[0] != self.targets:
+        if found.sources != self._found.sources or not self._gives_the_same(found):
             found = self._found
+        targets, values = _results(found, self._wrt)
+        if self._shared >= 0:
+            graph, _, outputs = _of_each(found, targets, values, self._shared)
+            graph.outputs = outputs
+            return relaid(graph, operands)
         whole, twins = clone(found.graph)
-        whole.outputs = [twins[id(y)] for y in _results(found, self._wrt)[1]]
+        whole.outputs = [twins[id(y)] for y in values]
         return relaid(whole, operands)
+
+    def _gives_the_same(self, found: Backward) -> bool:
+        targets, values = _results(found, self._wrt)
+        if self._shared >= 0:
+            targets = _of_each(found, targets, values, self._shared)[1]
+        return targets == self.targets
 
     def capture(self, operands: Operands, hidden: bool) -> Graph:
         if not self.at_a_point:
@@ -296,6 +316,42 @@ def _results(found: Backward, wrt: tuple[int, ...]) -> tuple[list[tuple[int, int
                 targets.append((i, role))
                 values.append(found.values[k])
     return targets, values
+
+
+def _rows_of(found: Backward) -> Dim:
+    """How many rows a launch has: every result has them in front."""
+    graph = found.graph
+    of_results = zip(graph.inputs, found.sources)
+    return next((x.shape[0] for x, (kind, _) in of_results if kind == "grad" and x.ndim), -1)
+
+
+def _of_each(
+    found: Backward, targets: list[tuple[int, int]], values: list[Value], shared: int
+) -> tuple[Graph, list[tuple[int, int]], list[Value]]:
+    """A copy of the graph, what its results are, and their values: of shared operands a row for each call."""
+    graph, twins = clone(found.graph)
+    made = [twins[id(y)] for y in values]
+    kinds = list(targets)
+    for k, (i, role) in enumerate(targets):
+        if role == GRADIENT and shared >> i & 1:
+            own = own_rows(made[k], _rows_of(found))
+            if own is not None:
+                made[k], kinds[k] = own, (i, ROWS)
+    alive = reachable(made)
+    graph.nodes = [n for n in graph.nodes if id(n.out) in alive]
+    return graph, kinds, made
+
+
+def _hidden_rows(found: Backward, place: dict[int, int]) -> int:
+    mask, rows = 0, None
+    for x, (kind, k) in zip(found.graph.inputs, found.sources):
+        if kind == "hidden":
+            rows = _rows_of(found) if rows is None else rows
+            has = rows_of_saved(x, rows)
+            if has < 0:
+                return -1
+            mask |= has << place[id(found.hidden[k])]
+    return mask
 
 
 def _dims_of_slots(graph: Graph) -> dict[int, tuple[int, int]]:

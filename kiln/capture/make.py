@@ -75,7 +75,14 @@ def function_of(handle: Handle) -> Function:
 
 
 def derivative_function(
-    handle: Handle, operands: Operands, needed: int, defined: int, redo: int, factored: int, onto: int
+    handle: Handle,
+    operands: Operands,
+    needed: int,
+    defined: int,
+    redo: int,
+    factored: int,
+    onto: int,
+    shared: int,
 ) -> Derivative:
     """The derivative a request means: the core's `Asked`, a bit for each operand or result."""
     forward = function_of(handle)
@@ -84,18 +91,19 @@ def derivative_function(
     wanted = tuple(i for i in range(len(operands)) if needed >> i & 1)
     given = tuple(bool(defined >> k & 1) for k in range(outputs))
     products = tuple(i for i in range(len(operands)) if factored >> i & 1)
-    return forward.derivative(operands, Asked(wanted, given, bool(redo), products, onto))
+    return forward.derivative(operands, Asked(wanted, given, bool(redo), products, onto, shared))
 
 
 def derivative(made: Derivative, operands: int) -> tuple[Any, ...]:
     """Where a derivative's inputs come from, what its results are, which of them are inputs, and of how many
-    products an operand's gradient is made.
+    products an operand's gradient is made; of a launch's, which hidden outputs have its rows.
     """
     sources = [(SOURCES.index(kind), k) for kind, k in made.sources]
     of, roles = ([target[k] for target in made.targets] for k in (0, 1))
     products = [(i, rows) for i, several in made.products.items() if None not in several for rows in several]
     writes = int(recipes.writes_at_places(made.contiguous))
-    return _class_of(made), sources, of, roles, made.passes, products, sorted(made.scattered), writes
+    places = made.passes, products, sorted(made.scattered), writes, made.hidden_rows
+    return _class_of(made), sources, of, roles, *places
 
 
 def _class_of(made: Derivative) -> str:

@@ -76,9 +76,9 @@ class BatchedOp(Op):
     ) -> tuple[Any, ...]:
         """The stated derivative of the sample's op, for the batch."""
         flags = list(_flat_flags(self.base.params, self.look.flags, inputs))
-        sample = _Sample(grads[0].shape[0])
+        sample = _Sample(next(g.shape[0] for g in grads if g is not None))
         given = [
-            tuple(sample.declare(x, flag) for x, flag in zip(xs, marks))
+            tuple(None if x is None else sample.declare(x, flag) for x, flag in zip(xs, marks))
             for xs, marks in ((grads, [True] * len(grads)), (inputs, flags), (outputs, [True] * len(outputs)))
         ]
         found = sample.run(lambda: list(self.base.gradients(given[0], given[1], given[2], attrs)))

@@ -71,7 +71,8 @@ class Asked(NamedTuple):
     Of the inputs `wrt`, given the gradients of those outputs for which `defined` holds. With `redo` nothing
     is hidden: what is not an input or an output is computed again. Of the inputs in `factored`, products of
     matrices are not computed: their factors are given. The gradient of the input `onto`, unless -1, begins
-    with a sum, the first input of the graph.
+    with a sum, the first input of the graph. `shared`, of a launch on rows: the operands that its calls
+    share, a bit each; -1: it is none.
     """
 
     wrt: tuple[int, ...]
@@ -79,6 +80,7 @@ class Asked(NamedTuple):
     redo: bool = False
     factored: tuple[int, ...] = ()
     onto: int = -1
+    shared: int = -1
 
     @classmethod
     def everything(cls, forward: Graph) -> Asked:

@@ -44,12 +44,15 @@ private:
 // Whether a node's results are slices of its first input.
 bool gives_slices(const Node& node);
 
+class KeptParts;  // kept_parts.h
+
 // A leaf in a pass.
 struct LeafSum {
     MetaRef meta;
     TensorRef gradient;
     uint64_t from_zero = 0;
     std::unique_ptr<ProductSum> products;  // what is to be added to it
+    std::shared_ptr<KeptParts> kept;       // its parts, where they come in another order
     bool finished = false;                 // as soon as all that leads to it was passed
 };
 

@@ -5,6 +5,7 @@
 
 #include "autograd/hooks.h"
 #include "autograd/inplace.h"
+#include "autograd/rows.h"
 #include "base/check.h"
 #include "call/compiler.h"
 
@@ -27,21 +28,25 @@ TensorRef unpacked(const Node& node, const TensorRef& place) {
     return place;
 }
 
+[[noreturn]] void raise_overwritten(const Node& node, const Storage& storage, uint32_t version,
+                                    const Tensor& saved, const char* role, size_t index) {
+    const SourceLine* write = last_write(storage);
+    raise(ErrorKind::runtime, concat("one of the variables needed for gradient computation has been "
+                                     "modified by an inplace operation: ",
+                                     role, " ", index, " of ", node.fn->name, ", ", name(saved.dtype),
+                                     shape_text(saved.sizes), ", was saved at version ", version, " (",
+                                     SourceLine::text(node.line), ") and is at version ", storage.version,
+                                     write ? " (changed at " + SourceLine::text(*write) + ")" : "",
+                                     "; change a clone() instead, or do it after backward()"));
+}
+
 // The saved tensor's value; raises if it was overwritten since.
 const TensorRef& unpack(const Node& node, const SavedTensor& saved, const char* role, size_t index) {
     if (!saved.tensor || !saved.tensor->storage) return saved.tensor;
     const Storage& storage = *saved.tensor->storage;
-    if (storage.version == saved.version) [[likely]]
-        return saved.tensor;
-    const SourceLine* write = last_write(storage);
-    raise(ErrorKind::runtime,
-          concat("one of the variables needed for gradient computation has been "
-                 "modified by an inplace operation: ",
-                 role, " ", index, " of ", node.fn->name, ", ", name(saved.tensor->dtype),
-                 shape_text(saved.tensor->sizes), ", was saved at version ", saved.version, " (",
-                 SourceLine::text(node.line), ") and is at version ", storage.version,
-                 write ? " (changed at " + SourceLine::text(*write) + ")" : "",
-                 "; change a clone() instead, or do it after backward()"));
+    if (storage.version != saved.version) [[unlikely]]
+        raise_overwritten(node, storage, saved.version, *saved.tensor, role, index);
+    return saved.tensor;
 }
 
 // What tells an input's shape: what was saved of it, or a defined gradient where all arrays had one shape.
@@ -97,7 +102,8 @@ Fn& find_derivative(const Node& node, const compiler::Asked& asked, const std::o
     if (look) {
         key.push(*look);
     } else {
-        for (uint64_t word : {asked.needed, asked.defined, asked.factored, uint64_t(asked.onto + 1)})
+        for (uint64_t word : {asked.needed, asked.defined, asked.factored, uint64_t(asked.onto + 1),
+                              uint64_t(asked.shared + 1)})
             key.push(word);
         for (const NodeInput& input : node.inputs) push_input(*node.fn, input, key);
     }
@@ -141,6 +147,10 @@ TensorRef value_at(Node& node, const SavedTensor& saved, Source::Kind kind, size
     const bool packed = node.packed && saved.tensor && !saved.tensor->storage;
     TensorRef value = packed ? unpacked(node, saved.tensor) : unpack(node, saved, role_of(kind), i);
     if (!history) return value;
+    if (kind == Source::output && node.rows && i < node.rows->handed.size() && node.rows->handed[i]) {
+        Node& handed = *node.rows->handed[i];  // its rows' other uses meet there
+        return with_history(value, {NodeRef(&handed), nullptr, uint32_t(handed.rows->count)});
+    }
     if (kind == Source::output) return with_history(value, {NodeRef(&node), nullptr, uint32_t(i)});
     return with_history(value, kind == Source::input ? node.inputs[i].edge : nowhere);
 }
@@ -158,15 +168,28 @@ Fn& derivative_fn(const Node& node, const compiler::Asked& asked) {
     return *last.fn;
 }
 
-void check_not_released(const Node& node) {
-    KILN_CHECK(!node.released, runtime, "Trying to backward through the graph a second time (", node.fn->name,
-               " at ", SourceLine::text(node.line),
+void raise_released(const Node& node) {
+    raise(
+        ErrorKind::runtime,
+        concat("Trying to backward through the graph a second time (", node.fn->name, " at ",
+               SourceLine::text(node.line),
                ") (or directly access saved tensors after they have already been freed). The first backward "
-               "freed its saved values. Specify retain_graph=True in the first, or run the forward again.");
+               "freed its saved values. Specify retain_graph=True in the first, or run the forward again."));
 }
 
-Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_graph, const TensorRef& sum) {
+void check_not_released(const Node& node) {
+    if (node.released) raise_released(node);
+}
+
+void check_version(const Node& node, const Storage& storage, uint32_t version, const Tensor& saved,
+                   const char* role, size_t index) {
+    if (storage.version != version) raise_overwritten(node, storage, version, saved, role, index);
+}
+
+Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_graph, const TensorRef& sum,
+                             const TakenRows& taken) {
     Operands operands;
+    const Rows* rows = taken.rows.empty() ? nullptr : node.rows.get();
     auto push = [&](const TensorRef& tensor) { operands.push_back({tensor.get(), {}}); };
     auto push_made = [&](TensorRef tensor) {
         keep.push_back(std::move(tensor));
@@ -176,13 +199,32 @@ Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_g
         const size_t i = source.index;
         switch (source.kind) {
         case Source::grad: push(node.grads[i]); break;
-        case Source::shape: push_made(shape_source(node, node.inputs[i])); break;
+        case Source::shape: {
+            TensorRef shape = shape_source(node, node.inputs[i]);
+            if (rows && rows->inputs & bit(i)) {
+                Dims sizes = shape->sizes;
+                sizes[0] = int64_t(taken.rows.size());
+                shape = new_tensor(shape->dtype, sizes, StorageRef());
+            }
+            push_made(std::move(shape));
+            break;
+        }
         case Source::sum: push(sum); break;
-        case Source::number: operands.push_back({nullptr, node.inputs[i].number}); break;
+        case Source::number:
+            if (rows && rows->counted && i == 1)
+                operands.push_back({nullptr, Number::of(int64_t(taken.rows.size()))});
+            else
+                operands.push_back({nullptr, node.inputs[i].number});
+            break;
         default: {
             const SavedTensor* saved = saved_at(node, source.kind, i);
             KILN_CHECK(saved, internal, fn.name, ": ", role_of(source.kind), " ", i, " is not saved");
-            if (create_graph || node.packed)
+            const bool has_rows =
+                rows && (source.kind == Source::output ||
+                         (source.kind == Source::input ? rows->inputs : uint64_t(taken.hidden)) & bit(i));
+            if (has_rows)
+                push_made(rows_at(*value_at(node, *saved, source.kind, i, false), taken.rows));
+            else if (create_graph || node.packed)
                 push_made(value_at(node, *saved, source.kind, i, create_graph));
             else
                 push(unpack(node, *saved, role_of(source.kind), i));

@@ -26,30 +26,8 @@ void check_shape(const Node& node, size_t i, const Tensor& gradient) {
                i, " - got ", shape_text(got), " but expected shape compatible with ", shape_text(want));
 }
 
-TensorRef sum_to(const TensorRef& gradient, const Tensor& like) {
-    if (gradient->sizes == like.sizes) return gradient;
-    TensorRef shape = shape_of(like);
-    Operand operands[2] = {{gradient.get(), {}}, {shape.get(), {}}};
-    return call_one(*core_fns().sum_to, operands);
-}
-
 // Whether its derivative reads a number that was given in a tensor's place, which counts as saved too.
 bool reads_number(const Fn& fn) { return fn.name == "mul" || fn.name == "div"; }
-
-// Gives up what the node saved. What saved nothing can be passed through again.
-void release_saved(Node& node) {
-    node.released = node.released || !node.saved_outputs.empty() || !node.hidden.empty() ||
-                    (node.packed && !node.packed->empty());
-    node.packed.reset();
-    for (NodeInput& input : node.inputs) {
-        if (input.is_number && !node.released) node.released = reads_number(*node.fn);
-        if (!input.saved.tensor || !input.saved.tensor->storage) continue;
-        input.saved.tensor = input.like_result ? nullptr : shape_of(*input.saved.tensor);
-        node.released = true;
-    }
-    node.saved_outputs.clear();
-    node.hidden.clear();
-}
 
 const Pass* pass_at(const Node& node) {
     for (const Pass* pass : passes())
@@ -70,6 +48,33 @@ std::vector<Pass*>& passes() {
     return *list;
 }
 
+TensorRef sum_to(const TensorRef& gradient, const Tensor& like) {
+    if (gradient->sizes == like.sizes) return gradient;
+    TensorRef shape = shape_of(like);
+    Operand operands[2] = {{gradient.get(), {}}, {shape.get(), {}}};
+    return call_one(*core_fns().sum_to, operands);
+}
+
+bool saves_anything(const Node& node) {
+    return !node.saved_outputs.empty() || !node.hidden.empty() || (node.packed && !node.packed->empty()) ||
+           std::any_of(node.inputs.begin(), node.inputs.end(), [&](const NodeInput& input) {
+               return input.is_number ? reads_number(*node.fn)
+                                      : input.saved.tensor && input.saved.tensor->storage;
+           });
+}
+
+// What saved nothing can be passed through again.
+void release_saved(Node& node) {
+    node.released = node.released || saves_anything(node);
+    node.packed.reset();
+    for (NodeInput& input : node.inputs) {
+        if (!input.saved.tensor || !input.saved.tensor->storage) continue;
+        input.saved.tensor = input.like_result ? nullptr : shape_of(*input.saved.tensor);
+    }
+    node.saved_outputs.clear();
+    node.hidden.clear();
+}
+
 bool is_passed_elsewhere(const Node& node) {
     const Pass* pass = pass_at(node);
     return pass && pass->thread != this_thread();
@@ -85,7 +90,7 @@ bool is_passed_here(const Node& node) {
 std::vector<TensorRef> Pass::run() {
     reach.find();
     for (auto& [edge, gradient] : reach.roots) {
-        if (edge) add(edge, gradient);
+        if (edge) add(edge, gradient, Part::whole, {~uint64_t(0), uint32_t(&edge - &reach.roots[0].edge)});
         if (edge.node) pass(edge);
     }
     for (uint32_t visits = 0; !ready_.empty(); ++visits) {
@@ -112,7 +117,10 @@ void Pass::visit(Node& node) {
     call_numbers.forward = node.line.call;
     const bool slices = node.fn->cls == FnClass::view && gives_slices(node);
     if (slices && adds_at_places(node)) {
-        sum_at(node.inputs[0].edge).add_at_places(node);
+        if (reach.launches && keeps(node.inputs[0].edge))
+            keep_slices(node);
+        else
+            sum_at(node.inputs[0].edge).add_at_places(node);
         return pass_over(node);
     }
     Given given = node.context.object ? Given{callbacks.context(node)} : differentiate(node);
@@ -126,14 +134,14 @@ void Pass::visit(Node& node) {
             continue;
         }
         const Part part = slices ? Part::slice : given.scattered & bit(i) ? Part::scattered : Part::whole;
-        add(edge, fitted(node, i, given.of(i)), part);
+        add(edge, fitted(node, i, given.of(i)), part, part_of(node, i));
         pass(edge);
     }
-    if (!reach.options.retain_graph && !node.of_launch) release_saved(node);
+    if (!reach.options.retain_graph) release_saved(node);
 }
 
 bool Pass::prepare(Node& node) {
-    if (node.products) add_products(node);
+    if (node.kept) add_kept(node);
     if (node.needed && (node.context.object || has_hooks(node.extras.get())))
         node.grads.resize(
             node.outputs);  // of an output without gradient a user's function gets zeros, hooks null
@@ -197,7 +205,13 @@ uint64_t Pass::add_scattered(Node& node, const Fn& fn, const compiler::Asked& as
     uint64_t added = 0;
     if (node.extras || anomaly_mode || reach.options.batched) return 0;
     for (size_t i = 0; i < node.inputs.size() && fn.scattered >> i; ++i)
-        if (fn.scattered & bit(i) && !is_row(node.inputs[i].edge) && sum_at(node.inputs[i].edge).sum) {
+        if (const Edge& edge = node.inputs[i].edge; !(fn.scattered & bit(i)) || is_row(edge)) {
+            continue;
+        } else if (reach.launches && keeps(edge)) {
+            const uint64_t call = call_of(node);
+            keep_scattered(node, {bit(i), asked.defined, asked.redo, 0, int(i)}, {&call, 1}, {}, {});
+            added |= bit(i);
+        } else if (sum_at(edge).sum) {
             add_onto_sum(node, {bit(i), asked.defined, asked.redo, 0, int(i)});
             added |= bit(i);
         }
@@ -309,6 +323,9 @@ void Pass::finish_leaf(LeafSum& leaf) {
     leaf.finished = true;
     const MetaRef meta = leaf.meta;  // hooks may make the list of leaves longer
     TensorRef gradient = std::move(leaf.gradient);
+    if (const auto kept = std::move(leaf.kept))
+        if (TensorRef sum = kept->evaluate(by_ops(), reach.options.create_graph))
+            add_gradient(gradient, std::move(sum));
     if (const auto products = std::move(leaf.products))
         add_gradient(gradient, products->evaluate(reach.options.create_graph));
     const std::span<TensorRef> got(&gradient, 1);
@@ -325,8 +342,8 @@ void Pass::finish_leaf(LeafSum& leaf) {
 
 std::vector<TensorRef> Pass::finish() {
     for (size_t i = 0; i < leaves().size(); ++i)  // a hook's backward has counted anew at some of them
-        if (LeafSum& leaf = leaves()[i];
-            (leaf.gradient || leaf.products) && !leaf.finished && reach.wants({nullptr, leaf.meta, 0}))
+        if (LeafSum& leaf = leaves()[i]; (leaf.gradient || leaf.products || leaf.kept) && !leaf.finished &&
+                                         reach.wants({nullptr, leaf.meta, 0}))
             finish_leaf(leaf);
     if (reach.options.accumulate) return {};
     captured_.resize(reach.inputs.size());

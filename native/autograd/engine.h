@@ -29,6 +29,10 @@ Root root_of(Tensor& tensor, TensorRef gradient, size_t i, bool batched);
 std::vector<TensorRef> run_backward(std::span<const Root> roots, std::span<const Edge> inputs,
                                     const BackwardOptions& options);
 
+// Why the calls that a launch is of cannot be told apart in its gradients; null: they can. `fn`: what one
+// call runs, on operands like `operands`.
+const char* tells_rows_apart(Node& launch, Fn& fn, std::span<const Operand> operands);
+
 // Of this thread's innermost pass: its number, 0 if there is none; in anomaly mode the node it visits;
 // whether it goes to all leaves; whether its gradients are batches; whether it comes, or came, to what an
 // edge leads to; a function to call at its end.

@@ -67,13 +67,13 @@ struct DropRows {
 struct alignas(64) Node {
     uint32_t refcount = 0;
     uint32_t outputs = 1;
-    uint64_t order = 0;      // later nodes have larger numbers
-    uint64_t run = 0;        // the engine's: the run that passes through,
-    uint32_t waiting = 0;    // how many gradients are still to come in it,
-    bool needed = false;     // and whether it goes on from here
-    bool released = false;   // its saved tensors are gone
-    bool of_launch = false;  // one call for the rows of many: their passes come one after another
-    bool products = false;   // the engine's: products are to be added to `grads`
+    uint64_t order = 0;     // later nodes have larger numbers
+    uint64_t call = 0;      // its call's place among all calls, where that is not its order; else 0
+    uint64_t run = 0;       // the engine's: the run that passes through,
+    uint32_t waiting = 0;   // how many gradients are still to come in it,
+    bool needed = false;    // and whether it goes on from here
+    bool released = false;  // its saved tensors are gone
+    bool kept = false;      // the engine's: what is kept of parts is to be added to `grads`
     Fn* fn = nullptr;
     SmallVector<NodeInput, 3> inputs;
     SmallVector<SavedTensor, 1> saved_outputs;  // as many as outputs, or none
@@ -93,6 +93,8 @@ NodeRef new_node(Fn& fn);
 
 // Sets tensor's history to `node`, output `index`.
 void set_history(Tensor& tensor, const NodeRef& node, uint32_t index);
+// Where its parts of sums belong.
+inline uint64_t call_of(const Node& node) { return node.call ? node.call : node.order; }
 // Where a tensor's gradient goes.
 Edge edge_of(Tensor& tensor);
 

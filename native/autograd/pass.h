@@ -9,6 +9,7 @@
 
 #include "autograd/derivative.h"
 #include "autograd/hooks.h"
+#include "autograd/kept_parts.h"
 #include "autograd/reach.h"
 #include "autograd/rows.h"
 #include "call/busy.h"
@@ -17,6 +18,10 @@
 namespace kiln {
 
 class Pass;
+// What a node saved: whether there is anything, and to give it up.
+bool saves_anything(const Node& node);
+void release_saved(Node& node);
+TensorRef sum_to(const TensorRef& gradient, const Tensor& like);
 // The passes under way, of all threads: those begun last at the end.
 std::vector<Pass*>& passes();
 inline bool is_earlier(const Node* a, const Node* b) { return a->order < b->order; }
@@ -34,8 +39,11 @@ public:
     }
     Pass(const Pass&) = delete;
     ~Pass() {
-        for (Node* node : reach.nodes)  // none, unless an error ended it
-            if (node->run == reach.number) node->grads.clear();
+        for (Node* node : reach.nodes) {  // none, unless an error ended it
+            if (node->run != reach.number) continue;
+            node->grads.clear();
+            if (node->rows) node->rows->parts.clear(), node->rows->arrived.clear();
+        }
         reach.resume();
         std::erase(passes(), this);
         call_numbers.forward = 0;
@@ -45,6 +53,11 @@ public:
     std::vector<TensorRef> run();
 
     bool will_visit(const Edge& edge) const;
+
+    // How many rows a product that is a part of a gradient has, in each call; whether to keep them is less
+    // than to add arrays of the matrix's size.
+    static int64_t rows_of(const Node& node, const Product& product);
+    static bool is_worth_keeping(const Dims& matrix, int64_t rows);
 
     const uint64_t thread;
     Node* visited = nullptr;     // the one that is visited,
@@ -80,12 +93,25 @@ private:
     }
 
     // Adds a gradient, if there is one, to those of what the edge leads to.
-    void add(const Edge& edge, TensorRef gradient, Part part = Part::whole) {
+    void add(const Edge& edge, TensorRef gradient, Part part, PartOf of) {
         if (!gradient || (edge.node && !edge.node->needed)) return;
-        if (edge.node && in_place(*edge.node)) [[unlikely]]
-            return add_to_rows(*edge.node, edge.index, gradient);
+        if (reach.launches) [[unlikely]]
+            return add_in_order(edge, std::move(gradient), part, of);
         sum_at(edge).add(std::move(gradient), part);
     }
+    static PartOf part_of(const Node& node, size_t input) { return {call_of(node), uint32_t(input)}; }
+
+    // ---- parts that come in the order of launches (pass_kept.cpp) ----
+
+    void add_in_order(const Edge& edge, TensorRef gradient, Part part, PartOf of);
+    // Whether parts of what the edge leads to are kept until all are there.
+    bool keeps(const Edge& edge) const;
+    KeptParts& kept_at(const Edge& edge);
+    void add_kept(Node& node);
+    // Keeps what writes the gradients of a node, slices or picked elements, into the sum of an input's.
+    void keep_slices(Node& node);
+    void keep_scattered(Node& node, const compiler::Asked& asked, std::span<const uint64_t> calls,
+                        std::span<const uint32_t> from, const TakenRows& taken);
 
     // One of the edges that were counted is passed; after the last of them it goes on from there.
     void pass(const Edge& edge) {
@@ -104,17 +130,25 @@ private:
     // Whether an edge leads to a row of what a launch gave.
     static bool is_row(const Edge& edge) { return edge.node && hands_out(*edge.node); }
 
-    // Whether gradients of a launch's rows are written into one buffer: what is differentiated again is added
-    // by calls of ops.
-    bool in_place(const Node& node) const {
-        return hands_out(node) && !reach.options.create_graph && !current_recording();
-    }
+    // ---- nodes of launches (pass_rows.cpp) ----
 
-    // A node of a launch: hands out or gathers rows.
+    // Whether gradients are added by calls of ops: they are differentiated again, or recorded.
+    bool by_ops() const { return reach.options.create_graph || current_recording(); }
+
     void visit_rows(Node& node);
-
+    void visit_handed(Node& node);
+    void visit_launch(Node& node);
     // The gradient of gathered rows goes back to where they came from.
     void give_back(Node& node);
+    // Differentiates some rows of a launch (empty: all), with the gradients of these outputs.
+    void differentiate_rows(Node& node, const std::vector<RowsOfGradient>& arrived, uint64_t defined,
+                            const std::vector<uint32_t>& rows);
+    void add_rows(const Edge& edge, RowsOfGradient gradient, const Rows& launch, uint32_t argument,
+                  std::vector<uint32_t> of = {});
+    TensorRef fitted_rows(const Node& node, size_t i, TensorRef gradient, Target::Role role) const;
+    void check_rows(const Node& node, std::span<const uint32_t> some) const;
+    // A hook at a launch sees what all rows get.
+    void show_to_hooks(Node& node, std::vector<RowsOfGradient>& arrived);
 
     void visit(Node& node);
 
@@ -165,20 +199,14 @@ private:
     // has several, and to keep their rows is less than to add arrays of the matrix's size.
     uint64_t products_that_wait(const Node& node, const Fn& fn) const;
 
-    static int64_t rows_of(const Node& node, const Product& product);
-
-    static bool is_worth_keeping(const Dims& matrix, int64_t rows);
-
     // The gradients that a derivative gives, an entry for each input of the node; factors are kept.
     Given without_factors(const Node& node, const Fn& fn, Results results);
 
     static TensorRef as_rows(const TensorRef& x, int64_t width);
 
-    void keep_product(const Edge& edge, TensorRef left, TensorRef right);
+    void keep_product(const Edge& edge, TensorRef left, TensorRef right, PartOf of);
 
     ProductSum& products_at(const Edge& edge);
-
-    void add_products(Node& node);
 
     // A gradient in the shape and dtype of the input it belongs to.
     TensorRef fitted(const Node& node, size_t i, TensorRef gradient) const;
@@ -197,7 +225,8 @@ private:
     SmallVector<Node*, 16> ready_;  // a heap: nodes whose gradients are whole, the latest on top
     // Products that are to be added to the gradients of a node's outputs.
     std::map<std::pair<const Node*, uint32_t>, std::unique_ptr<ProductSum>> products_;
-    std::vector<TensorRef> captured_;  // gradients of the inputs asked for
+    std::map<std::pair<const Node*, uint32_t>, KeptParts> kept_;  // and parts
+    std::vector<TensorRef> captured_;                             // gradients of the inputs asked for
 };
 
 }  // namespace kiln

@@ -6,10 +6,10 @@ namespace kiln {
 
 Pass::Matrix Pass::matrix_at(const Edge& edge) const {
     const auto is_shared = [&](const Edge& e) {
-        if (is_row(e)) return false;
-        if (e.node) return e.node->waiting > 1 || e.node->products;
+        if (is_row(e)) return true;  // one product alone has the same bits
+        if (e.node) return e.node->waiting > 1 || e.node->kept;
         const LeafSum* leaf = leaves().find(e.leaf.get());
-        return leaf && (leaves().edges_left(*e.leaf) > 1 || leaf->products);
+        return leaf && (leaves().edges_left(*e.leaf) > 1 || leaf->products || leaf->kept);
     };
     Matrix matrix{&edge, false, is_shared(edge)};
     for (const Node* node; (node = matrix.edge->node.get()) && is_looked_through(*node);) {
@@ -33,8 +33,9 @@ uint64_t Pass::products_that_wait(const Node& node, const Fn& fn) const {
         const NodeInput& input = node.inputs[product.operand];
         const uint64_t mask = bit(product.operand);
         if (!reach.wants(input.edge)) continue;
+        if (node.rows && node.rows->inputs & mask) continue;  // a launch's rows: each is one call's
         if (!is_worth_keeping(input.saved.tensor->sizes, rows_of(node, product))) many |= mask;
-        if ((seen & mask && !is_row(input.edge)) || matrix_at(input.edge).shared) shared |= mask;
+        if (node.rows || seen & mask || matrix_at(input.edge).shared) shared |= mask;
         seen |= mask;
     }
     return shared & ~many;
@@ -44,6 +45,7 @@ int64_t Pass::rows_of(const Node& node, const Product& product) {
     int64_t rows = 1;
     for (const auto& [operand, dim] : product.rows) {
         const TensorRef& x = node.inputs[operand].saved.tensor;
+        if (node.rows && dim == 0 && node.rows->inputs & bit(operand)) continue;  // of a launch: of one call
         rows *= x ? x->sizes[dim] : ProductSum::most_rows;
     }
     return rows;
@@ -63,7 +65,8 @@ Pass::Given Pass::without_factors(const Node& node, const Fn& fn, Results result
         if (target.role != Target::left) continue;
         const NodeInput& input = node.inputs[target.operand];
         const Dims& sizes = input.saved.tensor->sizes;
-        keep_product(input.edge, as_rows(results[k], sizes[0]), as_rows(results[k + 1], sizes[1]));
+        keep_product(input.edge, as_rows(results[k], sizes[0]), as_rows(results[k + 1], sizes[1]),
+                     part_of(node, target.operand));
     }
     return given;
 }
@@ -71,35 +74,30 @@ Pass::Given Pass::without_factors(const Node& node, const Fn& fn, Results result
 TensorRef Pass::as_rows(const TensorRef& x, int64_t width) {
     const Dims sizes{x->numel / width, width};
     if (x->sizes == sizes) return x;
-    TensorRef view = view_reshape(*x, sizes, false);
-    return view ? view : view_reshape(*contiguous(x), sizes, true);
+    return reshaped(x, sizes);
 }
 
-void Pass::keep_product(const Edge& edge, TensorRef left, TensorRef right) {
+void Pass::keep_product(const Edge& edge, TensorRef left, TensorRef right, PartOf of) {
     const Matrix matrix = matrix_at(edge);
     if (matrix.transposed) std::swap(left, right);
+    if (reach.launches) [[unlikely]] {
+        const int64_t rows = left->sizes[0];
+        return kept_at(*matrix.edge)
+            .add_products(contiguous(left), contiguous(right), rows, {&of.call, 1}, {}, of.argument);
+    }
     products_at(*matrix.edge).add(left, right, reach.options.create_graph);
 }
 
 ProductSum& Pass::products_at(const Edge& edge) {
     std::unique_ptr<ProductSum>* place;
     if (edge.node) {
-        edge.node->products = true;
+        edge.node->kept = true;
         place = &products_[{edge.node.get(), edge.index}];
     } else {
         place = &leaves().of(edge.leaf).products;
     }
     if (!*place) *place = std::make_unique<ProductSum>();
     return **place;
-}
-
-void Pass::add_products(Node& node) {
-    node.products = false;
-    if (node.grads.empty()) node.grads.resize(node.outputs);
-    for (auto at = products_.lower_bound({&node, 0}); at != products_.end() && at->first.first == &node;) {
-        add_gradient(node.grads[at->first.second], at->second->evaluate(reach.options.create_graph));
-        at = products_.erase(at);
-    }
 }
 
 }  // namespace kiln

@@ -1,6 +1,7 @@
 #include "autograd/product_sum.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "autograd/accumulate.h"
 #include "call/dispatch.h"
@@ -23,7 +24,7 @@ void copy_into(TensorRef target, Tensor& values) {
 }
 
 // Room for `rows` rows, of which the first `used` stay what they are.
-void make_room(TensorRef& memory, const Tensor& like, int64_t used, int64_t rows) {
+void enlarge(TensorRef& memory, const Tensor& like, int64_t used, int64_t rows) {
     if (memory && memory->sizes[0] >= rows) return;
     TensorRef larger = fresh_rows(like.dtype, rows, like.sizes[1]);
     if (used) copy_into(view_slice(*larger, 0, 0, used, 1), *view_slice(*memory, 0, 0, used, 1));
@@ -73,16 +74,35 @@ void ProductSum::add(const TensorRef& left, const TensorRef& right, bool create_
     }
 }
 
-void ProductSum::append(const Tensor& left, const Tensor& right) {
-    const int64_t count = left.sizes[0], need = rows_ + count;
-    const int64_t room = need <= 32 ? 32 : need <= 128 ? 128 : segment;
-    const auto put = [&](TensorRef& memory, const Tensor& values) {
-        make_room(memory, values, rows_, room);
-        copy_into(view_slice(*memory, 0, rows_, count, 1), const_cast<Tensor&>(values));
+void ProductSum::add_rows(const Tensor& left, const Tensor& right, int64_t at, int64_t count) {
+    const auto put = [&](const TensorRef& memory, const Tensor& values, int64_t rows) {
+        const size_t bytes = size_t(values.sizes[1]) * itemsize(values.dtype);
+        std::memcpy(memory->data() + size_t(rows_) * bytes, values.data() + size_t(at) * bytes,
+                    size_t(rows) * bytes);
     };
-    put(left_, left);
-    put(right_, right);
-    rows_ = need;
+    for (const int64_t end = at + count; at < end;) {
+        const int64_t rows = std::min(end - at, segment - rows_);
+        make_room(left, right, rows);
+        put(left_, left, rows);
+        put(right_, right, rows);
+        rows_ += rows;
+        at += rows;
+        if (rows_ == segment) multiply();
+    }
+}
+
+void ProductSum::make_room(const Tensor& left, const Tensor& right, int64_t count) {
+    const int64_t need = rows_ + count, room = need <= 32 ? 32 : need <= 128 ? 128 : segment;
+    enlarge(left_, left, rows_, room);
+    enlarge(right_, right, rows_, room);
+}
+
+void ProductSum::append(const Tensor& left, const Tensor& right) {
+    const int64_t count = left.sizes[0];
+    make_room(left, right, count);
+    copy_into(view_slice(*left_, 0, rows_, count, 1), const_cast<Tensor&>(left));
+    copy_into(view_slice(*right_, 0, rows_, count, 1), const_cast<Tensor&>(right));
+    rows_ += count;
 }
 
 void ProductSum::multiply() {

@@ -17,6 +17,8 @@ public:
     static constexpr int64_t most_rows = 256;  // of a pair that is worth keeping
 
     void add(const TensorRef& left, const TensorRef& right, bool create_graph);
+    // The same of `count` rows from `at` on, which lie in order.
+    void add_rows(const Tensor& left, const Tensor& right, int64_t at, int64_t count);
     // The sum; nothing is kept of it afterwards.
     TensorRef evaluate(bool create_graph);
 
@@ -24,6 +26,7 @@ private:
     static constexpr int64_t segment = 512;
 
     void append(const Tensor& left, const Tensor& right);
+    void make_room(const Tensor& left, const Tensor& right, int64_t count);
     void multiply();
 
     TensorRef left_, right_;  // memory for rows, of which the first `rows_` are there

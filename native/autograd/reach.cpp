@@ -38,7 +38,9 @@ bool Reach::discover(Node* root) {
         }
         node->run = number;
         node->waiting = 0;
-        node->needed = node->products = false;
+        node->needed = node->kept = false;
+        if (node->rows) [[unlikely]]
+            launches = true;
         node->from_zero = 0;
         stack.push_back(node);
         nodes.push_back(node);
@@ -72,8 +74,11 @@ void Reach::mark_needed() {
 }
 
 void Reach::suspend(Node& node) {
-    suspended.push_back({&node, node.run, node.waiting, node.needed, node.products, node.from_zero, {}});
+    suspended.push_back({&node, node.run, node.waiting, node.needed, node.kept, node.from_zero, {}});
     std::swap(suspended.back().grads, node.grads);
+    if (!node.rows) return;
+    std::swap(suspended.back().parts, node.rows->parts);
+    std::swap(suspended.back().arrived, node.rows->arrived);
 }
 
 void Reach::resume() {
@@ -81,9 +86,12 @@ void Reach::resume() {
         s.node->run = s.run;
         s.node->waiting = s.waiting;
         s.node->needed = s.needed;
-        s.node->products = s.products;
+        s.node->kept = s.kept;
         s.node->from_zero = s.from_zero;
         std::swap(s.node->grads, s.grads);
+        if (!s.node->rows) continue;
+        std::swap(s.node->rows->parts, s.parts);
+        std::swap(s.node->rows->arrived, s.arrived);
     }
     suspended.clear();
 }

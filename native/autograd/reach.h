@@ -8,6 +8,7 @@
 
 #include "autograd/accumulate.h"
 #include "autograd/engine.h"
+#include "autograd/rows.h"
 
 namespace kiln {
 
@@ -19,9 +20,11 @@ struct Suspended {
     Node* node;
     uint64_t run;
     uint32_t waiting;
-    bool needed, products;
+    bool needed, kept;
     uint64_t from_zero;
     SmallVector<TensorRef, 1> grads;
+    std::vector<RowsPart> parts = {};
+    std::vector<RowsOfGradient> arrived = {};
 };
 
 // Which nodes a pass comes to, and along which of their edges gradients are wanted.
@@ -33,6 +36,7 @@ struct Reach {
     SmallVector<Node*, 16> nodes = {};
     std::vector<Suspended> suspended = {};
     LeafSums leaves = {};
+    bool launches = false;  // there are some among the nodes: parts of sums come in their order
 
     void suspend(Node& node);
     void resume();

@@ -1,8 +1,11 @@
 #include "autograd/rows.h"
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "autograd/autograd.h"
+#include "autograd/hooks.h"
 #include "base/check.h"
 #include "call/dispatch.h"
 
@@ -10,18 +13,20 @@ namespace kiln {
 
 namespace {
 
-NodeRef new_rows_node(Fn& fn, Tensor& whole) {
-    NodeRef node = new_node(fn);
-    node->rows.reset(new Rows());
-    node->rows->like = shape_of(whole);
-    node->rows->count = whole.sizes[0];
-    return node;
-}
-
-TensorRef row_of(const Tensor& whole, int64_t row) {
-    return new_view(whole, Dims(std::span(whole.sizes.begin() + 1, whole.sizes.size() - 1)),
-                    Dims(std::span(whole.strides.begin() + 1, whole.strides.size() - 1)),
-                    whole.offset + row * whole.strides[0]);
+Rows& new_rows(Node& node, Rows::Kind kind, int64_t count, std::shared_ptr<const Calls> calls) {
+    node.rows.reset(new Rows{.kind = kind,
+                             .calls = {},
+                             .like = {},
+                             .places = {},
+                             .released = {},
+                             .saved = {},
+                             .handed = {},
+                             .source = {},
+                             .parts = {},
+                             .arrived = {}});
+    node.rows->count = count;
+    node.rows->calls = std::move(calls);
+    return *node.rows;
 }
 
 void copy_to(const TensorRef& target, Tensor& x) {
@@ -34,58 +39,162 @@ void add_to(const TensorRef& target, Tensor& x) {
     run(*core_fns().add, operands, {&target, 1});
 }
 
-// The buffer of a node that hands out, which nobody else has.
-const TensorRef& own_buffer(Node& node) {
-    Rows& rows = *node.rows;
-    if (node.grads.empty()) node.grads.resize(node.outputs);
-    TensorRef& buffer = node.grads[size_t(rows.count)];
-    if (!buffer) {
-        buffer = new_tensor(rows.like->dtype, rows.like->sizes);
-        rows.written.assign(size_t(rows.count), false);
-        rows.owned = true;
-    } else if (!rows.owned) {
-        TensorRef own = new_tensor(buffer->dtype, buffer->sizes);
-        copy_to(own, *buffer);
-        buffer = std::move(own);
-        rows.owned = true;
+// A row's part: element `i` of a part of rows.
+struct Entry {
+    const RowsPart* part;
+    size_t i;
+    bool operator<(const Entry& other) const {
+        const uint64_t own = part->call_of(i), others = other.part->call_of(other.i);
+        return own != others ? own > others : part->argument < other.part->argument;
     }
-    return buffer;
+};
+
+// Entries by the rows they go to: those of row r from `first[r]` on.
+std::vector<Entry> by_row(const Rows& rows, std::vector<uint32_t>& first) {
+    first.assign(size_t(rows.count) + 1, 0);
+    size_t count = 0;
+    auto each = [&](auto&& body) {
+        for (const RowsPart& part : rows.parts)
+            for (size_t i = 0, n = part.single ? 1 : part.given.count(); i < n; ++i)
+                body(part, i, part.given.row(i));
+    };
+    each([&](const RowsPart&, size_t, uint32_t row) { ++first[row + 1], ++count; });
+    std::partial_sum(first.begin(), first.end(), first.begin());
+    std::vector<uint32_t> at(first.begin(), first.end() - 1);
+    std::vector<Entry> entries(count);
+    each([&](const RowsPart& part, size_t i, uint32_t row) { entries[at[row]++] = {&part, i}; });
+    for (size_t r = 0; r < size_t(rows.count); ++r)
+        if (first[r + 1] - first[r] > 2)  // of two the order makes no difference
+            std::stable_sort(entries.begin() + first[r], entries.begin() + first[r + 1]);
+    return entries;
 }
 
-// Rows that nobody wrote are 0.
-void fill_rows(Node& node) {
+RowsOfGradient sum_by_ops(Node& node, std::span<const Entry> entries, const std::vector<uint32_t>& first) {
     Rows& rows = *node.rows;
-    const TensorRef& buffer = node.grads[size_t(rows.count)];
-    if (!rows.owned || rows.count == 0) return;
-    const size_t bytes = size_t(buffer->numel / rows.count) * itemsize(buffer->dtype);
-    for (int64_t i = 0; i < rows.count; ++i)
-        if (!rows.written[size_t(i)]) std::memset(buffer->data() + size_t(i) * bytes, 0, bytes);
-    rows.written.assign(size_t(rows.count), true);
+    std::vector<Results> own(rows.parts.size());  // each part's rows
+    auto value = [&](const Entry& entry) {
+        if (entry.part->single) return entry.part->given.values;
+        Results& all = own[size_t(entry.part - rows.parts.data())];
+        if (all.empty()) all = callbacks.unstacked(entry.part->given.values);
+        return all[entry.part->given.place(entry.i)];
+    };
+    RowsOfGradient sums;
+    std::vector<TensorRef> made;
+    for (uint32_t r = 0; r < uint32_t(rows.count); ++r) {
+        if (first[r] == first[r + 1]) continue;
+        TensorRef sum;
+        uint64_t from_zero = 0;
+        for (const Entry& entry : entries.subspan(first[r], first[r + 1] - first[r]))
+            SumOfParts{sum, from_zero, 1}.add(value(entry), entry.part->given.part);
+        made.push_back(std::move(sum));
+        sums.rows.push_back(r);
+    }
+    Dims sizes = rows.like->sizes;
+    sizes[0] = int64_t(made.size());
+    made.push_back(nullptr);
+    sums.values = callbacks.stacked(made, *new_tensor(rows.like->dtype, sizes, StorageRef()));
+    return sums;
+}
+
+void add_row(std::byte* to, const TensorRef& target, const Entry& entry, bool begins) {
+    const Tensor& values = *entry.part->given.values;
+    const uint32_t place = entry.part->given.place(entry.i);
+    const DType dtype = target->dtype;
+    const size_t bytes = size_t(target->numel) * itemsize(dtype);
+    const bool single = entry.part->single;
+    if (values.contiguous && values.dtype == dtype && (begins || adds_plainly(dtype))) {
+        const std::byte* from = values.data() + (single ? 0 : place * bytes);
+        begins ? void(std::memcpy(to, from, bytes)) : add_plainly(dtype, to, from, target->numel);
+        return;
+    }
+    const TensorRef row = single ? entry.part->given.values : row_of(values, place);
+    begins ? copy_to(target, *row) : add_to(target, *row);
 }
 
 }  // namespace
 
 void DropRows::operator()(Rows* rows) const { delete rows; }
 
-NodeRef make_handed(Tensor& whole, std::vector<uint64_t> orders, const SourceLine& line) {
+TensorRef row_of(const Tensor& whole, int64_t row) {
+    return new_view(whole, Dims(std::span(whole.sizes.begin() + 1, whole.sizes.size() - 1)),
+                    Dims(std::span(whole.strides.begin() + 1, whole.strides.size() - 1)),
+                    whole.offset + row * whole.strides[0]);
+}
+
+TensorRef reshaped(const TensorRef& x, const Dims& sizes) {
+    Dims strides;
+    const TensorRef own = can_view(*x, sizes, &strides) ? x : contiguous(x);
+    TensorRef view = view_reshape(*own, sizes, true);
+    if (!own->node) return view;
+    Operands operands;
+    operands.push_back({own.get(), {}});
+    for (const Dims& list : {view->sizes, view->strides})
+        for (int64_t n : list) operands.push_back({nullptr, Number::of(n)});
+    operands.push_back({nullptr, Number::of(view->offset - own->offset)});
+    set_history(*view, record_edges(*core_fns().as_strided(view->ndim()), {operands.data(), operands.size()}),
+                0);
+    return view;
+}
+
+TensorRef rows_at(const Tensor& whole, std::span<const uint32_t> rows) {
+    Dims sizes = whole.sizes;
+    sizes[0] = int64_t(rows.size());
+    TensorRef all = new_tensor(whole.dtype, sizes);
+    const size_t bytes = rows.empty() ? 0 : size_t(all->numel) / rows.size() * itemsize(whole.dtype);
+    for (size_t i = 0; i < rows.size(); ++i)
+        if (whole.contiguous)
+            std::memcpy(all->data() + i * bytes, whole.data() + rows[i] * bytes, bytes);
+        else
+            copy_to(row_of(*all, int64_t(i)), *row_of(whole, rows[i]));
+    return all;
+}
+
+bool adds_plainly(DType dtype) { return dtype == DType::float32 || dtype == DType::float64; }
+
+void add_plainly(DType dtype, std::byte* sum, const std::byte* part, int64_t count) {
+    auto add = [&](auto* __restrict to, const auto* __restrict from) {
+#pragma GCC ivdep
+        for (int64_t i = 0; i < count; ++i) to[i] += from[i];
+    };
+    if (dtype == DType::float32)
+        add(reinterpret_cast<float*>(sum), reinterpret_cast<const float*>(part));
+    else
+        add(reinterpret_cast<double*>(sum), reinterpret_cast<const double*>(part));
+}
+
+void make_launch(Node& node, std::shared_ptr<const Calls> calls, uint64_t inputs, bool counted) {
+    Rows& rows = new_rows(node, Rows::launch, int64_t(calls->size()), calls);
+    rows.inputs = inputs;
+    rows.counted = counted;
+}
+
+NodeRef make_handed(Tensor& whole, std::shared_ptr<const Calls> calls, const SourceLine& line) {
     static Fn& fn = *new_fn(nullptr, "rows_of_launch");
-    NodeRef node = new_rows_node(fn, whole);
+    NodeRef node = new_node(fn);
+    new_rows(*node, Rows::hands_out, whole.sizes[0], std::move(calls)).like = shape_of(whole);
     node->line = line;
-    node->rows->hands_out = true;
-    node->rows->orders = std::move(orders);
-    NodeInput& input = node->inputs.emplace_back(edge_of(whole));
-    input.dtype = whole.dtype;
-    if (input.edge.node) input.edge.node->of_launch = true;
+    node->inputs.emplace_back(edge_of(whole)).dtype = whole.dtype;
+    const Edge& edge = node->inputs[0].edge;
+    if (edge.node && edge.node->rows && edge.node->rows->kind == Rows::launch) {
+        std::vector<Node*>& handed = edge.node->rows->handed;
+        handed.resize(edge.node->outputs);
+        handed[edge.index] = node.get();
+        node->rows->source = edge.node;
+        node->rows->output = edge.index;
+    }
     node->outputs = uint32_t(whole.sizes[0] + 1);
     node->order = take_order();
     set_history(whole, node, uint32_t(whole.sizes[0]));
     return node;
 }
 
-NodeRef make_gathered(Tensor& whole, std::span<const Edge> edges, std::vector<Rows::Place> places) {
+NodeRef make_gathered(Tensor& whole, std::span<const Edge> edges, std::vector<Rows::Place> places,
+                      std::shared_ptr<const Calls> calls, uint32_t argument) {
     static Fn& fn = *new_fn(nullptr, "gathered_rows");
-    NodeRef node = new_rows_node(fn, whole);
-    node->rows->places = std::move(places);
+    NodeRef node = new_node(fn);
+    Rows& rows = new_rows(*node, Rows::gathers, whole.sizes[0], std::move(calls));
+    rows.places = std::move(places);
+    rows.argument = argument;
     node->inputs.reserve(edges.size());
     for (const Edge& edge : edges) node->inputs.emplace_back(edge).dtype = whole.dtype;
     node->order = take_order();
@@ -93,65 +202,47 @@ NodeRef make_gathered(Tensor& whole, std::span<const Edge> edges, std::vector<Ro
     return node;
 }
 
-void add_to_rows(Node& node, uint32_t index, const TensorRef& gradient) {
+RowsOfGradient sum_of_rows(Node& node, bool by_ops) {
     Rows& rows = *node.rows;
-    if (index < uint64_t(rows.count)) {
-        const TensorRef& buffer = own_buffer(node);
-        const TensorRef row = row_of(*buffer, index);
-        rows.written[index] ? add_to(row, *gradient) : copy_to(row, *gradient);
-        rows.written[index] = true;
-        return;
+    struct Clear {
+        Rows& rows;
+        ~Clear() { rows.parts.clear(); }
+    } clear{rows};
+    std::vector<RowsPart>& parts = rows.parts;
+    const bool plain = std::ranges::all_of(parts, [](const RowsPart& part) {
+        return !part.single && part.given.part == Part::whole && part.given.whole();
+    });
+    if (parts.empty() || (plain && parts.size() == 1))
+        return parts.empty() ? RowsOfGradient{} : std::move(parts[0].given);
+    if (plain && parts.size() == 2) {
+        add_gradient(parts[0].given.values, std::move(parts[1].given.values));
+        return std::move(parts[0].given);
     }
-    if (node.grads.empty()) node.grads.resize(node.outputs);
-    TensorRef& buffer = node.grads[index];
-    if (!buffer) {
-        buffer = gradient;
-        rows.owned = false;
-        rows.written.assign(size_t(rows.count), true);
-        return;
-    }
-    const TensorRef& own = own_buffer(node);
-    fill_rows(node);
-    add_to(own, *gradient);
-}
-
-void add_rows(Node& node, const Tensor& gradient, std::span<const uint32_t> from,
-              std::span<const uint32_t> to) {
-    Rows& rows = *node.rows;
-    const TensorRef& buffer = own_buffer(node);
-    const size_t bytes = size_t(gradient.numel / gradient.sizes[0]) * itemsize(gradient.dtype);
-    const bool plain = gradient.contiguous && gradient.dtype == buffer->dtype;
-    for (size_t i = 0; i < from.size(); ++i) {
-        if (plain && !rows.written[to[i]]) {
-            std::memcpy(buffer->data() + to[i] * bytes, gradient.data() + from[i] * bytes, bytes);
-        } else {
-            const TensorRef row = row_of(*buffer, to[i]), given = row_of(gradient, from[i]);
-            rows.written[to[i]] ? add_to(row, *given) : copy_to(row, *given);
+    std::vector<uint32_t> first;
+    const std::vector<Entry> entries = by_row(rows, first);
+    if (by_ops) return sum_by_ops(node, entries, first);
+    RowsOfGradient sums;
+    for (uint32_t r = 0; r < uint32_t(rows.count); ++r)
+        if (first[r] < first[r + 1]) sums.rows.push_back(r);
+    Dims sizes = rows.like->sizes;
+    sizes[0] = int64_t(sums.rows.size());
+    sums.values = new_tensor(rows.like->dtype, sizes);
+    const size_t bytes = size_t(sums.values->numel) / sums.rows.size() * itemsize(rows.like->dtype);
+    bool zero = false;
+    for (size_t at = 0; at < sums.rows.size(); ++at) {
+        const TensorRef target = row_of(*sums.values, int64_t(at));
+        const uint32_t r = sums.rows[at];
+        for (uint32_t e = first[r]; e < first[r + 1]; ++e) {
+            add_row(sums.values->data() + at * bytes, target, entries[e], e == first[r]);
+            zero = zero || entries[e].part->given.part != Part::whole;
         }
-        rows.written[to[i]] = true;
+        if (std::exchange(zero, false)) {  // begun at 0.0, or ended there: without -0.0
+            const Operand operands[2] = {{target.get(), {}}, {nullptr, Number::of(0.0)}};
+            run(*core_fns().add, operands, {&target, 1});
+        }
     }
-}
-
-TensorRef take_rows(Node& node) {
-    if (node.grads.empty() || !node.grads[size_t(node.rows->count)]) return nullptr;
-    fill_rows(node);
-    return std::move(node.grads[size_t(node.rows->count)]);
-}
-
-void spread_rows(Node& node) {
-    const auto count = size_t(node.rows->count);
-    if (node.grads.empty() || !node.grads[count]) return;
-    fill_rows(node);
-    const TensorRef buffer = std::move(node.grads[count]);
-    for (size_t i = 0; i < count; ++i) node.grads[i] = row_of(*buffer, int64_t(i));
-}
-
-void collect_rows(Node& node) {
-    const auto count = size_t(node.rows->count);
-    if (node.grads.empty()) return;
-    node.grads[count] = nullptr;
-    for (size_t i = 0; i < count; ++i)
-        if (const TensorRef row = std::move(node.grads[i])) add_to_rows(node, uint32_t(i), row);
+    if (sums.rows.size() == size_t(rows.count)) sums.rows.clear();
+    return sums;
 }
 
 }  // namespace kiln

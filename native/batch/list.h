@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "autograd/node.h"
+#include "autograd/rows.h"
 #include "autograd/source_line.h"
 #include "batch/items.h"
 #include "call/dispatch.h"
@@ -21,10 +22,11 @@ namespace kiln {
 
 // What does a function for rows: the same or another, for operands some of which have a dim more in front.
 struct RowsFn {
-    uint64_t rows = 0;     // bit i: operand i has one row for each call, else all calls share it
-    Fn* fn = nullptr;      // null: calls run one by one
-    bool counted = false;  // its numbers begin with how many rows there are
-    std::string why;       // they run one by one
+    uint64_t rows = 0;            // bit i: operand i has one row for each call, else all calls share it
+    Fn* fn = nullptr;             // null: calls run one by one
+    bool counted = false;         // its numbers begin with how many rows there are
+    std::string why;              // they run one by one
+    bool differentiable = false;  // its gradients can be told apart by rows
 };
 
 struct CallGives {
@@ -86,8 +88,9 @@ struct ListedValue {
 // rows out.
 struct Batch {
     TensorRef whole;
-    NodeRef handed;    // its outputs are the rows, and behind them the whole
-    int64_t rows = 0;  // 0: of a call that ran alone
+    NodeRef handed;                  // its outputs are the rows, and behind them the whole
+    int64_t rows = 0;                // 0: of a call that ran alone
+    std::shared_ptr<HeldRows> held;  // its rows that somebody outside the list has
 };
 
 struct ListStatistics {

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "autograd/autograd.h"
+#include "autograd/engine.h"
 #include "autograd/rows.h"
 #include "base/check.h"
 #include "call/busy.h"
@@ -15,7 +16,6 @@
 namespace kiln {
 
 namespace {
-
 class ModesOf {  // while it lives, the modes of a pattern's calls
 public:
     explicit ModesOf(const Pattern& pattern) : before_(modes()) {
@@ -45,11 +45,11 @@ Dims with_rows(int64_t rows, const Dims& sizes) {
     return all;
 }
 
-// Row `row` of a whole, as a tensor.
-TensorRef row_of(const Tensor& whole, int64_t row) {
-    return new_view(whole, Dims(std::span(whole.sizes.begin() + 1, whole.sizes.size() - 1)),
-                    Dims(std::span(whole.strides.begin() + 1, whole.strides.size() - 1)),
-                    whole.offset + row * whole.strides[0]);
+// The node that all results of a launch come from; null: they have none.
+NodeRef history_of(const Results& results) {
+    for (const TensorRef& result : results)
+        if (result->node) return result->node;
+    return nullptr;
 }
 
 }  // namespace
@@ -241,6 +241,11 @@ bool ListRun::launch_rows(Pattern& pattern, std::span<const uint32_t> calls) {
     if (!way.fn) return false;
     Operands operands;
     Results keep;
+    uint64_t with_rows = 0;  // of the launch's own operands
+    const bool tracked = pattern.tracked;
+    orders_ = tracked ? std::make_shared<Calls>() : nullptr;
+    for (uint32_t c : calls)
+        if (tracked) orders_->push_back(list_.calls_[c].order);
     for (uint32_t i = 0; i < count; ++i) {
         const ListedOperand& first = operand_of(calls[0], i);
         if (!first.tensor) {
@@ -248,7 +253,9 @@ bool ListRun::launch_rows(Pattern& pattern, std::span<const uint32_t> calls) {
                 operands.push_back({nullptr, Number::of(int64_t(calls.size()))});
             operands.push_back({nullptr, first.number});
         } else if (rows & bit(i)) {
-            keep.push_back(gathered(calls, i, pattern.tracked && pattern.needed & bit(i)));
+            with_rows |= bit(operands.size());
+            operand_ = uint32_t(operands.size());
+            keep.push_back(gathered(calls, i, tracked && pattern.needed & bit(i)));
             operands.push_back({keep.back().get(), {}});
         } else {
             operands.push_back({&ready_tensor(first), {}});
@@ -257,7 +264,22 @@ bool ListRun::launch_rows(Pattern& pattern, std::span<const uint32_t> calls) {
     if (way.counted && operands.size() == 1)  // of a view to no dims
         operands.push_back({nullptr, Number::of(int64_t(calls.size()))});
     const Results results = call(*way.fn, {operands.data(), operands.size()});
+    NodeRef launched;
+    if (const NodeRef node = history_of(results)) {
+        make_launch(*node, orders_, with_rows, way.counted);
+        launched = node;
+        RowsFn& known = *std::ranges::find(pattern.ways, rows, &RowsFn::rows);
+        if (!known.differentiable) {
+            if (const char* why = tells_rows_apart(*node, *pattern.fn, samples)) {
+                known.fn = nullptr;
+                pattern.why_alone = known.why = why;
+                return false;
+            }
+            known.differentiable = true;
+        }
+    }
     give_rows(calls, results);
+    if (launched) note_saved(calls, *launched);
     return true;
 }
 
@@ -273,9 +295,68 @@ void ListRun::run_alone(uint32_t number) {
         ListedValue& value = list_.values_[call.first_value + k];
         KILN_CHECK(results[k]->sizes == value.tensor->sizes && results[k]->dtype == value.tensor->dtype,
                    internal, "batching: ", call.pattern->fn->name, " gave another shape than it said");
-        if (results[k]->node) results[k]->node->line = call.line;
+        if (results[k]->node) {
+            results[k]->node->line = call.line;
+            results[k]->node->call = call.order;
+        }
         value.batch = int32_t(batches_.size());
-        batches_.push_back({results[k], nullptr, 0});
+        batches_.push_back({results[k], nullptr, 0, nullptr});
+        Node* node = results[k]->node.get();
+        if (!node || k >= node->saved_outputs.size() || call.pattern->views) continue;
+        SavedTensor& saved = node->saved_outputs[k];  // as the program has it
+        if (!saved.tensor || saved.tensor->storage != results[k]->storage || !results[k]->contiguous)
+            continue;
+        give_memory(*value.tensor->storage);
+        saved.tensor = new_tensor(value.tensor->dtype, value.tensor->sizes, value.tensor->storage);
+        saved.version = value.tensor->storage->version;
+    }
+}
+
+// Where what the node of a launch saved comes from: what the program writes over there is refused by
+// backward.
+void ListRun::note_saved(std::span<const uint32_t> calls, Node& node) {
+    std::vector<SavedRows>& saved = node.rows->saved;
+    const ListedCall& first = list_.calls_[calls[0]];
+    const uint32_t added = uint32_t(node.inputs.size()) - first.operands;  // how many rows there are
+    constexpr uint32_t elsewhere = ~uint32_t(0);
+    auto note = [&](SavedRows& own, const StorageRef& storage) {
+        if (!is_listed(*storage)) {
+            own.rows.emplace_back(elsewhere, uint32_t(own.memory.size()));
+            own.memory.push_back({storage, storage->version});
+            return;
+        }
+        const ListedCall& call = list_.calls_[size_t(storage->recording_id)];
+        for (uint32_t k = 0; k < call.values; ++k) {
+            const ListedValue& value = list_.values_[call.first_value + k];
+            if (!value.tensor || value.tensor->storage != storage) continue;
+            const std::shared_ptr<HeldRows>& held = batches_[size_t(value.batch)].held;
+            if (!held) break;
+            auto known = std::find(own.held.rbegin(), own.held.rend(), held);
+            const bool is_new = known == own.held.rend();
+            if (is_new) own.held.push_back(held);
+            own.rows.emplace_back(
+                uint32_t(is_new ? own.held.size() - 1 : size_t(own.held.rend() - known) - 1), value.row);
+            return;
+        }
+        own.rows.emplace_back(elsewhere, uint32_t(own.memory.size()));
+        own.memory.push_back({});
+    };
+    for (uint32_t i = 0; i < first.operands; ++i) {
+        const uint32_t input = i ? i + added : i;
+        const TensorRef& whole = node.inputs[input].saved.tensor;
+        if (!(node.rows->inputs & bit(input)) || !whole || !whole->storage) continue;
+        SavedRows& own = saved.emplace_back();
+        own.index = input;
+        own.rows.reserve(calls.size());
+        for (uint32_t c : calls) note(own, operand_of(c, i).tensor->storage);
+    }
+    for (uint32_t k = 0; k < node.saved_outputs.size(); ++k) {
+        if (!node.saved_outputs[k].tensor || !node.saved_outputs[k].tensor->storage) continue;
+        SavedRows& own = saved.emplace_back();
+        own.of_result = true;
+        own.index = k;
+        own.held.push_back(batches_[size_t(list_.values_[first.first_value + k].batch)].held);
+        for (uint32_t i = 0; i < calls.size(); ++i) own.rows.emplace_back(0, i);
     }
 }
 
@@ -291,14 +372,11 @@ void ListRun::give_rows(std::span<const uint32_t> calls, const Results& results)
                    " of ", name(sample.dtype));
         NodeRef handed;
         if (whole->node) {
-            std::vector<uint64_t> orders;
-            orders.reserve(calls.size());
-            for (uint32_t c : calls) orders.push_back(list_.calls_[c].order);
             whole->node->line = first.line;
-            handed = make_handed(*whole, std::move(orders), first.line);
+            handed = make_handed(*whole, orders_, first.line);
         }
         const auto batch = int32_t(batches_.size());
-        batches_.push_back({whole, std::move(handed), rows});
+        batches_.push_back({whole, std::move(handed), rows, std::make_shared<HeldRows>()});
         for (uint32_t i = 0; i < calls.size(); ++i) {
             ListedValue& value = list_.values_[list_.calls_[calls[i]].first_value + k];
             value.batch = batch;
@@ -344,7 +422,7 @@ TensorRef ListRun::side_by_side(std::span<const uint32_t> calls, uint32_t operan
     std::vector<Rows::Place> places;
     for (uint32_t i = 0; i < calls.size(); ++i) places.push_back({0, start.row + i, true});
     const Edge edge{batch.handed, nullptr, 0};
-    make_gathered(*part, {&edge, 1}, std::move(places));
+    make_gathered(*part, {&edge, 1}, std::move(places), orders_, operand_);
     return part;
 }
 
@@ -414,7 +492,7 @@ TensorRef ListRun::gathered(std::span<const uint32_t> calls, uint32_t operand, b
             edges.push_back(std::move(edge));
         }
     }
-    if (needed) make_gathered(*all, edges, std::move(places));
+    if (needed) make_gathered(*all, edges, std::move(places), orders_, operand_);
     return all;
 }
 
@@ -430,6 +508,10 @@ void ListRun::give_memory(Storage& storage) {
         TensorRef whole = batch.whole;
         if (!batch.rows && !whole->contiguous) whole = copy_of(*whole);
         const int64_t step = batch.rows ? int64_t(value.row) * whole->strides[0] : 0;
+        if (batch.held) {
+            if (batch.held->empty()) batch.held->resize(size_t(batch.rows));
+            (*batch.held)[value.row] = {StorageRef(&storage), storage.version};
+        }
         return become_part(storage, *whole->storage, whole->data() + step * int64_t(itemsize(whole->dtype)));
     }
 }

@@ -2,6 +2,7 @@
 // out.
 #pragma once
 
+#include "autograd/rows.h"
 #include "batch/list.h"
 
 namespace kiln {
@@ -27,6 +28,7 @@ private:
     bool is_same(std::span<const uint32_t> calls, uint32_t operand) const;
     Tensor& ready_tensor(const ListedOperand& operand);
     void give_rows(std::span<const uint32_t> calls, const Results& results);
+    void note_saved(std::span<const uint32_t> calls, Node& node);
     void give_memory(Storage& storage);
     void hand_out(ListedValue& value);
     void hand_out_all();
@@ -37,6 +39,8 @@ private:
     }
 
     CallList& list_;
+    std::shared_ptr<Calls> orders_;  // of the launch being made: its calls' places among all,
+    uint32_t operand_ = 0;           // and which of its operands is gathered
     std::vector<Batch> batches_;
     std::vector<uint32_t> waits_;              // per call: operands it still waits for
     std::vector<uint32_t> first_, followers_;  // per call, who waits for it

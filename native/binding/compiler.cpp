@@ -212,9 +212,9 @@ std::unique_ptr<Saves> saves(const Call& call) {
 Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& asked) {
     Object described = describe_operands(operands, forward.cls == FnClass::pointwise);
     using Mask = unsigned long long;
-    Object args =
-        checked(Py_BuildValue("(OOKKiKi)", handle_of(forward), described.get(), Mask(asked.needed),
-                              Mask(asked.defined), int(asked.redo), Mask(asked.factored), asked.onto));
+    Object args = checked(Py_BuildValue("(OOKKiKiL)", handle_of(forward), described.get(), Mask(asked.needed),
+                                        Mask(asked.defined), int(asked.redo), Mask(asked.factored),
+                                        asked.onto, static_cast<long long>(asked.shared)));
     Fn* fn = new_fn(nullptr, forward.name + " backward");
     set_handle(*fn, ask("derivative function", args).get());
     answer_to("derivative", args, [&](Answer& answer) {
@@ -228,7 +228,7 @@ Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& aske
             fn->sources.push_back({kind, uint8_t(answer.integer(0, 256))});
         }
         const auto of = answer.slots(0, int64_t(operands.size()));
-        const auto roles = answer.slots(0, Target::right + 1);
+        const auto roles = answer.slots(0, Target::rows + 1);
         const auto passes = answer.slots(-1, int64_t(fn->sources.size()));
         KILN_CHECK(of.size() == roles.size() && of.size() == passes.size(), internal,
                    "answer: lists of different lengths");
@@ -244,6 +244,7 @@ Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& aske
         });
         for (int32_t i : answer.slots(0, int64_t(operands.size()))) fn->scattered |= bit(size_t(i));
         fn->updates = answer.integer(0, 2) != 0;
+        fn->hidden_rows = answer.integer();
         return fn->cls = cls;
     });
     fn->outputs =

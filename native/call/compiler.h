@@ -46,11 +46,14 @@ std::unique_ptr<Saves> saves(const Call& call);
 // Which derivative: for the needed operands, given the defined gradients of results. `redo`: without reading
 // hidden outputs, so that it can itself be differentiated. `factored`: operands of whose gradients products
 // are given as their factors. A bit each. `onto`: the operand whose gradient begins with a sum, or -1.
+// `shared`: of a launch on rows, the operands that its calls share, whose gradients are rows as far as they
+// can be told apart; -1: it is none.
 struct Asked {
     uint64_t needed, defined;
     bool redo;
     uint64_t factored = 0;
     int onto = -1;
+    int64_t shared = -1;
 };
 Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& asked);
 

@@ -38,9 +38,10 @@ struct Source {
 };
 
 // What a derivative gives: the gradient of an operand, or a factor of a product that is a part of it: left.T
-// @ right, with a row for each that the operand was multiplied with.
+// @ right, with a row for each that the operand was multiplied with. Of a launch's shared operand, its
+// gradient in each call: rows.
 struct Target {
-    enum Role : uint8_t { gradient, left, right } role;
+    enum Role : uint8_t { gradient, left, right, rows } role;
     uint8_t operand;
     int16_t pass;  // nothing is computed: it is this operand of the derivative, a factor perhaps in another
                    // shape; -1: it is computed
@@ -103,6 +104,7 @@ struct Fn {
     std::vector<Target> targets;    // of a derivative: what result k is
     std::vector<Product> products;  // parts of a derivative's results
     uint64_t scattered = 0;         // operands whose gradients are arrays scattered into zeros
+    int64_t hidden_rows = 0;  // of a launch's derivative: hidden outputs with a row for each call; -1: untold
 
     // Of a pointwise function: what was found for the last call of a kind, and how that call looked. Each is
     // written when all of it is known: other threads may call the function while this one is in a kernel or
