@@ -239,7 +239,7 @@ int fill_module(PyObject* module) {
     Opaque::drop = [](void* object) { Py_DECREF(static_cast<PyObject*>(object)); };
     for (auto add : {add_dtypes, add_ops, add_arguments, add_functions, add_modes, add_autocast, add_core_ops,
                      add_tensor, add_operators, add_tensor_data, add_dlpack, add_autograd, add_callbacks,
-                     add_compiler, add_regions, add_traces, add_cells, add_shared, add_batching})
+                     add_compiler, add_regions, add_traces, add_cells, add_shared, add_batching, add_turns})
         if (add(module) < 0) return -1;
     the_module = Py_NewRef(module);
     return 0;
