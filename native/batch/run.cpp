@@ -45,6 +45,30 @@ Dims with_rows(int64_t rows, const Dims& sizes) {
     return all;
 }
 
+template <size_t bytes>
+std::byte* copy_strided(std::byte* to, const std::byte* from, const Tensor& x, int dim) {
+    if (dim == x.ndim()) {
+        std::memcpy(to, from, bytes);
+        return to + bytes;
+    }
+    const int64_t step = x.strides[dim] * int64_t(bytes);
+    for (int64_t i = 0; i < x.sizes[dim]; ++i) to = copy_strided<bytes>(to, from + i * step, x, dim + 1);
+    return to;
+}
+
+// Copies what lies in any order to `to`, in order; where it is too much for a plain loop: false.
+bool copy_few(std::byte* to, const Tensor& x) {
+    constexpr int64_t few = 512;
+    if (x.numel > few || !x.numel) return !x.numel;
+    switch (itemsize(x.dtype)) {
+        case 1: copy_strided<1>(to, x.data(), x, 0); return true;
+        case 2: copy_strided<2>(to, x.data(), x, 0); return true;
+        case 4: copy_strided<4>(to, x.data(), x, 0); return true;
+        case 8: copy_strided<8>(to, x.data(), x, 0); return true;
+        default: return false;
+    }
+}
+
 // Row `row` of a whole, as a tensor.
 TensorRef row_of(const Tensor& whole, int64_t row) {
     return new_view(whole, Dims(std::span(whole.sizes.begin() + 1, whole.sizes.size() - 1)),
@@ -399,7 +423,7 @@ TensorRef ListRun::gathered(std::span<const uint32_t> calls, uint32_t operand, b
             settle(*tensor.storage);
             if (tensor.contiguous) {
                 if (bytes) std::memcpy(to, tensor.data(), bytes);
-            } else {
+            } else if (!copy_few(to, tensor)) {
                 const TensorRef target = row_of(*all, int64_t(i));
                 const Operand from{&tensor, {}};
                 execute(*core_fns().copy, {&from, 1}, {&target, 1}, false);
