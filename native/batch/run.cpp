@@ -500,6 +500,8 @@ void ListRun::drop_done() {
             x.value = x.after = -1;
         }
     hand_out_all();
+    list.read_.clear();
+    list.looked_at_ = 0;
     const auto calls = std::exchange(list.calls_, {});
     auto operands = std::exchange(list.operands_, {});
     auto values = std::exchange(list.values_, {});
