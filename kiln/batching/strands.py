@@ -22,10 +22,16 @@ class Strand(Protocol):
     """A function that takes turns with whoever gives it one; the function raises nothing."""
 
     ended: bool
-    turn: Callable[[], Any]  # runs it until it waits or ends
-    wait: Callable[[], Any]  # called by it: back to who gave the turn, until the next one. Stopped: there is none
-    handle: Any  # what `here` gives where it runs; None where nothing but it can run when it is to wait
+    handle: Any  # what `here` gives where it runs; None where nothing else can run when it is to wait
     here: Callable[[], Any] | None
+
+    @property
+    def turn(self) -> Callable[[], Any]:
+        """Runs it until it waits or ends."""
+
+    @property
+    def wait(self) -> Callable[[], Any]:
+        """Called by it: back to who gave the turn, until the next one. Stopped: there is none."""
 
     def stop(self) -> None:
         """Ends it: `wait` raises. It is not to be called again."""
@@ -59,7 +65,8 @@ class _Stacks:
 class _Threads:
     """A strand as a thread: it and who gives it a turn each wait at a lock while the other runs."""
 
-    handle = here = None
+    handle: Any = None
+    here: Callable[[], Any] | None = None
 
     def __init__(self, body: Callable[[], None]) -> None:
         self._body = body

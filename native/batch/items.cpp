@@ -29,8 +29,8 @@ struct Uses {
 
 // Of one memory.
 struct Use {
-    StorageRef storage;  // held, so that its address stays its own
-    Uses any, whole;     // of any part, and of all of it
+    StorageRef storage;                                     // held, so that its address stays its own
+    Uses any, whole;                                        // of any part, and of all of it
     std::map<std::pair<int64_t, int64_t>, Uses> stretches;  // of bytes from one place up to another
     int64_t longest = 0;                                    // of these
 };
@@ -73,7 +73,8 @@ void refuse_others(const Item& item, const Uses& uses, bool writes, const Tensor
     if (const int64_t other = another(item, uses.writes); other >= 0)
         refuse(item, writes ? "writes" : "reads", other, "writes", x);
     if (!writes) return;
-    if (const int64_t other = another(item, uses.reads); other >= 0) refuse(item, "writes", other, "reads", x);
+    if (const int64_t other = another(item, uses.reads); other >= 0)
+        refuse(item, "writes", other, "reads", x);
 }
 void note(Uses& uses, bool writes, uint64_t id) { (writes ? uses.writes : uses.reads).add(id); }
 

@@ -130,7 +130,7 @@ private:
     std::vector<ListedCall> calls_;
     std::vector<ListedOperand> operands_;
     std::vector<ListedValue> values_;
-    std::vector<Pattern*> active_;  // those with calls on the list
+    std::vector<Pattern*> active_;             // those with calls on the list
     std::unordered_set<const Storage*> read_;  // what operands read, of as many as were looked at
     size_t looked_at_ = 0;
     Table<Pattern*> known_;

@@ -61,11 +61,11 @@ bool copy_few(std::byte* to, const Tensor& x) {
     constexpr int64_t few = 512;
     if (x.numel > few || !x.numel) return !x.numel;
     switch (itemsize(x.dtype)) {
-        case 1: copy_strided<1>(to, x.data(), x, 0); return true;
-        case 2: copy_strided<2>(to, x.data(), x, 0); return true;
-        case 4: copy_strided<4>(to, x.data(), x, 0); return true;
-        case 8: copy_strided<8>(to, x.data(), x, 0); return true;
-        default: return false;
+    case 1: copy_strided<1>(to, x.data(), x, 0); return true;
+    case 2: copy_strided<2>(to, x.data(), x, 0); return true;
+    case 4: copy_strided<4>(to, x.data(), x, 0); return true;
+    case 8: copy_strided<8>(to, x.data(), x, 0); return true;
+    default: return false;
     }
 }
 

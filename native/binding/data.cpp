@@ -103,7 +103,8 @@ bool write_plain(PyObject* item, DType dtype, std::byte* to) {
     if (PyFloat_CheckExact(item) && (dtype == DType::float32 || dtype == DType::float64)) {
         const double value = PyFloat_AS_DOUBLE(item);
         const auto narrow = float(value);
-        dtype == DType::float32 ? std::memcpy(to, &narrow, sizeof narrow) : std::memcpy(to, &value, sizeof value);
+        dtype == DType::float32 ? std::memcpy(to, &narrow, sizeof narrow)
+                                : std::memcpy(to, &value, sizeof value);
         return true;
     }
     if (!PyLong_CheckExact(item) || dtype != DType::int64) return false;

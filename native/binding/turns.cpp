@@ -24,8 +24,8 @@ struct Turn {
     Listing listing;
     std::optional<Item> item;
     Object inside[streams], outside[streams];
-    Object wait;           // lets others go on until its next turn; none: it does not wait
-    Object strand, here;   // what it runs in, and a function that gives what runs; none: it is this one
+    Object wait;            // lets others go on until its next turn; none: it does not wait
+    Object strand, here;    // what it runs in, and a function that gives what runs; none: it is this one
     Turn* outer = nullptr;  // whose turn it is outside, on the same thread
 };
 Turn& turn_of(PyObject* object) { return held_by<Turn>(object); }
@@ -146,7 +146,8 @@ PyObject* hold_turns(PyObject*, PyObject* more) {
 }
 
 PyMethodDef turn_methods[] = {
-    {"call", method<turn_call>(), METH_FASTCALL, "function(item), with what is held in the place of what is there."},
+    {"call", method<turn_call>(), METH_FASTCALL,
+     "function(item), with what is held in the place of what is there."},
     {"waits", guard<turn_waits>, METH_VARARGS, "Sets how the item waits."},
     {"stop", guard<turn_stop>, METH_NOARGS, "The item does not wait again."},
     {"end", guard<turn_end>, METH_NOARGS, "The item is over, and all others of its map."},
@@ -162,7 +163,8 @@ PyType_Slot turn_slots[] = {
 PyType_Spec turn_spec = {"kiln._core.Turn", sizeof(Holder<Turn>), 0, Py_TPFLAGS_DEFAULT, turn_slots};
 
 PyMethodDef functions[] = {
-    {"wait_for_turn", guard<wait_here>, METH_NOARGS, "The item that runs waits for its next turn, if one does."},
+    {"wait_for_turn", guard<wait_here>, METH_NOARGS,
+     "The item that runs waits for its next turn, if one does."},
     {"hold_turns", guard<hold_turns>, METH_O,
      "So many more, or less, that keep items of this thread from waiting; how many there are."},
     {nullptr, nullptr, 0, nullptr},

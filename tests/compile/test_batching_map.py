@@ -556,7 +556,7 @@ def test_writes_to_parts_that_overlap_are_seen() -> None:
 
 
 def test_memory_that_is_shown_and_writes_in_place_wait_too() -> None:
-    """`numpy`, `data_ptr` and in-place ops on pending values: one launch for all items, values of the loop."""
+    """`numpy`, `data_ptr` and in-place ops on pending values: one launch for all, values of the loop."""
 
     def shown(x: Any) -> float:
         y = (x * 2).numpy()

@@ -296,7 +296,9 @@ def _like(op: str, value: int) -> Any:
         result = run(full, value, sizes, chosen_dtype(dtype, input.dtype))
         if type(input) is not _core.Tensor:
             result = _beside(input, result)
-        return result if device is None and not (requires_grad or options) else settle(result, requires_grad, device, op, options)
+        if device is None and not (requires_grad or options):
+            return result
+        return settle(result, requires_grad, device, op, options)
 
     make.__name__ = op
     make.__doc__ = f"""An array of {value}s of input's shape, and of its dtype unless another is given.

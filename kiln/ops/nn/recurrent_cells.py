@@ -329,9 +329,7 @@ def _check_cell(input: Tensor, states: tuple[Any, ...], w_ih: Tensor, w_hh: Tens
         if _differ(rows, count):
             raise RuntimeError(f"Input batch size {rows} doesn't match hidden{k} batch size {count}")
         if _differ(size, hidden_size):
-            raise RuntimeError(
-                f"hidden{k} has inconsistent hidden_size: got {size}, expected {hidden_size}"
-            )
+            raise RuntimeError(f"hidden{k} has inconsistent hidden_size: got {size}, expected {hidden_size}")
 
 
 @composite(
