@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import sys
-from _thread import allocate_lock, get_ident
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -19,8 +17,6 @@ from kiln.batching.output import Output
 from kiln.batching.strands import Stopped, Strand, strand
 from kiln.capture.batched import Batching
 from kiln.errors import describe, message
-from kiln.func.levels import levels
-from kiln.func.transforms import is_differentiating
 from kiln.table.callables import hide_frames
 
 _Item = TypeVar("_Item")
@@ -77,7 +73,7 @@ class _Run:
 
     def __init__(self, function: Callable[[Any], Any], limit: int | None) -> None:
         self.function, self.limit = function, limit
-        self.alone = not _may_wait() or _core.recording()  # then items run one by one
+        self.alone = _core.hold_turns(0) > 0 or _core.recording()  # then items run one by one
         self.output = Output()
         self._random = _core.next_random(1)
 
@@ -90,7 +86,7 @@ class _Run:
         """Runs all items to their end."""
         turns: list[_Turn] = []
         active: list[_Turn] = []
-        with _watching, Batching():
+        with Batching():
             try:
                 more = True
                 while more or active:
@@ -105,7 +101,8 @@ class _Run:
                         if turns[-1].go_on():
                             active.pop()
                     if active:
-                        _run_pending()
+                        _core.wait_for_turn()  # in an item of another `map`: what is pending there runs too
+                        _core.run_pending()
                     active = [turn for turn in active if not turn.go_on()]
             except BaseException:
                 for turn in active:
@@ -137,7 +134,9 @@ class _Run:
 
 
 class _Turn:
-    """One item: its strand, and what is its own while it runs."""
+    """One item: its strand, and what is its own while it runs (`_core.Turn`)."""
+
+    __slots__ = ("_item", "_own", "_run", "_strand", "error", "index", "result")
 
     def __init__(self, run: _Run, index: int, item: Any) -> None:
         self.index = index
@@ -145,11 +144,11 @@ class _Turn:
         self.error: BaseException | None = None
         self._run: _Run | None = run
         self._item = item
-        self._state = _core.OwnState(*run.random_state(index), index)
-        self._outside: Any = (sys.stdout, sys.stderr)
-        self._inside: Any = run.output.streams(index)
-        self._outer: _Turn | None = None  # whose turn it is outside, on the same thread
-        self._strand: Strand | None = None if run.alone else strand(self._body)
+        self._own = _core.Turn(*run.random_state(index), index, *run.output.streams(index))
+        self._strand: Strand | None = None
+        if not run.alone:
+            self._strand = strand(self._body)
+            self._own.waits(self._strand.wait, self._strand.handle, self._strand.here)
 
     def go_on(self) -> bool:
         """Lets it run until it waits or has ended: True. Raises what ends a program."""
@@ -171,92 +170,21 @@ class _Turn:
     def stop(self) -> None:
         """Ends it where it waits."""
         if self._strand is not None:
+            self._own.stop()
             self._strand.stop()
 
     def close(self) -> None:
         """All items have ended."""
-        self._state.end()
-
-    def wait(self) -> None:
-        """Called by the item: until its next turn."""
-        if self._strand is not None and self._strand.runs_here():
-            self._leave()
-            try:
-                self._state.call(self._strand.wait)
-            finally:
-                self._enter()
+        self._own.end()
 
     def _body(self) -> None:
+        assert self._run is not None
         try:
-            self._enter()
-            self.result = self._state.call(self._call)
+            self.result = self._own.call(self._run.function, self._item)
         except Stopped:
             pass
         except BaseException as error:
             self.error = error
-        finally:
-            self._leave()
-
-    def _call(self) -> Any:
-        assert self._run is not None
-        return self._run.function(self._item)
-
-    def _enter(self) -> None:
-        here = get_ident()
-        self._outer = _turns.get(here)
-        _turns[here] = self
-        self._outside = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = self._inside
-
-    def _leave(self) -> None:
-        self._inside = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = self._outside
-        if self._outer is None:
-            _turns.pop(get_ident(), None)
-        else:
-            _turns[get_ident()] = self._outer
-
-
-_turns: dict[int, _Turn] = {}  # by thread: whose turn it is
-
-
-def _wait() -> None:
-    """What the core calls where a value is needed that is pending."""
-    turn = _turns.get(get_ident())
-    if turn is not None and _may_wait():
-        turn.wait()
-
-
-def _may_wait() -> bool:
-    """Not while a function of kiln.func runs on this thread, which knows nothing of turns."""
-    return not levels() and not is_differentiating()
-
-
-def _run_pending() -> None:
-    """All wait. In an item of another `map` that waits with them, and what is pending there runs at once."""
-    _wait()
-    _core.run_pending()
-
-
-class _Watching:
-    """While it is entered, by any thread, the core tells where a value is needed that is pending."""
-
-    def __init__(self) -> None:
-        self._lock, self._count = allocate_lock(), 0
-
-    def _add(self, more: int) -> None:
-        with self._lock:
-            self._count += more
-            _core.set_waiter(_wait if self._count else None)
-
-    def __enter__(self) -> None:
-        self._add(1)
-
-    def __exit__(self, *exception: object) -> None:
-        self._add(-1)
-
-
-_watching = _Watching()
 
 
 def _from_user(traceback: Any) -> Any:

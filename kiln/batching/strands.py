@@ -22,29 +22,32 @@ class Strand(Protocol):
     """A function that takes turns with whoever gives it one; the function raises nothing."""
 
     ended: bool
+    handle: Any  # what `here` gives where it runs; None where nothing else can run when it is to wait
+    here: Callable[[], Any] | None
 
-    def turn(self) -> None:
+    @property
+    def turn(self) -> Callable[[], Any]:
         """Runs it until it waits or ends."""
 
-    def wait(self) -> None:
+    @property
+    def wait(self) -> Callable[[], Any]:
         """Called by it: back to who gave the turn, until the next one. Stopped: there is none."""
 
-    def runs_here(self) -> bool:
-        """Whether who asks is this strand itself."""
-
     def stop(self) -> None:
-        """Ends it: `wait` raises, and does not wait again."""
+        """Ends it: `wait` raises. It is not to be called again."""
 
 
 class _Stacks:
-    """A strand as a greenlet."""
+    """A strand as a greenlet of the one that makes it."""
 
     def __init__(self, module: Any, body: Callable[[], None]) -> None:
-        self._here = module.getcurrent
         self._body = body
-        self._strand = module.greenlet(self._run)
-        self._strand.gr_context = contextvars.copy_context()
-        self.ended = self._stopped = False
+        self.here = module.getcurrent
+        self.handle = module.greenlet(self._run)
+        self.handle.gr_context = contextvars.copy_context()
+        self.turn = self.handle.switch
+        self.wait = module.getcurrent().switch
+        self.ended = False
 
     def _run(self) -> None:
         try:
@@ -52,27 +55,18 @@ class _Stacks:
         finally:
             self.ended = True
 
-    def turn(self) -> None:
-        self._strand.switch()
-
-    def wait(self) -> None:
-        if self._stopped:
-            return
-        self._strand.parent.switch()
-        if self._stopped:
-            raise Stopped
-
-    def runs_here(self) -> bool:
-        return self._here() is self._strand
-
     def stop(self) -> None:
-        self._stopped = True
-        while not self.ended:
-            self._strand.switch()
+        if self.handle:  # it has begun and not ended
+            self.handle.throw(Stopped)
+        while self.handle:
+            self.handle.switch()
 
 
 class _Threads:
     """A strand as a thread: it and who gives it a turn each wait at a lock while the other runs."""
+
+    handle: Any = None
+    here: Callable[[], Any] | None = None
 
     def __init__(self, body: Callable[[], None]) -> None:
         self._body = body
@@ -131,9 +125,6 @@ class _Threads:
         self._turn.acquire()
         if self._stopped:
             raise Stopped
-
-    def runs_here(self) -> bool:
-        return get_ident() == self._ident
 
     def stop(self) -> None:
         self._stopped = True

@@ -41,9 +41,11 @@ def mapping(size: int, randomness: str) -> Iterator[Level]:
     """One level more, while a function of one sample runs."""
     level = Level(len(_levels.levels) + 1, size, randomness)
     _levels.levels.append(level)
+    _core.hold_turns(1)  # of kiln.batching.map, which a transform knows nothing of
     try:
         yield level
     finally:
+        _core.hold_turns(-1)
         level.alive = False
         _levels.levels.pop()
 

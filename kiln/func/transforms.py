@@ -126,10 +126,12 @@ def _depends_on_others(y: Any, ends: set[Any]) -> bool:
 def differentiating() -> Iterator[None]:
     """A function runs to be differentiated: gradients are recorded, whatever the caller's mode."""
     _under_way.depth += 1
+    _core.hold_turns(1)  # of kiln.batching.map
     try:
         with enable_grad():
             yield
     finally:
+        _core.hold_turns(-1)
         _under_way.depth -= 1
 
 

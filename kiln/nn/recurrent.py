@@ -444,6 +444,8 @@ class RNNCellBase(Module):
     def _step(self, function: Any, input: Tensor, hx: Any, names: tuple[str, ...]) -> Any:
         """One step of a cell with states of these names; a batch of one if there is none."""
         states: Any = (None,) * len(names) if hx is None else hx if len(names) > 1 else (hx,)
+        if hx is not None and input.ndim == states[0].ndim == states[-1].ndim == 2:
+            return function(input, hx, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
         kind = type(self).__name__
         for name, x in (("input", input), *zip(names, states)):
             if x is not None and x.ndim not in (1, 2):

@@ -1,5 +1,7 @@
 #include "batch/items.h"
 
+#include <algorithm>
+#include <map>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -21,10 +23,18 @@ struct Last {
     }
 };
 
-struct Use {
-    StorageRef storage;  // held, so that its address stays its own
-    Last reads, writes, whole_reads, whole_writes;
+struct Uses {
+    Last reads, writes;
 };
+
+// Of one memory.
+struct Use {
+    StorageRef storage;                                     // held, so that its address stays its own
+    Uses any, whole;                                        // of any part, and of all of it
+    std::map<std::pair<int64_t, int64_t>, Uses> stretches;  // of bytes from one place up to another
+    int64_t longest = 0;                                    // of these
+};
+constexpr size_t most_stretches = 4096;  // of one memory; where there are more, those only read are forgotten
 
 auto* const items = new std::unordered_map<uint64_t, int64_t>;  // those that live: their indices
 auto* const uses = new std::unordered_map<const Storage*, Use>;
@@ -59,6 +69,40 @@ Use* use_of(const Tensor& x) {
 }
 bool is_whole(const Tensor& x) { return size_t(x.numel) * itemsize(x.dtype) >= x.storage->nbytes; }
 
+void refuse_others(const Item& item, const Uses& uses, bool writes, const Tensor& x) {
+    if (const int64_t other = another(item, uses.writes); other >= 0)
+        refuse(item, writes ? "writes" : "reads", other, "writes", x);
+    if (!writes) return;
+    if (const int64_t other = another(item, uses.reads); other >= 0)
+        refuse(item, "writes", other, "reads", x);
+}
+void note(Uses& uses, bool writes, uint64_t id) { (writes ? uses.writes : uses.reads).add(id); }
+
+// Of a part without gaps: what others do to bytes of it.
+void note_stretch(const Item& item, Use& use, bool writes, const Tensor& x) {
+    const int64_t begin = x.offset * int64_t(itemsize(x.dtype));
+    const int64_t end = begin + x.numel * int64_t(itemsize(x.dtype));
+    for (auto at = use.stretches.lower_bound({begin - use.longest + 1, 0});
+         at != use.stretches.end() && at->first.first < end; ++at)
+        if (at->first.second > begin) refuse_others(item, at->second, writes, x);
+    if (use.stretches.size() >= most_stretches)
+        std::erase_if(use.stretches, [](const auto& stretch) { return !stretch.second.writes.last; });
+    note(use.stretches[{begin, end}], writes, item.id);
+    use.longest = std::max(use.longest, end - begin);
+}
+
+void note_use(const Item& item, bool writes, const Tensor& x) {
+    Use* const use = use_of(x);
+    if (!use || !x.numel) return;
+    const bool whole = is_whole(x);
+    refuse_others(item, whole ? use->any : use->whole, writes, x);
+    note(use->any, writes, item.id);
+    if (whole)
+        note(use->whole, writes, item.id);
+    else if (x.contiguous)
+        note_stretch(item, *use, writes, x);
+}
+
 }  // namespace
 
 Item::Item(int64_t index_, const Item* outer)
@@ -84,26 +128,9 @@ bool Item::is_or_is_in(uint64_t other) const {
 void note_uses(const Item& item, const Fn& fn, std::span<const Operand> operands,
                std::span<const TensorRef> out) {
     if (fn.cls == FnClass::view) return;
-    for (const Operand& operand : operands) {
-        Use* const use = operand.tensor ? use_of(*operand.tensor) : nullptr;
-        if (!use) continue;
-        const bool whole = is_whole(*operand.tensor);
-        const int64_t other = another(item, whole ? use->writes : use->whole_writes);
-        if (other >= 0) refuse(item, "reads", other, "writes", *operand.tensor);
-        use->reads.add(item.id);
-        if (whole) use->whole_reads.add(item.id);
-    }
-    for (const TensorRef& target : out) {
-        Use* const use = use_of(*target);
-        if (!use) continue;
-        const bool whole = is_whole(*target);
-        int64_t other = another(item, whole ? use->reads : use->whole_reads);
-        if (other >= 0) refuse(item, "writes", other, "reads", *target);
-        other = another(item, whole ? use->writes : use->whole_writes);
-        if (other >= 0) refuse(item, "writes", other, "writes", *target);
-        use->writes.add(item.id);
-        if (whole) use->whole_writes.add(item.id);
-    }
+    for (const Operand& operand : operands)
+        if (operand.tensor) note_use(item, false, *operand.tensor);
+    for (const TensorRef& target : out) note_use(item, true, *target);
 }
 
 void forget_unused() {

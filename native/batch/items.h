@@ -28,7 +28,8 @@ private:
 };
 
 // Notes what a call of an item reads and writes. Raises where another item that lives writes what is read, or
-// reads or writes what is written. Of parts of one memory only what concerns the whole is seen.
+// reads or writes what is written. Of parts of one memory that have gaps (columns) only what concerns the
+// whole is seen.
 void note_uses(const Item& item, const Fn& fn, std::span<const Operand> operands,
                std::span<const TensorRef> out);
 // Forgets memory that nobody has any more.

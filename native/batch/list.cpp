@@ -81,6 +81,12 @@ void run_lists() {
     for (const auto& list : all) list->run();
 }
 
+void run_lists_that_read(const Storage& storage) {
+    const auto all = lists();
+    for (const auto& list : all)
+        if (list->reads(storage)) list->run();
+}
+
 void run_list_of(Storage& storage) {
     const StorageRef kept(&storage);
     // in the middle of a call, a pass or a run nothing else may go on
@@ -99,8 +105,16 @@ void run_list_of(Storage& storage) {
 bool put_on_list(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
                  Results& results) {
     if (state.item && !state.paused) note_uses(*state.item, fn, operands, out);
-    if (!out.empty()) {  // what is pending reads the values from before
-        run_lists();
+    if (!out.empty()) {
+        const auto wait = [](const Tensor& x) {
+            if (x.storage && is_listed(*x.storage)) run_list_of(*x.storage);
+        };
+        for (const Operand& operand : operands)
+            if (operand.tensor) wait(*operand.tensor);
+        for (const TensorRef& target : out) {
+            wait(*target);
+            if (target->storage) run_lists_that_read(*target->storage);  // the values from before
+        }
         return false;
     }
     if (!is_batching() || current_recording() || anomaly_mode || saved_hooks().pack.object) return false;
@@ -321,6 +335,8 @@ void CallList::clear() {
     --lists_in_use;
     calls_.clear();
     operands_.clear();
+    read_.clear();
+    looked_at_ = 0;
     for (Pattern* pattern : active_) {
         pattern->listed = pattern->depths = pattern->deepest = 0;
         pattern->ready.clear();
@@ -332,6 +348,15 @@ void CallList::clear() {
         patterns.clear();
         known_ = {};
     }
+}
+
+// Writes are few, so operands are looked at when one comes, each once.
+bool CallList::reads(const Storage& storage) {
+    if (calls_.empty()) return false;
+    if (running_) return true;  // who runs it waits for that
+    for (; looked_at_ < operands_.size(); ++looked_at_)
+        if (const TensorRef& x = operands_[looked_at_].tensor) read_.insert(x->storage.get());
+    return read_.contains(&storage);
 }
 
 void CallList::drop_unreachable() {

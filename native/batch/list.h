@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <unordered_set>
 #include <vector>
 
 #include "autograd/node.h"
@@ -108,6 +109,8 @@ public:
     bool append(Fn& fn, std::span<const Operand> operands, Results& results);
     // Runs what is pending. From a thread other than the owner's too: whoever comes second waits.
     void run();
+    // Whether what is pending reads this memory.
+    bool reads(const Storage& storage);
     // After an exception: forgets what is pending, if nobody can come to need it.
     void drop_unreachable();
     bool empty() const { return calls_.empty(); }
@@ -130,7 +133,9 @@ private:
     std::vector<ListedCall> calls_;
     std::vector<ListedOperand> operands_;
     std::vector<ListedValue> values_;
-    std::vector<Pattern*> active_;  // those with calls on the list
+    std::vector<Pattern*> active_;             // those with calls on the list
+    std::unordered_set<const Storage*> read_;  // what operands read, of as many as were looked at
+    size_t looked_at_ = 0;
     Table<Pattern*> known_;
     bool running_ = false;
     std::thread::id runner_;
@@ -174,8 +179,9 @@ private:
     const bool before_;
 };
 
-// Runs what is pending on any list.
+// Runs what is pending on any list; on those that read a memory which is about to be written.
 void run_lists();
+void run_lists_that_read(const Storage& storage);
 
 // Whether a storage's values are on a list, and runs that.
 inline bool is_listed(const Storage& storage);

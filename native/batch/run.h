@@ -47,4 +47,7 @@ private:
     size_t left_ = 0;
 };
 
+// The sizes of a whole that has rows of such sizes.
+Dims with_rows(int64_t rows, const Dims& sizes);
+
 }  // namespace kiln

@@ -248,6 +248,7 @@ int add_ops(PyObject* module);
 int add_arguments(PyObject* module);
 int add_functions(PyObject* module);
 int add_modes(PyObject* module);
+int add_turns(PyObject* module);
 int add_autocast(PyObject* module);
 int add_core_ops(PyObject* module);
 int add_operators(PyObject* module);

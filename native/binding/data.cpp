@@ -1,6 +1,7 @@
 // Values in and out: nested lists, buffers, single numbers.
 #include "binding/bind.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -44,6 +45,19 @@ Number number_of(PyObject* data) {
     return number;
 }
 
+// Where all items are floats and ints of Python's own, which no code is asked for: the widest kind so far.
+bool plain_numbers(PyObject* data, Kind* kind) {
+    PyObject* const* const items = PySequence_Fast_ITEMS(data);
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(data); ++i)
+        if (PyFloat_CheckExact(items[i]))
+            *kind = Kind::float_;
+        else if (PyLong_CheckExact(items[i]))
+            *kind = std::max(*kind, Kind::int_);
+        else
+            return false;
+    return true;
+}
+
 void measure(PyObject* data, size_t depth, NestedShape& shape) {
     KILN_CHECK(depth < 64, value, "tensor: the data is nested too deeply");
     if (!is_sequence(data)) {
@@ -62,6 +76,11 @@ void measure(PyObject* data, size_t depth, NestedShape& shape) {
     }
     KILN_CHECK(shape.sizes[depth] == count, value, "expected sequence of length ", shape.sizes[depth],
                " at dim ", depth, " (got ", count, ")");
+    if (Kind kind = shape.kind; count && depth + 1 == shape.sizes.size() && plain_numbers(data, &kind)) {
+        shape.kind = kind;
+        shape.any = true;
+        return;
+    }
     each_item(data, count, [&](PyObject* item) { measure(item, depth + 1, shape); });
 }
 
@@ -79,12 +98,29 @@ void expect_in_range(const Number& number, DType dtype) {
     KILN_CHECK(fits, runtime, "value cannot be converted to type ", name(dtype), " without overflow");
 }
 
+// Writes a number of Python's own as it is: false where its dtype or value asks for more.
+bool write_plain(PyObject* item, DType dtype, std::byte* to) {
+    if (PyFloat_CheckExact(item) && (dtype == DType::float32 || dtype == DType::float64)) {
+        const double value = PyFloat_AS_DOUBLE(item);
+        const auto narrow = float(value);
+        dtype == DType::float32 ? std::memcpy(to, &narrow, sizeof narrow)
+                                : std::memcpy(to, &value, sizeof value);
+        return true;
+    }
+    if (!PyLong_CheckExact(item) || dtype != DType::int64) return false;
+    int overflow = 0;
+    const auto value = int64_t(PyLong_AsLongLongAndOverflow(item, &overflow));
+    std::memcpy(to, &value, sizeof value);
+    return !overflow;
+}
+
 // Writes the numbers of nested sequences of this shape, no more of them than it has.
 std::byte* fill(PyObject* data, size_t depth, const Dims& sizes, DType dtype, std::byte* to) {
     if (depth < sizes.size()) {
         each_item(data, sizes[depth], [&](PyObject* item) { to = fill(item, depth + 1, sizes, dtype, to); });
         return to;
     }
+    if (write_plain(data, dtype, to)) return to + itemsize(dtype);
     Number number = number_of(data);
     expect_in_range(number, dtype);
     write_element(dtype, to, number);

@@ -2,39 +2,16 @@
 // and left in one C function each, so that a signal's handler, which runs between two of Python's
 // instructions, finds a mode either as it was or as it is remembered.
 #include "binding/bind.h"
+#include "binding/holder.h"
 
 #include <optional>
 #include <vector>
 
 #include "autograd/autograd.h"
 #include "autograd/hooks.h"
-#include "batch/list.h"
 
 namespace kiln {
 namespace {
-
-// A Python object around one value of C++.
-template <class Value>
-struct Holder {
-    PyObject_HEAD Value* value;
-};
-template <class Value>
-Value& held_by(PyObject* object) {
-    return *reinterpret_cast<Holder<Value>*>(object)->value;
-}
-template <class Value>
-PyObject* holder_new(PyTypeObject* type, PyObject*, PyObject*) {
-    Object object = checked(type->tp_alloc(type, 0));
-    reinterpret_cast<Holder<Value>*>(object.get())->value = new Value();
-    return object.release();
-}
-template <class Value>
-void holder_dealloc(PyObject* object) {
-    PyTypeObject* type = Py_TYPE(object);
-    delete reinterpret_cast<Holder<Value>*>(object)->value;
-    type->tp_free(object);
-    Py_DECREF(type);
-}
 
 // What is not set stays as it is.
 struct ModeSwitch {
@@ -201,85 +178,6 @@ PyType_Slot hooks_slots[] = {
 PyType_Spec hooks_spec = {"kiln._core.HooksSwitch", sizeof(Holder<FoundHooks>), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, hooks_slots};
 
-// ---- turns: what a strand of a program has as its own where several take turns on a thread ----
-
-struct OwnState {
-    Modes modes;
-    DType default_dtype = DType::float32;
-    RandomState random;
-    SavedHooks hooks;
-    Listing listing;
-    std::optional<Item> item;
-};
-
-// A copy of what is there now, but for the random state: (seed, position, index of the item)
-int state_init(PyObject* object, PyObject* args, PyObject*) {
-    long long seed, position, index;
-    if (!PyArg_ParseTuple(args, "LLL:OwnState", &seed, &position, &index)) return -1;
-    OwnState& own = held_by<OwnState>(object);
-    own.modes = modes();
-    own.default_dtype = default_dtype();
-    own.random = {uint64_t(seed), position};
-    own.hooks = saved_hooks();
-    own.listing = listing_of_thread();
-    own.listing.item = &own.item.emplace(index, own.listing.item);
-    return 0;
-}
-void exchange(OwnState& own) {
-    const Modes now = modes();
-    set_modes(own.modes);
-    own.modes = now;
-    if (const DType dtype = default_dtype(); dtype != own.default_dtype) {
-        change_default_dtype(own.default_dtype);
-        own.default_dtype = dtype;
-    }
-    std::swap(own.random, random_state);
-    std::swap(own.hooks, saved_hooks());
-    std::swap(own.listing, listing_of_thread());
-}
-// function(), while what is held and what is there have changed places. In one C function, so that no
-// signal's handler comes between.
-PyObject* state_call(PyObject* self, PyObject* function) {
-    OwnState& own = held_by<OwnState>(self);
-    exchange(own);
-    Object result = Object::steal(in_python([&] { return PyObject_CallNoArgs(function); }));
-    exchange(own);
-    return result.release();
-}
-// The item is over: what it read and wrote is nobody's.
-PyObject* state_end(PyObject* self, PyObject*) {
-    held_by<OwnState>(self).item.reset();
-    forget_unused();
-    Py_RETURN_NONE;
-}
-PyMethodDef state_methods[] = {
-    {"end", state_end, METH_NOARGS, "The item is over, and all others of its map."},
-    {"call", guard<state_call>, METH_O, "function(), with what is held in the place of what is there."},
-    {nullptr, nullptr, 0, nullptr},
-};
-PyType_Slot state_slots[] = {
-    {Py_tp_new, slot<holder_new<OwnState>>()},
-    {Py_tp_init, reinterpret_cast<void*>(state_init)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(holder_dealloc<OwnState>)},
-    {Py_tp_methods, state_methods},
-    {0, nullptr},
-};
-PyType_Spec state_spec = {"kiln._core.OwnState", sizeof(Holder<OwnState>), 0, Py_TPFLAGS_DEFAULT,
-                          state_slots};
-
-PyObject* waiter = nullptr;  // called where a value on the list is needed
-
-void wait_for_turn() {
-    const Object function = Object::borrow(waiter);
-    checked(in_python([&] { return PyObject_CallNoArgs(function.get()); }));
-}
-PyObject* set_waiter(PyObject*, PyObject* function) {
-    PyObject* const wanted = function == Py_None ? nullptr : Py_NewRef(function);
-    before_list_runs = wanted ? wait_for_turn : nullptr;
-    const Object dropped = Object::steal(std::exchange(waiter, wanted));
-    Py_RETURN_NONE;
-}
-
 PyObject* get_modes(PyObject*, PyObject*) {
     const Modes now = modes();
     return Py_BuildValue("(NNN)", PyBool_FromLong(now.grad), PyBool_FromLong(now.inference),
@@ -313,7 +211,6 @@ PyMethodDef functions[] = {
     {"modes", guard<get_modes>, METH_NOARGS,
      "This thread's (grad mode, inference mode, None or autocast's (dtype, whether casts are kept))."},
     {"set_modes", guard<put_modes>, METH_VARARGS, "Sets what `modes` gives."},
-    {"set_waiter", set_waiter, METH_O, "Sets what is called where a value on a list is needed, or None."},
     {"cast_cache", guard<get_casts>, METH_NOARGS,
      "This thread's casts of parameters: a dict, dropped where autocast ends."},
     {nullptr, nullptr, 0, nullptr},
@@ -332,7 +229,7 @@ bool set_saved_hooks(SavedHooks hooks) {
 }
 
 int add_modes(PyObject* module) {
-    for (PyType_Spec* spec : {&switch_spec, &hooks_spec, &state_spec})
+    for (PyType_Spec* spec : {&switch_spec, &hooks_spec})
         if (!add_type(module, *spec)) return -1;
     return PyModule_AddFunctions(module, functions);
 }

@@ -237,9 +237,10 @@ int fill_module(PyObject* module) {
     Invariants::locked = [] { return PyGILState_Check() != 0 || ending(); };
     Opaque::retain = [](void* object) { Py_INCREF(static_cast<PyObject*>(object)); };
     Opaque::drop = [](void* object) { Py_DECREF(static_cast<PyObject*>(object)); };
-    for (auto add : {add_dtypes, add_ops, add_arguments, add_functions, add_modes, add_autocast, add_core_ops,
-                     add_tensor, add_operators, add_tensor_data, add_dlpack, add_autograd, add_callbacks,
-                     add_compiler, add_regions, add_traces, add_guards, add_cells, add_shared, add_batching})
+    for (auto add : {add_dtypes,    add_ops,      add_arguments, add_functions,   add_modes,  add_autocast,
+                     add_core_ops,  add_tensor,   add_operators, add_tensor_data, add_dlpack, add_autograd,
+                     add_callbacks, add_compiler, add_regions,   add_traces,      add_guards, add_cells,
+                     add_shared,    add_batching, add_turns})
         if (add(module) < 0) return -1;
     the_module = Py_NewRef(module);
     return 0;

@@ -192,10 +192,10 @@ void settle(Storage& storage, bool for_write) {
     if (auto* recording = static_cast<Recording*>(storage.recording); recording) [[unlikely]]
         if (for_write || recording->pending(storage))
             recording->flush(for_write ? "of a write" : "a value was read");
-    if (for_write && lists_in_use) [[unlikely]]
-        run_lists();  // what is pending reads it as it is
     if (is_listed(storage)) [[unlikely]]
         run_list_of(storage);
+    if (for_write && lists_in_use) [[unlikely]]
+        run_lists_that_read(storage);  // as it is
     if (storage.busy) [[unlikely]]
         wait_while_busy(storage, for_write);
     KILN_CHECK(storage.data || storage.nbytes == shape_only, runtime,

@@ -525,6 +525,80 @@ def test_a_write_to_what_another_item_reads_names_both() -> None:
     assert kiln.batching.map(own, range(2), limit=1) == [20.0] * 2
 
 
+def test_writes_to_parts_that_overlap_are_seen() -> None:
+    """Rows and stretches of one memory: what overlaps is refused, neighbours and columns are not."""
+
+    def act(read: Any, write: Any) -> Callable[[int], None]:
+        def item(i: int) -> None:
+            if i:
+                write(shared)
+            else:
+                bump(read(shared).sum())
+            bump(kiln.ones(()))
+
+        return item
+
+    for read, write, meets in (
+        (lambda x: x[1], lambda x: x[1].fill_(1.0), True),
+        (lambda x: x[1], lambda x: x[0:2].fill_(1.0), True),
+        (lambda x: x[0, 1:3], lambda x: x[0, 2:3].add_(1.0), True),
+        (lambda x: x[0:3], lambda x: x[2, 3:].add_(1.0), True),
+        (lambda x: x[1], lambda x: x[2].fill_(1.0), False),
+        (lambda x: x[0, 1:3], lambda x: x[0, 3:].add_(1.0), False),
+        (lambda x: x[:, 0], lambda x: x[:, 1].add_(1.0), False),
+    ):
+        shared = kiln.zeros(4, 4)
+        if meets:
+            with pytest.raises(RuntimeError, match="item 1 writes what item 0 reads"):
+                kiln.batching.map(act(read, write), range(2))
+        else:
+            kiln.batching.map(act(read, write), range(2))
+
+
+def test_memory_that_is_shown_and_writes_in_place_wait_too() -> None:
+    """`numpy`, `data_ptr` and in-place ops on pending values: one launch for all, values of the loop."""
+
+    def shown(x: Any) -> float:
+        y = (x * 2).numpy()
+        z = (x + 1).data_ptr()
+        return float(y.sum()) + (z == 0)
+
+    def written(x: Any) -> tuple[list[float], list[float]]:
+        total, before = kiln.zeros(3), []
+        for k in range(3):
+            y = x * (k + 1)
+            old = total + y  # reads what the next line writes
+            total += y
+            y.mul_(2)
+            total.sub_(y)
+            before.append(old)
+        return total.tolist(), kiln.stack(before).flatten().tolist()
+
+    items = list(kiln.arange(12.0).reshape(4, 3))
+    for function in (shown, written):
+        expected = [function(x) for x in items]
+        kiln.batching.explain(clear=True)
+        assert kiln.batching.map(function, items) == expected
+        calls, launches, *_ = [int(n) for n in kiln.batching.explain().split() if n.isdigit()]
+        assert calls == 4 * launches
+
+
+def test_rows_of_strided_operands() -> None:
+    """Columns and windows as operands of many calls, of each size of element, have the values of the loop."""
+    base = kiln.arange(240).reshape(6, 5, 8)
+
+    def item(i: int) -> list[Any]:
+        whole = base[i]
+        found = []
+        for dtype in (kiln.int64, kiln.float32, kiln.bfloat16, kiln.uint8):
+            x = whole.to(dtype)
+            found += [(x[:, 1] + 1).tolist(), (x[::2, 1:7:3] + 1).tolist(), (x.t() + 1).tolist()]
+        a, b = kiln.tensor([(i, i + 1), (2, 3)]).unbind(1)
+        return [*found, (a * 2 + b).tolist(), whole.float()[a % 5].sum().item()]
+
+    assert kiln.batching.map(item, range(6)) == [item(i) for i in range(6)]
+
+
 def test_explain_says_how_items_take_turns(kind: str) -> None:
     """With greenlets, or with threads and what to install."""
     kiln.batching.explain(clear=True)

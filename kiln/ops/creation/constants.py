@@ -293,7 +293,11 @@ def _like(op: str, value: int) -> Any:
         input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any
     ) -> Any:
         sizes = tuple(input.shape)
-        result = _beside(input, run(full, value, sizes, chosen_dtype(dtype, input.dtype)))
+        result = run(full, value, sizes, chosen_dtype(dtype, input.dtype))
+        if type(input) is not _core.Tensor:
+            result = _beside(input, result)
+        if device is None and not (requires_grad or options):
+            return result
         return settle(result, requires_grad, device, op, options)
 
     make.__name__ = op

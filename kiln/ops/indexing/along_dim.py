@@ -47,12 +47,15 @@ def _settled(run: Callable[..., Any], input: Tensor, out: Any) -> Any:
 
 
 def _check_source(x: Tensor, dim: int, index: Any, source: Tensor, op: str) -> None:
-    if dtype_name(x.dtype) != dtype_name(source.dtype):
+    if x.dtype != source.dtype and dtype_name(x.dtype) != dtype_name(source.dtype):
         raise RuntimeError(
             f"{op}(): self and source expected to have the same dtype, but got (self) {x.dtype} and (source) "
             f"{source.dtype}"
         )
-    wanted = (*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :])
+    sizes = x.shape
+    wanted = (*sizes[:dim], index.shape[0], *sizes[dim + 1 :])
+    if source.shape == wanted:
+        return
     if op.startswith("index_copy") and source.ndim > dim and source.shape[dim] != index.shape[0]:
         raise IndexError(
             f"{op}(): Number of indices ({index.shape[0]}) should be equal to source.size(dim) "
@@ -134,6 +137,8 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1, 
     tensor([2., 0., 0.])
     """
     x, source, dim, index = _by_vector(input, dim, index, source, "index_add")
+    if out is None and input.ndim:
+        return add_at.handle(x, dim, index, source, alpha)
     return _settled(partial(add_at, x, dim, index, source, alpha), input, out)
 
 

@@ -268,12 +268,13 @@ def _rows(x: Tensor, index: Any, dim: int) -> Tensor:
 
 def vector(index: Any, op: str) -> Any:
     """A vector of positions as int64; an error for another dtype, IndexError for more dims."""
-    if dtype_name(index.dtype) not in ("int32", "int64"):
+    dtype = dtype_name(index.dtype)
+    if dtype not in ("int32", "int64"):
         kind = IndexError if op.startswith("index_fill") else RuntimeError  # PyTorch's
         raise kind(f"{op}(): Expected dtype int32 or int64 for index")
     if index.ndim > 1:
         raise IndexError(f"{op}(): Index is supposed to be a vector")
-    return long(index)
+    return index if dtype == "int64" else long(index)
 
 
 @composite(

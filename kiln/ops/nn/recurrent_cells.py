@@ -321,23 +321,15 @@ def rnn_back(
 
 def _check_cell(input: Tensor, states: tuple[Any, ...], w_ih: Tensor, w_hh: Tensor) -> None:
     """PyTorch's errors for arrays whose sizes do not fit."""
-
-    def require(holds: bool, message: str) -> None:
-        if not holds:
-            raise RuntimeError(message)
-
-    size, wanted = input.shape[1], w_ih.shape[1]
-    require(not _differ(size, wanted), f"input has inconsistent input_size: got {size} expected {wanted}")
+    (rows, size), wanted, hidden_size = input.shape[:2], w_ih.shape[1], w_hh.shape[1]
+    if _differ(size, wanted):
+        raise RuntimeError(f"input has inconsistent input_size: got {size} expected {wanted}")
     for k, x in enumerate(states):
-        rows, count, size = input.shape[0], x.shape[0], x.shape[1]
-        require(
-            not _differ(rows, count),
-            f"Input batch size {rows} doesn't match hidden{k} batch size {count}",
-        )
-        require(
-            not _differ(size, w_hh.shape[1]),
-            f"hidden{k} has inconsistent hidden_size: got {size}, expected {w_hh.shape[1]}",
-        )
+        count, size = x.shape[:2]
+        if _differ(rows, count):
+            raise RuntimeError(f"Input batch size {rows} doesn't match hidden{k} batch size {count}")
+        if _differ(size, hidden_size):
+            raise RuntimeError(f"hidden{k} has inconsistent hidden_size: got {size}, expected {hidden_size}")
 
 
 @composite(
@@ -477,6 +469,7 @@ def gru_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: 
     tensor([[0.5000]])
     """
     _check_cell(input, (hx,), w_ih, w_hh)
-    products = linear.handle(input, w_ih, b_ih), linear.handle(hx, w_hh, b_hh)
-    # autocast makes products narrower than the state
-    return gru_gates.handle(*(x if x.dtype == hx.dtype else x.to(hx.dtype) for x in products), hx)
+    of_input, of_hidden = linear.handle(input, w_ih, b_ih), linear.handle(hx, w_hh, b_hh)
+    if of_input.dtype != hx.dtype:  # autocast makes products narrower than the state
+        of_input, of_hidden = of_input.to(hx.dtype), of_hidden.to(hx.dtype)
+    return gru_gates.handle(of_input, of_hidden, hx)

@@ -1,0 +1,186 @@
+// Turns: what an item of kiln.batching.map has as its own where several take turns on a thread, and how it
+// waits where a value is needed that is pending. Each step is one C function, so that no signal's handler
+// comes between.
+#include <optional>
+
+#include "autograd/autograd.h"
+#include "autograd/hooks.h"
+#include "batch/list.h"
+#include "binding/bind.h"
+#include "binding/holder.h"
+
+namespace kiln {
+namespace {
+
+constexpr int streams = 2;  // sys.stdout and sys.stderr
+PyObject* stream_names[streams];
+PyObject* sys_names;  // the dict of sys
+
+struct Turn {
+    Modes modes;
+    DType default_dtype = DType::float32;
+    RandomState random;
+    SavedHooks hooks;
+    Listing listing;
+    std::optional<Item> item;
+    Object inside[streams], outside[streams];
+    Object wait;            // lets others go on until its next turn; none: it does not wait
+    Object strand, here;    // what it runs in, and a function that gives what runs; none: it is this one
+    Turn* outer = nullptr;  // whose turn it is outside, on the same thread
+};
+Turn& turn_of(PyObject* object) { return held_by<Turn>(object); }
+
+constinit thread_local Turn* current = nullptr;
+constinit thread_local int64_t held = 0;  // > 0: nobody waits on this thread
+
+void exchange(Turn& own) {
+    const Modes now = modes();
+    set_modes(own.modes);
+    own.modes = now;
+    if (const DType dtype = default_dtype(); dtype != own.default_dtype) {
+        change_default_dtype(own.default_dtype);
+        own.default_dtype = dtype;
+    }
+    std::swap(own.random, random_state);
+    std::swap(own.hooks, saved_hooks());
+    std::swap(own.listing, listing_of_thread());
+}
+
+void set_stream(int k, PyObject* stream) {
+    if (stream)
+        checked_ok(PyDict_SetItem(sys_names, stream_names[k], stream));
+    else if (PyDict_GetItemWithError(sys_names, stream_names[k]))
+        checked_ok(PyDict_DelItem(sys_names, stream_names[k]));
+}
+void enter(Turn& own) {
+    own.outer = std::exchange(current, &own);
+    exchange(own);
+    for (int k = 0; k < streams; ++k) {
+        own.outside[k] = Object::borrow(PyDict_GetItemWithError(sys_names, stream_names[k]));
+        set_stream(k, own.inside[k].get());
+    }
+}
+void leave(Turn& own) {
+    current = std::exchange(own.outer, nullptr);
+    exchange(own);
+    for (int k = 0; k < streams; ++k) {
+        own.inside[k] = Object::borrow(PyDict_GetItemWithError(sys_names, stream_names[k]));
+        set_stream(k, own.outside[k].get());
+    }
+}
+
+// A copy of what is there now, but for the random state: (seed, position, index of the item, sys.stdout,
+// sys.stderr)
+int turn_init(PyObject* object, PyObject* args, PyObject*) {
+    long long seed, position, index;
+    PyObject *out, *err;
+    if (!PyArg_ParseTuple(args, "LLLOO:Turn", &seed, &position, &index, &out, &err)) return -1;
+    Turn& own = turn_of(object);
+    own.modes = modes();
+    own.default_dtype = default_dtype();
+    own.random = {uint64_t(seed), position};
+    own.hooks = saved_hooks();
+    own.listing = listing_of_thread();
+    own.listing.item = &own.item.emplace(index, own.listing.item);
+    own.inside[0] = Object::borrow(out);
+    own.inside[1] = Object::borrow(err);
+    return 0;
+}
+// function(item), while what is held and what is there have changed places.
+PyObject* turn_call(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "call: expected a function and an item");
+    Turn& own = turn_of(self);
+    enter(own);
+    Object result = Object::steal(in_python([&] { return PyObject_CallOneArg(args[0], args[1]); }));
+    leave(own);
+    return result.release();
+}
+// How it waits: (function, strand or None, function that gives the strand that runs)
+PyObject* turn_waits(PyObject* self, PyObject* args) {
+    PyObject *wait, *strand, *here;
+    if (!PyArg_ParseTuple(args, "OOO:waits", &wait, &strand, &here)) return nullptr;
+    Turn& own = turn_of(self);
+    own.wait = Object::borrow(wait);
+    own.strand = Object::borrow(strand == Py_None ? nullptr : strand);
+    own.here = Object::borrow(here);
+    Py_RETURN_NONE;
+}
+PyObject* turn_stop(PyObject* self, PyObject*) {
+    const Object dropped = std::move(turn_of(self).wait);
+    Py_RETURN_NONE;
+}
+// What it read and wrote is nobody's.
+PyObject* turn_end(PyObject* self, PyObject*) {
+    Turn& own = turn_of(self);
+    own.item.reset();
+    own.hooks = {};
+    for (Object* object : {&own.wait, &own.strand, &own.here, &own.inside[0], &own.inside[1]})
+        const Object dropped = std::move(*object);
+    Py_RETURN_NONE;
+}
+
+bool runs_here(const Turn& turn) {
+    if (!turn.strand.get()) return true;
+    const Object now = checked(PyObject_CallNoArgs(turn.here.get()));
+    return now.get() == turn.strand.get();
+}
+// Until the next turn of the item that runs; nothing where none runs, or may not wait.
+void wait_for_turn() {
+    Turn* const turn = current;
+    if (!turn || held || !turn->wait.get() || !runs_here(*turn)) return;
+    const Object wait = Object::borrow(turn->wait.get());
+    leave(*turn);
+    const Object back = Object::steal(in_python([&] { return PyObject_CallNoArgs(wait.get()); }));
+    enter(*turn);
+    if (!back.get()) throw Error(ErrorKind::python, "");
+}
+PyObject* wait_here(PyObject*, PyObject*) {
+    wait_for_turn();
+    Py_RETURN_NONE;
+}
+// So many more, or less, that keep items of this thread from waiting; how many there are.
+PyObject* hold_turns(PyObject*, PyObject* more) {
+    const long long by = PyLong_AsLongLong(more);
+    if (by == -1 && PyErr_Occurred()) return nullptr;
+    return PyLong_FromLongLong(held += by);
+}
+
+PyMethodDef turn_methods[] = {
+    {"call", method<turn_call>(), METH_FASTCALL,
+     "function(item), with what is held in the place of what is there."},
+    {"waits", guard<turn_waits>, METH_VARARGS, "Sets how the item waits."},
+    {"stop", guard<turn_stop>, METH_NOARGS, "The item does not wait again."},
+    {"end", guard<turn_end>, METH_NOARGS, "The item is over, and all others of its map."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot turn_slots[] = {
+    {Py_tp_new, slot<holder_new<Turn>>()},
+    {Py_tp_init, reinterpret_cast<void*>(turn_init)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(holder_dealloc<Turn>)},
+    {Py_tp_methods, turn_methods},
+    {0, nullptr},
+};
+PyType_Spec turn_spec = {"kiln._core.Turn", sizeof(Holder<Turn>), 0, Py_TPFLAGS_DEFAULT, turn_slots};
+
+PyMethodDef functions[] = {
+    {"wait_for_turn", guard<wait_here>, METH_NOARGS,
+     "The item that runs waits for its next turn, if one does."},
+    {"hold_turns", guard<hold_turns>, METH_O,
+     "So many more, or less, that keep items of this thread from waiting; how many there are."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+int add_turns(PyObject* module) {
+    PyObject* const sys = PyImport_AddModule("sys");
+    if (!sys) return -1;
+    sys_names = PyModule_GetDict(sys);
+    stream_names[0] = PyUnicode_InternFromString("stdout");
+    stream_names[1] = PyUnicode_InternFromString("stderr");
+    before_list_runs = wait_for_turn;
+    if (!add_type(module, turn_spec)) return -1;
+    return PyModule_AddFunctions(module, functions);
+}
+
+}  // namespace kiln
