@@ -76,7 +76,7 @@ class BatchedOp(Op):
     ) -> tuple[Any, ...]:
         """The stated derivative of the sample's op, for the batch."""
         flags = list(_flat_flags(self.base.params, self.look.flags, inputs))
-        sample = _Sample(grads[0].shape[0])
+        sample = _Sample(next(g for g in grads if g is not None).shape[0])
         given = [
             tuple(sample.declare(x, flag) for x, flag in zip(xs, marks))
             for xs, marks in ((grads, [True] * len(grads)), (inputs, flags), (outputs, [True] * len(outputs)))
