@@ -136,7 +136,7 @@ class DynamicWriter(CellWriter):
         self.vars = [*SHARED, *OWN]
         self.cells: list[tuple[str, int]] = []  # names, and how many states each has
         self.with_all: set[str] = set()  # cells that are given the weights
-        self.draws = self.rng.random() < 0.08
+        self.draws = self.rng.random() < 0.12
 
     def change(self) -> list[str] | None:
         """A write, guarded where it may be refused."""
@@ -314,14 +314,14 @@ class DynamicWriter(CellWriter):
         (Writer.index, 2), (Writer.cast, 1), (Writer.keep, 2), (Writer.branch, 4), (Writer.loop, 1),
         (CellWriter.fresh, 3), (GradientWriter.look, 3), (change, 5), (GradientWriter.unroll, 2),
         (CellWriter.mixed, 2), (watch, 2), (tree, 8), (steps, 8), (until, 5), (position, 4), (looked_up, 4),
-        (guard, 2), (inner, 3), (without_gradients, 2), (own_gradient, 2), (random, 3),
+        (guard, 2), (inner, 3), (without_gradients, 2), (own_gradient, 2), (random, 8),
     )  # fmt: skip
 
     def ends(self) -> list[tuple[str, ...]]:
         """What happens with the sum of all results."""
         found: list[tuple[str, ...]] = []
         if self.rng.random() < 0.3:
-            found.append((f"{self.rng.choice('wuce')}.register_hook(lambda g: grads.append(g.clone() if g.any() else None))",))
+            found.append((f"{self.rng.choice('wuce')}.register_hook(lambda g: grads.append(g.clone()) if g is not None and g.any() else None)",))
         if self.rng.random() < 0.25 and SECOND_DERIVATIVES:
             lines = (
                 "g = K.autograd.grad(total, (w, u, c, e), create_graph=True, allow_unused=True)",
