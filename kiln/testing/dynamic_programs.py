@@ -224,7 +224,10 @@ def without_zeros(value: Any) -> Any:
 
 
 def check_ways(
-    program: DynamicProgram, framework: Framework, ways: tuple[Way, ...] = WAYS, calls: tuple[Call, ...] = CALLS
+    program: DynamicProgram,
+    framework: Framework,
+    ways: tuple[Way, ...] = WAYS,
+    calls: tuple[Call, ...] = CALLS,
 ) -> Failure | None:
     """Every way against the eager run; where random numbers are drawn, items of `map` against those of one
     at a time, as their numbers are their own.
@@ -244,7 +247,9 @@ def check_ways(
             found = warnings[0] if warnings else differs(want, got, way.batches)
             if found is not None:
                 said = "".join(f"\n  {m}" for m in (want.message, got.message) if m)
-                return Failure(way.name, program, f"call {number + 1} {call}: {found} ({base.name} first){said}")
+                return Failure(
+                    way.name, program, f"call {number + 1} {call}: {found} ({base.name} first){said}"
+                )
     return None
 
 

@@ -105,7 +105,7 @@ class CellWriter(GradientWriter):
         text = f"{x.name} * {g.name}.sigmoid() + {y.name} * (1 - {g.name}.sigmoid())"
         return self.let(text, ("C",), "float", x.bound + y.bound)
 
-    BLOCKS = (
+    OF_CELLS = (
         (Writer.unary, 4), (Writer.binary, 6), (Writer.with_number, 3), (Writer.compare, 2),
         (Writer.reduction, 2), (Writer.view, 3), (Writer.composite, 2), (mixed, 8), (gated, 5), (fresh, 2),
         (change, 3),
@@ -113,7 +113,7 @@ class CellWriter(GradientWriter):
 
     def lines(self, count: int) -> list[str]:
         """Statements, and the names of the `count` states that they make."""
-        methods, weights = zip(*self.BLOCKS, strict=True)
+        methods, weights = zip(*self.OF_CELLS, strict=True)
         lines: list[str] = []
         for _ in range(self.rng.randint(1, 5)):
             lines += self.rng.choices(methods, weights)[0](self) or []
@@ -196,7 +196,9 @@ class DynamicWriter(CellWriter):
             by_depth = self.rng.choice(["(u, u.t())[depth % 2]", "u[:, :] * (depth + 1)", "u"])
             steps = [below, f"h = K.tanh(sum(below) @ {by_depth} * 0.5)"]
         if self.rng.random() < 0.4:
-            read = self.rng.choice(["h.sum() > 0", "h[0].item() > s", "bool((h > 0).all())", "h.argmax() == 1"])
+            read = self.rng.choice(
+                ["h.sum() > 0", "h[0].item() > s", "bool((h > 0).all())", "h.argmax() == 1"]
+            )
             steps += [f"if {read}:", f"    h = {self.rng.choice(['h * 0.5', 'h + c', '-h'])}"]
         return [
             f"def {function}(t, depth):",
@@ -217,10 +219,15 @@ class DynamicWriter(CellWriter):
             + [f"[r.squeeze(0) for r in {x.name}.split(1)]"]
         )
         row = f"{x.name}[q]" if "range" in rows else "q"
-        lines = [f"{name} = {self.rng.choice(['c', 'K.zeros(c.shape)', 'c * 1', 'e[n]'])}", f"for q in {rows}:"]
+        lines = [
+            f"{name} = {self.rng.choice(['c', 'K.zeros(c.shape)', 'c * 1', 'e[n]'])}",
+            f"for q in {rows}:",
+        ]
         lines.append(f"    {name} = {self.step(name, row)}")
         if self.rng.random() < 0.4:
-            end = self.rng.choice([f"{name}.sum() > 1", f"{name}.amax().item() < 0.25", f"float({name}[0]) > s"])
+            end = self.rng.choice(
+                [f"{name}.sum() > 1", f"{name}.amax().item() < 0.25", f"float({name}[0]) > s"]
+            )
             lines += [f"    if {end}:", self.rng.choice(["        break", f"        {name} = {name} * 0.5"])]
         return lines
 
@@ -230,7 +237,12 @@ class DynamicWriter(CellWriter):
         assert x is not None
         name, count = self.new(("C",), "float", 4.0), f"k{self.count}"
         condition = self.rng.choice(
-            ["{}.abs().max() > 0.3", "{}.sum().item() > -0.5", "({} * {}).sum() > 0.2", "{}.tolist()[0] < 0.4"]
+            [
+                "{}.abs().max() > 0.3",
+                "{}.sum().item() > -0.5",
+                "({} * {}).sum() > 0.2",
+                "{}.tolist()[0] < 0.4",
+            ]
         )
         return [
             f"{name}, {count} = {x.name}, 0",
@@ -308,7 +320,7 @@ class DynamicWriter(CellWriter):
             return None
         return self.let("K.rand(c.shape) - (K.rand(()).item() < 0.5) * 0.5", ("C",), "float", 2.0)
 
-    BLOCKS = (
+    OF_ITEMS = (
         (Writer.unary, 3), (Writer.binary, 5), (Writer.with_number, 3), (Writer.compare, 2),
         (Writer.reduction, 3), (Writer.product, 3), (Writer.view, 3), (Writer.composite, 3),
         (Writer.index, 2), (Writer.cast, 1), (Writer.keep, 2), (Writer.branch, 4), (Writer.loop, 1),
@@ -321,7 +333,11 @@ class DynamicWriter(CellWriter):
         """What happens with the sum of all results."""
         found: list[tuple[str, ...]] = []
         if self.rng.random() < 0.3:
-            found.append((f"{self.rng.choice('wuce')}.register_hook(lambda g: grads.append(g.clone()) if g is not None and g.any() else None)",))
+            found.append(
+                (
+                    f"{self.rng.choice('wuce')}.register_hook(lambda g: grads.append(g.clone()) if g is not None and g.any() else None)",
+                )
+            )
         if self.rng.random() < 0.25 and SECOND_DERIVATIVES:
             lines = (
                 "g = K.autograd.grad(total, (w, u, c, e), create_graph=True, allow_unused=True)",
@@ -338,13 +354,18 @@ class DynamicWriter(CellWriter):
         """The lines in a block of their own where calls run together, or after it."""
         if self.rng.random() < 0.5:
             lines = ("with run.block():", *(f"    {line}" for line in lines))
-        return ("try:", *(f"    {line}" for line in lines), "except RuntimeError as error:", "    grads.append(error)")
+        return (
+            "try:",
+            *(f"    {line}" for line in lines),
+            "except RuntimeError as error:",
+            "    grads.append(error)",
+        )
 
 
 def write_dynamic_program(seed: int, statements: int | None = None) -> DynamicProgram:
     """The program of `seed`; an item has 3 to 10 blocks unless `statements` says how many."""
     writer = DynamicWriter(seed)
-    methods, weights = zip(*DynamicWriter.BLOCKS, strict=True)
+    methods, weights = zip(*DynamicWriter.OF_ITEMS, strict=True)
     blocks = [writer.cell() for _ in range(writer.rng.choice([0, 1, 1, 2]))]
     body: list[tuple[str, ...]] = []
     wanted = statements or writer.rng.randint(3, 10)

@@ -104,4 +104,3 @@ def test_a_batch_of_gradients(way: Callable[..., Any]) -> None:
         for a, b, c in zip(together, alone, of_loop, strict=True):
             kiln.testing.assert_close(a[k], b)
             kiln.testing.assert_close(b, c)
-
