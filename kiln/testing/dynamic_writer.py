@@ -139,8 +139,8 @@ class DynamicWriter(CellWriter):
         self.draws = self.rng.random() < 0.12
 
     def change(self) -> list[str] | None:
-        """A write, guarded where it may be refused."""
-        return GradientWriter.change(self)
+        """A write, guarded where it may be refused; at first what may be written."""
+        return self.fresh() if self.made() is None else GradientWriter.change(self)
 
     # -- cells ---------------------------------------------------------------------------------------
 
@@ -324,7 +324,7 @@ class DynamicWriter(CellWriter):
         (Writer.unary, 3), (Writer.binary, 5), (Writer.with_number, 3), (Writer.compare, 2),
         (Writer.reduction, 3), (Writer.product, 3), (Writer.view, 3), (Writer.composite, 3),
         (Writer.index, 2), (Writer.cast, 1), (Writer.keep, 2), (Writer.branch, 4), (Writer.loop, 1),
-        (CellWriter.fresh, 3), (GradientWriter.look, 3), (change, 5), (GradientWriter.unroll, 2),
+        (CellWriter.fresh, 3), (GradientWriter.look, 3), (change, 9), (GradientWriter.unroll, 2),
         (CellWriter.mixed, 2), (watch, 2), (tree, 8), (steps, 8), (until, 5), (position, 4), (looked_up, 4),
         (guard, 2), (inner, 3), (without_gradients, 2), (own_gradient, 2), (random, 8),
     )  # fmt: skip
@@ -333,11 +333,8 @@ class DynamicWriter(CellWriter):
         """What happens with the sum of all results."""
         found: list[tuple[str, ...]] = []
         if self.rng.random() < 0.3:
-            found.append(
-                (
-                    f"{self.rng.choice('wuce')}.register_hook(lambda g: grads.append(g.clone()) if g is not None and g.any() else None)",
-                )
-            )
+            shown = "grads.append(g.clone()) if g is not None and g.any() else None"
+            found.append((f"{self.rng.choice('wuce')}.register_hook(lambda g: {shown})",))
         if self.rng.random() < 0.25 and SECOND_DERIVATIVES:
             lines = (
                 "g = K.autograd.grad(total, (w, u, c, e), create_graph=True, allow_unused=True)",

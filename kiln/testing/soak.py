@@ -30,6 +30,7 @@ from typing import Any
 import kiln
 import kiln.batching
 from kiln import _core
+from kiln.batching import Batching
 from kiln.nn import functional as F
 
 SIZE, WORDS = 8, 11
@@ -135,7 +136,7 @@ class Scene:
         elif self.kind == "compiled":
             losses = kiln.compile(all_items, batch=True)()
         elif self.kind == "block":
-            with kiln.batching():
+            with Batching():
                 losses = all_items()
         else:
             each: Any = kiln.batching.map
@@ -149,7 +150,7 @@ class Scene:
         return [loss.item() for loss in losses], [w.grad for w in weights]
 
     def check(self) -> None:
-        """The batched scene has the eager one's values, and its gradients within rounding. Boom: it raised."""
+        """The batched scene has the eager one's values, and its gradients within rounding. Boom: raised."""
         values, gradients = self.play(True)
         wanted, expected = self.play(False)
         assert values == wanted, (self.kind, values, wanted)
@@ -162,11 +163,11 @@ def look() -> None:
     """Whether everything works on this thread."""
     core: Any = _core
     assert core.modes() == (True, False, None) and not core.recording() and not core.is_batching()
-    with kiln.batching():
+    with Batching():
         x = kiln.ones(SIZE, requires_grad=True)
-        y = sum((x * k).sum() for k in range(3))
+        y: Any = sum((x * k).sum() for k in range(3))
     y.backward()
-    assert x.grad.tolist() == [3.0] * SIZE
+    assert x.grad is not None and x.grad.tolist() == [3.0] * SIZE
 
 
 class Soak:
@@ -275,8 +276,8 @@ def soak(seconds: float, seed: int) -> str:
     assert last[1] <= first[1] + SLACK, f"the process has grown by {(last[1] - first[1]) >> 20} MB"
     told = ", ".join(f"{count} {what}" for what, count in run.counts.items())
     return (
-        f"{rounds} rounds, scenes: {told}; held after {WARM_UP:.0%} of the time and at its end: {first[0]} and "
-        f"{last[0]} bytes of tensors, {first[1] >> 20} and {last[1] >> 20} MB of the process"
+        f"{rounds} rounds, scenes: {told}; held after {WARM_UP:.0%} of the time and at its end: "
+        f"{first[0]} and {last[0]} bytes of tensors, {first[1] >> 20} and {last[1] >> 20} MB of the process"
     )
 
 

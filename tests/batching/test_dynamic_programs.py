@@ -1,4 +1,4 @@
-"""Random programs over trees and values that are read, in every way of running; that this can fail; a soak."""
+"""Random programs over trees and values that are read, in every way of running; a soak."""
 
 from __future__ import annotations
 

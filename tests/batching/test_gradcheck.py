@@ -51,12 +51,12 @@ def cells(x: Any, w: Any) -> Any:
 
 
 def batched(x: Any, w: Any) -> Any:
-    with kiln.batching():
+    with kiln.batching.Batching():
         return chains(step, x, w, looped)
 
 
 def batched_cells(x: Any, w: Any) -> Any:
-    with kiln.batching():
+    with kiln.batching.Batching():
         return chains(CELL, x, w, looped)
 
 
