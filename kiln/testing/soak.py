@@ -173,11 +173,11 @@ def look() -> None:
 class Soak:
     """Rounds of scenes; counts what came of them."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, interrupts: bool) -> None:
         self.draw, self.model = random.Random(seed), Model()
         self.counts = {"whole": 0, "raised": 0, "interrupted": 0}
         self.failures: list[BaseException] = []
-        self.armed = False
+        self.interrupts, self.armed = interrupts, False
         self._lock = threading.Lock()
 
     def alarm(self, *_: Any) -> None:
@@ -209,7 +209,7 @@ class Soak:
             scene = Scene(self.model, self.draw)
             try:
                 try:
-                    self.armed = True
+                    self.armed = self.interrupts
                     signal.setitimer(signal.ITIMER_REAL, self.draw.uniform(1e-5, 6e-3))
                     scene.check()
                 finally:
@@ -251,11 +251,13 @@ def held() -> tuple[int, int]:
     return allocated, int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def soak(seconds: float, seed: int) -> str:
-    """Rounds for so long, and what was seen as a sentence. AssertionError: a promise is broken."""
+def soak(seconds: float, seed: int, interrupts: bool = True) -> str:
+    """Rounds for so long, and what was seen as a sentence. `interrupts`: by SIGINT too. AssertionError: a
+    promise is broken.
+    """
     before = signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    run, rounds = Soak(seed), 0
+    run, rounds = Soak(seed, interrupts), 0
     signal.signal(signal.SIGALRM, run.alarm)
     started, first = time.monotonic(), None
     try:
