@@ -19,7 +19,7 @@ ASAN_TESTS ?= tests/core/test_native_leaf.py $(filter-out tests/core/test_native
     $(wildcard tests/*/test_*.py)) tests/codegen/test_attention_amx.py \
     $(addprefix tests/ops/test_ops.py::,test_operands_are_not_written test_errors)
 
-.PHONY: test answers demo examples bench ulp fuzz opinfo gradcheck moments scan counts errors mutants libraries docs lint build asan bench-native clean
+.PHONY: test answers demo examples bench ulp fuzz opinfo gradcheck moments soak scan counts errors mutants libraries docs lint build asan bench-native clean
 
 test: $(VENV)/.kiln-installed
 	$(TESTS) $(ARGS)
@@ -45,6 +45,7 @@ ulp: $(VENV)/.kiln-installed
 fuzz: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/python -m kiln.testing.random_programs --count $(FUZZ_COUNT) --seed $(FUZZ_SEED)
 	$(SAFE) $(BIN)/python -m kiln.testing.random_programs --count $(FUZZ_COUNT) --seed $(FUZZ_SEED) --gradients
+	$(SAFE) $(BIN)/python -m kiln.testing.dynamic_programs --count $(FUZZ_COUNT) --seed $(FUZZ_SEED)
 	$(SAFE) $(BIN)/python -m kiln.testing.file_fuzz --count $$(( 50 * $(FUZZ_COUNT) )) --seed $(FUZZ_SEED)
 
 opinfo: $(VENV)/.kiln-installed
@@ -58,6 +59,10 @@ gradcheck: $(VENV)/.kiln-installed
 moments: $(VENV)/.kiln-installed
 	KILN_TEST_FULL=1 $(TESTS) tests/core/test_reliability_fork_moments.py \
 	    tests/core/test_reliability_interrupts.py tests/core/test_reliability_signals.py tests/core/test_reliability_allocations.py $(ARGS)
+
+# Batching under exceptions, Ctrl-C and threads, for ten minutes: values stay right and memory flat.
+soak: $(VENV)/.kiln-installed
+	$(SAFE) $(BIN)/python -m kiln.testing.soak $(ARGS)
 
 # The second run takes the programs of the first from disk.
 scan: $(VENV)/.kiln-installed

@@ -8,6 +8,7 @@ at a lock (about 10 us).
 from __future__ import annotations
 
 import contextvars
+import weakref
 from _thread import allocate_lock, get_ident, start_new_thread
 from collections.abc import Callable
 from functools import cache
@@ -62,6 +63,10 @@ class _Stacks:
             self.handle.switch()
 
 
+class _Alive:
+    """What a thread holds while it runs."""
+
+
 class _Threads:
     """A strand as a thread: it and who gives it a turn each wait at a lock while the other runs."""
 
@@ -70,53 +75,86 @@ class _Threads:
 
     def __init__(self, body: Callable[[], None]) -> None:
         self._body = body
-        self._turn, self._back = allocate_lock(), allocate_lock()
+        self._turn, self._back, self._guard = allocate_lock(), allocate_lock(), allocate_lock()
         self._turn.acquire()
         self._back.acquire()
         self._context = contextvars.copy_context()
         self._ident = 0
+        self._alive: weakref.ref[_Alive] | None = None  # dead when the thread is gone, however it went
         self._failure: BaseException | None = None
         self.ended = self._stopped = self._returned = False
 
-    def _run(self) -> None:
-        self._ident = get_ident()
+    def _run(self, alive: _Alive) -> None:
         try:
-            self._body()
-        except BaseException as error:  # Ctrl-C that was handed on came when the function had ended
+            try:  # Ctrl-C that is handed on comes anywhere from the first of these lines to the last
+                self._ident = get_ident()
+                self._body()
+            finally:
+                self.ended = True
+        except BaseException as error:
             self._failure = error
         finally:
             self.ended = True
-            self._give_back()
+            try:
+                self._give_back()
+            except KeyboardInterrupt as error:
+                self._failure = error
+                self._give_back()
 
     def _give_back(self) -> None:
-        self._returned = True
+        with self._guard:
+            self._returned = True
         if self._back.locked():
             self._back.release()
 
     def turn(self) -> None:
-        given = False
+        given, alive = False, None
         while True:
             try:
                 if not given:  # Ctrl-C comes before or after these lines
                     given, self._returned = True, False
-                    self._turn.release() if self._ident else start_new_thread(self._context.run, (self._run,))
+                    if self._alive is not None:
+                        self._turn.release()
+                    else:
+                        alive = _Alive()
+                        self._alive = weakref.ref(alive)
+                        start_new_thread(self._context.run, (self._run, alive))
+                alive = None
                 while not self._returned:  # by the flag: Ctrl-C may come right after the lock
-                    self._back.acquire(timeout=0.5)  # a signal may have come to another thread
+                    if not self._back.acquire(timeout=0.5):  # a signal may have come to another thread
+                        self._look()
                 break
             except KeyboardInterrupt:  # the main thread hears of it, but it is meant for who runs
-                if self._returned:
+                alive = None
+                if not self._interrupt():
                     raise
-                self._interrupt()
         if self._failure is not None:
             raise self._failure
 
-    def _interrupt(self) -> None:
+    def _interrupt(self) -> bool:
+        """Hands Ctrl-C on, unless the turn is over."""
         import ctypes
 
-        while not self._ident:  # it is about to begin
+        while not self._ident and self._is_alive():  # it is about to begin
             pass
-        ident = ctypes.c_ulong(self._ident)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(KeyboardInterrupt))
+        with self._guard:  # the number of a thread that has ended may be another one's by now
+            if self._returned or not self._is_alive():
+                self._look()
+                return False
+            ident = ctypes.c_ulong(self._ident)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(KeyboardInterrupt))
+            return True
+
+    def _is_alive(self) -> bool:
+        return self._alive is not None and self._alive() is not None
+
+    def _look(self) -> None:
+        """Ends the turn of a thread that is gone: Ctrl-C can come before its first line, as CPython takes a
+        thread that is about to begin for the one which begins it.
+        """
+        if not self._returned and not self._is_alive():
+            self.ended = self._returned = True
+            self._failure = KeyboardInterrupt()
 
     def wait(self) -> None:
         if self._stopped:

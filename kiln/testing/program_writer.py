@@ -75,7 +75,7 @@ class Program(NamedTuple):
             name for block in self.blocks[first : first + count] for line in block for name in assigned(line)
         }
         kept = tuple(name for name in self.outputs if name not in gone)
-        return Program(self.seed, self.blocks[:first] + self.blocks[first + count :], kept)
+        return self._replace(blocks=self.blocks[:first] + self.blocks[first + count :], outputs=kept)
 
     def without_output(self, name: str) -> Program:
         """The program that does not return `name`."""

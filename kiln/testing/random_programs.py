@@ -192,24 +192,37 @@ def check_recorded(program: Program, framework: Framework, calls: tuple[Call, ..
     return None
 
 
-def check_peer(program: Program, framework: Framework, other: Framework) -> Failure | None:
+def check_peer(
+    program: Program,
+    framework: Framework,
+    other: Framework,
+    observe: Callable[..., Seen] = observe,
+    calls: tuple[Call, ...] = (CALLS[0], CALLS[5]),
+) -> Failure | None:
     """Eager against the peer within rounding; programs whose own result moves as much with its inputs'
-    noise pass.
+    noise pass. `observe`: how a program runs on a framework.
     """
     if program.draws:
         return None
     fn = compiled_text(program)
-    for call in (CALLS[0], CALLS[5]):
+    for call in calls:
         expected, got = observe(fn, other, call, False), observe(fn, framework, call, False)
         found = first_difference(expected.values, got.values, exact=False)
-        if found is None or undecided(fn, other, call, expected, got):
+        if found is None or undecided(fn, other, call, expected, got, observe):
             continue
         messages = "".join(f"\n  {m}" for m in (expected.message, got.message) if m)
         return Failure("peer", program, f"{call}: {found} ({other.name} against {framework.name}){messages}")
     return None
 
 
-def undecided(fn: Callable[..., Any], other: Framework, call: Call, expected: Seen, got: Seen) -> bool:
+def undecided(
+    fn: Callable[..., Any],
+    other: Framework,
+    call: Call,
+    expected: Seen,
+    got: Seen,
+    observe: Callable[..., Seen] = observe,
+) -> bool:
     """Whether a difference from the peer proves nothing.
 
     The peer refused a backward because of what its graph no longer holds: what an op saves is its own choice,
@@ -245,7 +258,13 @@ def check(program: Program, framework: Framework, other: Framework | None) -> Fa
     return failure
 
 
-def shrink(failure: Failure, framework: Framework, other: Framework | None, tries: int = 300) -> Failure:
+def shrink(
+    failure: Failure,
+    framework: Framework,
+    other: Framework | None,
+    tries: int = 300,
+    check: Callable[[Any, Framework, Framework | None], Failure | None] = check,
+) -> Failure:
     """Drop outputs, then blocks (halves first, then one by one), while a failure of the same kind remains."""
     other = other if failure.kind == "peer" else None
 

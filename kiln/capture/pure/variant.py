@@ -116,7 +116,8 @@ class Variant:
                 self._add_check(step, tracer)
         self.steps = tracer.finish(self.results)
         self.numbers = tracer.numbers
-        self.random = _core.random_state()[1] - tracer.random[1]
+        # other threads may have drawn meanwhile
+        self.random = _core.random_state()[1] - tracer.random[1] if self.numbers else 0
         self.met = [x for x in self.operands if not isinstance(x, int)]
         self.op = cell_op(name, self.steps) if self.steps.results else None
         self.looks = [look_of(x) for x in self.met]
