@@ -16,7 +16,9 @@ from kiln.fx import (
     immutable_collections as immutable_collections,
     interpreter as interpreter,
     node as node,
+    passes as passes,
     proxy as proxy,
+    subgraph_rewriter as subgraph_rewriter,
 )
 from kiln.fx._symbolic_trace import PH, ProxyableClassMeta, Tracer, symbolic_trace, wrap
 from kiln.fx.graph import CodeGen, Graph
@@ -24,10 +26,11 @@ from kiln.fx.graph_module import GraphModule
 from kiln.fx.interpreter import Interpreter, Transformer
 from kiln.fx.node import Node, has_side_effect, map_aggregate, map_arg
 from kiln.fx.proxy import Proxy, TraceError
+from kiln.fx.subgraph_rewriter import replace_pattern
 
 __all__ = [
     "PH", "CodeGen", "Graph", "GraphModule", "Interpreter", "Node", "Proxy", "ProxyableClassMeta", "Tracer",
-    "Transformer", "has_side_effect", "map_arg", "symbolic_trace", "wrap",
+    "Transformer", "has_side_effect", "map_arg", "replace_pattern", "symbolic_trace", "wrap",
 ]  # fmt: skip
 
 _hint_missing(__name__)

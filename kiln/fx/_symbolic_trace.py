@@ -279,7 +279,7 @@ class Tracer(TracerBase):
                 return self._specialized(plain, concrete_args[plain], signature)
             given = signature.parameters[plain].default
             default = () if name[0] == "*" or given is inspect.Parameter.empty else (given,)
-            kind = known.__annotations__.get(plain)
+            kind = _annotations(known).get(plain)
             return self.create_proxy("placeholder", name, default, {}, type_expr=kind)
 
         args += [placeholder(name, name) for name in rest]
@@ -374,7 +374,7 @@ class Tracer(TracerBase):
         finally:
             patcher.undo()
             _tracing -= 1
-        returned = getattr(function, "__annotations__", {}).get("return")
+        returned = _annotations(call).get("return")
         self.create_node("output", "output", (self.create_arg(result),), {}, type_expr=returned)
         self.submodule_paths = None
         return self.graph
@@ -424,6 +424,13 @@ class _Held:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Held) and other.value is self.value
+
+
+def _annotations(function: Any) -> dict[str, Any]:
+    """What a program says of its arguments; kiln's own layers say it to type checkers alone."""
+    module = getattr(function, "__module__", "") or ""
+    own = module == "kiln" or module.startswith("kiln.")
+    return {} if own else getattr(function, "__annotations__", {})
 
 
 def _assert_is_none(value: Any, msg: str) -> None:

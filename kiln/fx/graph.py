@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 from kiln.absent import hint_missing as _hint_missing
 from kiln.errors import warn
@@ -53,14 +53,13 @@ class Graph:
     """
 
     _codegen: CodeGen
-    on_generate: ClassVar[None] = None
 
     def __init__(self, owning_module: Any = None, tracer_cls: Any = None, tracer_extras: Any = None) -> None:
         self._root = Node(self, "", "root", "", (), {})
         self._len = 0
         self._insert: Callable[[Node], None] = self._root.prepend
         self._graph_namespace = _Namespace()
-        self._owners, self._owning_module = 0, owning_module
+        self._owning_module = owning_module
         self._tracer_cls, self._tracer_extras = tracer_cls, tracer_extras
         self._codegen = CodeGen()
         self._co_fields: dict[str, Any] = {}
@@ -69,13 +68,12 @@ class Graph:
 
     @property
     def owning_module(self) -> Any:
-        """The module whose program it is; None if it is none's, or that of several."""
+        """The module whose program it is; None if it is none's."""
         return self._owning_module
 
     @owning_module.setter
     def owning_module(self, mod: Any) -> None:
-        self._owning_module = mod if self._owners == 0 else None
-        self._owners += 1
+        self._owning_module = mod
 
     @property
     def nodes(self) -> Any:

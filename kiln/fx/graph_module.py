@@ -126,7 +126,7 @@ class GraphModule(_Module):
                             "``root``!"
                         )
                     wanted.append(str(node.target))
-            for target in sorted(set(wanted), key=lambda t: t.count(".")):
+            for target in sorted(dict.fromkeys(wanted), key=lambda t: t.count(".")):
                 _assign_attr(root[target], self, target)
             self.meta = {}
         else:

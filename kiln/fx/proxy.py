@@ -366,7 +366,7 @@ def _find_proxies(value: Any, found: Any) -> None:
 # of what can be asked with any object, and is no operation
 _OF_ANYTHING = frozenset(("is_tensor", "is_storage", "typename", "__init__", "__new__"))
 _METHODS = {
-    "truediv": "div", "floordiv": "__floordiv__", "mod": "remainder", "getitem": "__getitem__",
+    "truediv": "div", "floordiv": "__floordiv__", "floor_divide": "__floordiv__", "mod": "remainder", "getitem": "__getitem__",
     "and": "__and__", "or": "__or__", "xor": "__xor__", "lshift": "__lshift__", "rshift": "__rshift__",
     "truediv_": "div_", "floordiv_": "__ifloordiv__", "mod_": "remainder_", "and_": "__iand__",
     "or_": "__ior__", "xor_": "__ixor__", "lshift_": "__ilshift__", "rshift_": "__irshift__",
