@@ -15,6 +15,7 @@ import kiln
 from kiln import _core
 from kiln.absent import hint_missing as _hint_missing
 from kiln.errors import warn
+from kiln.fx._compatibility import compatibility as compatibility
 from kiln.fx.codegen import PyTreeCodeGen, _PyTreeInfo
 from kiln.fx.graph import Graph
 from kiln.fx.graph_module import GraphModule

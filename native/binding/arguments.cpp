@@ -64,7 +64,18 @@ bool has_stand_in(PyObject* value, int depth) {
     return false;
 }
 
+thread_local bool all_taken = false;  // this thread's calls, with whatever arguments
+
+// Whether from here on all calls of this thread are offered; whether they were before.
+PyObject* take_all(PyObject*, PyObject* flag) {
+    const bool before = all_taken;
+    all_taken = stand_ins && PyObject_IsTrue(flag);
+    return PyBool_FromLong(before);
+}
+
 PyMethodDef functions[] = {
+    {"take_all", take_all, METH_O,
+     "take_all(flag): whether all calls of this thread go to take_over; gives what was so before."},
     {"set_symbolic_types", set_symbolic_types, METH_O, "Types whose arguments make a call be traced."},
     {"set_stand_ins", set_stand_ins, METH_VARARGS,
      "set_stand_ins(types, take_over): calls of public functions with objects of these types are made by "
@@ -88,7 +99,7 @@ bool is_stand_in(PyObject* object) {
 Object taken_over(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names,
                   const char* method) {
     const Py_ssize_t count = PyVectorcall_NARGS(flags), all = count + (names ? PyTuple_GET_SIZE(names) : 0);
-    bool found = false;
+    bool found = all_taken;
     for (Py_ssize_t i = 0; i < all && !found; ++i) found = has_stand_in(args[i], 3);
     if (!found) return {};
     const auto [positional, keywords] = python_arguments(args, count, names);

@@ -1,0 +1,611 @@
+"""`kiln.compile(fn, backend=callable)`: what a function computes, as a graph module for the program's own backend.
+
+    call -> a capture that fits?  -> what the backend gave runs on the call's tensors
+                none: the function runs once on copies, every call of kiln's functions a node with its value
+                      -> GraphModule, example inputs -> backend
+
+The copies' metadata (shapes, dtypes) may be read, and are asked for again at each call, as is all that the
+run found outside of its arguments: globals, closures, attributes, modes. What cannot be kept in a graph
+(values that are read, results whose sizes depend on values, changes of Python objects, random numbers of
+Python's) breaks: the function then runs as it is, which is said once; with `fullgraph=True` that raises.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+import re
+import time
+from collections.abc import Callable
+from types import FrameType, FunctionType, MethodType, ModuleType
+from typing import Any, ClassVar
+
+import kiln
+from kiln import _core
+from kiln.capture.compile import Compiled
+from kiln.capture.pure.surroundings import Place, Watch, entries_of
+from kiln.errors import is_own, place, warn
+from kiln.fx import names
+from kiln.fx.capturing import STATE
+from kiln.fx.graph import Graph
+from kiln.fx.graph_module import GraphModule
+from kiln.fx.node import Node, map_arg
+from kiln.fx.proxy import Proxy, TensorMethod, Tracer
+from kiln.nn import Module as _Module
+from kiln.utils import _pytree as pytree
+
+__all__ = ["Backed", "backed"]
+
+_MOST = 8  # captures of a function
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), _core.dtype, _core.Size, kiln.device)
+_METADATA = frozenset(
+    "size dim ndimension numel nelement stride storage_offset element_size is_contiguous is_floating_point "
+    "is_complex is_signed get_device shape ndim dtype device layout requires_grad is_leaf itemsize nbytes names "
+    "is_cuda is_cpu is_mps is_sparse is_quantized is_meta is_nested result_type promote_types can_cast "
+    "broadcast_shapes is_tensor output_nr is_grad_enabled get_default_dtype __len__ type is_same_size".split()
+)
+_OF_VALUES = frozenset("nonzero argwhere masked_select unique unique_consecutive bincount repeat_interleave".split())
+
+
+class Break(Exception):
+    """What cannot be kept in a graph, and the line."""
+
+
+def _line() -> str:
+    frame = kiln.absent.asking()
+    return "an unknown line" if frame is None else place(frame.f_code.co_filename, frame.f_lineno)
+
+
+class Value(Proxy):
+    """A tensor of the run: its node, and the copy that the run computed, whose metadata can be asked for."""
+
+    def __init__(self, node: Node | None, tracer: Capture, value: Any, source: Any = None) -> None:
+        self.tracer, self.value, self.source = tracer, value, source
+        self._node = node
+
+    @property
+    def node(self) -> Node:  # type: ignore[override]
+        if self._node is None:
+            self._node = self.tracer.input_of(self)  # type: ignore[attr-defined]
+        return self._node
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self.value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("tracer", "value", "source", "_node", "node"):
+            raise AttributeError(name)
+        if name in ("data", "grad", "grad_fn", "_version", "is_pinned", "_backward_hooks"):
+            raise Break(f"the attribute {name} of a tensor was asked for at {_line()}")
+        found = getattr(self.value, name)
+        if isinstance(found, _core.Tensor):
+            return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+        if not callable(found) or isinstance(found, (_core.dtype, _core.Size)):
+            if name not in _METADATA:
+                raise Break(f"the attribute {name} of a tensor was asked for at {_line()}")
+            return found
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return self.tracer.create_proxy("call_method", name, (self, *args), kwargs)
+
+        return method
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("tracer", "value", "source", "_node"):
+            raise Break(f"the attribute {name} of a tensor was set at {_line()}")
+        object.__setattr__(self, name, value)
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __iter__(self) -> Any:
+        return iter([self[k] for k in range(len(self.value))])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
+
+    def _read(self, *args: Any) -> Any:
+        raise Break(f"a value was read at {_line()}")
+
+    __bool__ = __int__ = __float__ = __index__ = __complex__ = __contains__ = __array__ = _read
+    __repr__ = __str__ = __format__ = __dlpack__ = __deepcopy__ = __reduce_ex__ = _read  # type: ignore[assignment]
+
+
+for _name, _function in {f"i{k}": getattr(operator, f"i{k}") for k in "add sub mul truediv pow".split()}.items():
+    setattr(Value, f"__{_name}__", lambda self, other, f=_function: self.tracer.create_proxy("call_function", f, (self, other), {}))
+
+
+class _Watch(Watch):
+    """Notes the globals that the code looks up, and stops before what a graph cannot undo."""
+
+    def __init__(self) -> None:
+        super().__init__(self._no)
+        self.globals: list[Place] = []
+        self._frames: set[Any] = set()
+
+    @staticmethod
+    def _no(what: str, line: str) -> None:
+        raise Break(f"the function {what} at {line}")
+
+    def _called(self, frame: FrameType, event: str, what: Any) -> None:
+        if event == "c_call" and not is_own(frame):
+            module = getattr(what, "__module__", None)
+            if what in _OUTSIDE if isinstance(what, type(print)) else False:
+                raise Break(f"{what.__name__}() was called at {place(frame.f_code.co_filename, frame.f_lineno)}")
+            if module == "time":
+                raise Break(f"the time was asked for at {place(frame.f_code.co_filename, frame.f_lineno)}")
+        elif event == "call":
+            code = frame.f_code
+            if is_own(frame) and code.co_name in ("step", "backward", "zero_grad", "grad", "_seed"):
+                if "optim" in code.co_filename or "autograd" in code.co_filename:
+                    raise Break(f"{code.co_name}() was called at {_line()}")
+            if not is_own(frame) and code not in self._frames:
+                self._frames.add(code)
+                for name in code.co_names:
+                    if name in frame.f_globals:
+                        self.globals.append(Place(frame.f_globals, name, frame.f_globals[name]))
+        super()._called(frame, event, what)
+
+    def _note_object(self, thing: Any) -> None:
+        if not issubclass(type(thing), (Proxy, _core.Tensor)):
+            super()._note_object(thing)
+
+    def undo(self) -> None:
+        """Everything that the run has changed as it was."""
+        for key, (thing, before) in self.objects.items():
+            if key >= 0 and vars(thing) != before:
+                vars(thing).clear()
+                vars(thing).update(before)
+        for held, before in self._contents.values():
+            if isinstance(held, list):
+                held[:] = before
+            else:
+                held.clear()
+                held.update(before)
+
+
+_OUTSIDE = {builtins.print, builtins.input, builtins.open, builtins.id, builtins.globals, time.time}
+
+
+class Capture(Tracer):
+    """One run of a function on copies; see the module's text."""
+
+    def __init__(self) -> None:
+        super().__init__(autowrap_modules=())
+        self.graph = Graph(tracer_cls=type(self))
+        self.root = _Module()
+        self.submodule_paths = None
+        self.inputs: list[Any] = []  # the tensors, in the order of the placeholders
+        self.places: list[Any] = []  # of each: its number among the arguments, or the tensor itself
+        self.values: dict[int, Value] = {}
+        self.paths: dict[int, str] = {}
+        self.lifted: list[Any] = []
+        self.kept: list[Any] = []
+        self._last: Node | None = None
+
+    def lift(self, tensor: Any, where: Any, path: str) -> Value:
+        """What stands for a tensor of the program."""
+        known = self.values.get(id(tensor))
+        if known is None:
+            before = _core.take_all(False)
+            copy = tensor.detach().clone()
+            if tensor.requires_grad:
+                copy.requires_grad_()
+                copy = copy if tensor.is_leaf else copy.clone()
+            _core.take_all(before)
+            known = self.values[id(tensor)] = Value(None, self, copy, (tensor, where, path))
+        return known
+
+    def input_of(self, value: Value) -> Node:
+        """The placeholder of a tensor of the program, made when it is first used."""
+        tensor, where, path = value.source
+        before = self.graph._insert
+        self.graph._insert = (self._last.append if self._last else self.graph._root.append)
+        name = re.sub(r"\W+", "_", path)
+        self._last = node = self.graph.placeholder(name)
+        self.graph._insert = before
+        self.inputs.append(tensor)
+        self.places.append(where)
+        node.meta["example_value"] = node.meta["val"] = value.value
+        return node
+
+    def create_arg(self, a: Any) -> Any:
+        if type(a) is Value:
+            return a.node
+        if isinstance(a, _core.Tensor):
+            self.lifted.append(a)
+            return self.lift(a, a, f"L_{self.paths.get(id(a), f'tensor_{len(self.lifted)}')}_").node
+        if isinstance(a, (FunctionType, MethodType, type)) or isinstance(a, _Module):
+            return a
+        if isinstance(a, slice) and any(type(x) is Value for x in (a.start, a.stop, a.step)):
+            raise Break(f"a value was read at {_line()}")
+        if isinstance(a, (kiln.Generator, type(Ellipsis))):
+            return a
+        return super().create_arg(a)
+
+    def create_proxy(
+        self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None,
+        proxy_factory_fn: Any = None,
+    ) -> Any:  # fmt: skip
+        called = target if isinstance(target, str) else getattr(target, "__name__", "")
+        if called in _OF_VALUES or (called == "where" and len(args) == 1) or _masked(called, args):
+            raise Break(f"the sizes of what {called} gives depend on values, at {_line()}")
+        before = _core.take_all(False)
+        try:
+            node = self.create_node(kind, target, self.create_arg(tuple(args)), dict(self.create_arg(kwargs)), name)
+            given, named = (map_arg(a, lambda n: n.meta["example_value"]) for a in (node.args, node.kwargs))
+            given, named = _plain(given), _plain(dict(named))
+            if kind == "call_method":
+                result = getattr(given[0], str(target))(*given[1:], **named)
+            else:
+                result = target(*given, **named)
+        except Break:
+            raise
+        except Exception as error:
+            raise Break(f"{called} raised {type(error).__name__} at {_line()}") from error
+        finally:
+            _core.take_all(before)
+        node.meta["example_value"] = node.meta["val"] = result
+        self.kept.append(result)
+        if _writes(called) and any(result is g for g in given):  # the tensor that was written
+            return next(a for a, g in zip(args, given) if g is result)
+        return self._shown(node, result, called)
+
+    def _shown(self, node: Node, result: Any, called: str) -> Any:
+        """What the program sees of a result."""
+        if isinstance(result, _core.Tensor):
+            return Value(node, self, result)
+        if isinstance(result, (tuple, list)) and any(isinstance(x, _core.Tensor) for x in result):
+            items = [self.create_proxy("call_function", operator.getitem, (_Whole(node), k), {}) for k in range(len(result))]
+            if isinstance(result, list):
+                return items
+            return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
+        if result is None and called in ("setitem", "__setitem__"):
+            return None
+        if called not in _METADATA and result is not None:
+            raise Break(f"{called} gave a value at {_line()}")
+        if result is None and called != "_assert":
+            raise Break(f"{called} was called for what it does at {_line()}")
+        if called == "_assert":
+            raise Break(f"a value was read at {_line()}")
+        self.graph.erase_node(node)
+        return result
+
+
+class _Whole:
+    """A node among arguments that are made into nodes."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def __fx_create_arg__(self, tracer: Any) -> Node:
+        return self.node
+
+
+def _writes(called: str) -> bool:
+    """Whether a function's name says that it writes into its first argument: `add_`, `iadd`."""
+    return (called.endswith("_") and not called.endswith("__")) or getattr(operator, called, None) in names.IN_PLACE
+
+
+def _masked(called: str, args: Any) -> bool:
+    """Whether elements are chosen by a mask."""
+    if called not in ("getitem", "__getitem__", "index_select", "take") or len(args) < 2:
+        return False
+    keys = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return any(isinstance(k, _core.Tensor) and k.dtype in (kiln.bool, kiln.uint8) for k in keys)
+
+
+def _plain(a: Any) -> Any:
+    """Lists and dicts of nodes' arguments as Python's own."""
+    if isinstance(a, tuple):
+        items = [_plain(x) for x in a]
+        return type(a)(*items) if hasattr(a, "_fields") else tuple(items)
+    if isinstance(a, list):
+        return [_plain(x) for x in a]
+    return {k: _plain(x) for k, x in a.items()} if isinstance(a, dict) else a
+
+
+def _look(x: Any) -> Any:
+    """What must be the same of an argument."""
+    if isinstance(x, _core.Tensor):
+        return (type(x), tuple(x.shape), x.dtype, bool(x.requires_grad), tuple(x.stride()))
+    if isinstance(x, _PLAIN):
+        return (type(x), repr(x) if isinstance(x, float) else x)
+    return _Same(x)
+
+
+class _Same:
+    """An object as a key, by its identity."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.held is self.held
+
+
+def _modes() -> Any:
+    return (
+        kiln.is_grad_enabled(), kiln.get_default_dtype(), kiln.is_autocast_enabled(), kiln.is_inference_mode_enabled(),
+    )  # fmt: skip
+
+
+class _Guard:
+    """That an entry of a container still holds what the run found there."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        held = place.held
+        self.look = _look(held) if isinstance(held, _PLAIN) else None
+
+    def holds(self) -> bool:
+        """Whether it does."""
+        if self.place.holds():
+            return True
+        if self.look is None:
+            return False
+        container, key, _ = self.place
+        try:
+            found = container.cell_contents if key is None else container[key]
+        except (KeyError, IndexError, ValueError):
+            return False
+        return bool(_look(found) == self.look)
+
+
+class _Count:
+    """That a container holds as many entries as it did."""
+
+    def __init__(self, container: Any) -> None:
+        self.container, self.count = container, len(container)
+
+    def holds(self) -> bool:
+        """Whether it does."""
+        return len(self.container) == self.count
+
+
+class _Entry:
+    """One capture: when it fits, and what runs."""
+
+    def __init__(self, key: Any, guards: list[Any], capture: Capture, run: Any, out: Any) -> None:
+        self.key, self.guards, self.run = key, guards, run
+        self.places = capture.places
+        tensors = [t for t, w in zip(capture.inputs, capture.places) if not isinstance(w, int)]
+        self.looks = [(t, _look(t)) for t in tensors]  # of parameters, buffers and tensors that lay about
+        self.results, self.out_spec = out
+
+    def fits(self, key: Any) -> bool:
+        """Whether it is what a call needs."""
+        if key != self.key or not all(g.holds() for g in self.guards):
+            return False
+        return all(_look(t) == look for t, look in self.looks)
+
+    def __call__(self, leaves: list[Any]) -> Any:
+        made = self.run(*(leaves[w] if isinstance(w, int) else w for w in self.places))
+        if isinstance(made, _core.Tensor):
+            made = (made,)
+        found = {"result": made, "input": leaves}
+        values = [x if kind == "constant" else found[kind][x] for kind, x in self.results]
+        return pytree.tree_unflatten(values, self.out_spec)
+
+
+class Backed(Compiled):
+    """A callable whose calls run what a backend made of their graphs; see the module's text."""
+
+    backend: ClassVar[Any] = None
+    fullgraph: ClassVar[bool] = False
+    more: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        object.__setattr__(self, "_captures", [])
+        object.__setattr__(self, "_broken", [])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if STATE.capturing:
+            return self._function(*args, **kwargs)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        same = tuple(next(j for j, y in enumerate(leaves) if y is x) for x in leaves)
+        key = (spec, tuple(map(_look, leaves)), same, _modes())
+        for entry in self._captures:
+            if entry.fits(key):
+                return entry(leaves)
+        if key in self._broken:
+            return self._function(*args, **kwargs)
+        try:
+            if len(self._captures) >= _MOST:
+                raise Break(f"it was captured {_MOST} times, for calls that were each another one")
+            entry = self._capture(key, leaves, spec)
+        except Break as found:
+            if self.fullgraph:
+                raise RuntimeError(f"compile: fullgraph=True, but {found}, in {self._name}") from None
+            if not self._broken:
+                warn(f"compile: a call of {self._name} runs without the backend: {found}")
+            self._broken.append(key)
+            return self._function(*args, **kwargs)
+        self._captures.append(entry)
+        return entry(leaves)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts: captures, and kinds of calls that run without the backend."""
+        return {"captures": len(self._captures), "without": len(self._broken)}
+
+    def _capture(self, key: Any, leaves: list[Any], spec: Any) -> _Entry:
+        capture, watch = Capture(), _Watch()
+        function = self._function
+        for path, tensor in _owned(function):
+            capture.paths.setdefault(id(tensor), path)
+        shown = _argument_names(function, spec, leaves)
+        given = [
+            capture.lift(x, k, f"L_{name}_") if isinstance(x, _core.Tensor) else x
+            for k, (x, name) in enumerate(zip(leaves, shown))
+        ]
+        args, kwargs = pytree.tree_unflatten(given, spec)
+        state = _core.random_state()
+        try:
+            result = self._run(capture, watch, args, kwargs)
+        finally:
+            _core.set_random_state(*state)
+        out, out_spec = pytree.tree_flatten(result)
+        return self._made(key, capture, watch, leaves, out, out_spec)
+
+    def _run(self, capture: Capture, watch: _Watch, args: Any, kwargs: Any) -> Any:
+        function = self._function
+        attribute = _Module.__dict__.get("__getattribute__")
+
+        def __getattribute__(module: Any, name: str) -> Any:
+            found = object.__getattribute__(module, name)
+            if isinstance(found, _core.Tensor) and type(found) is not Value:
+                capture.lifted.append(found)
+                return capture.lift(found, found, f"L_{capture.paths.get(id(found), name)}_")
+            return found
+
+        STATE.capturing = True
+        _Module.__getattribute__ = __getattribute__  # type: ignore[method-assign]
+        try:
+            with watch:
+                watch.note([args, kwargs])
+                _core.take_all(True)
+                try:
+                    result = function(*args, **kwargs)
+                finally:
+                    _core.take_all(False)
+            watch.refuse_changes()
+        except Break:
+            watch.undo()
+            raise
+        except Exception as error:
+            watch.undo()
+            found = _break_of(error)
+            raise found or Break(f"it raised {type(error).__name__}: {error}") from None
+        finally:
+            STATE.capturing = False
+            if attribute is None:
+                del _Module.__getattribute__
+            else:
+                _Module.__getattribute__ = attribute  # type: ignore[method-assign]
+        return result
+
+    def _made(self, key: Any, capture: Capture, watch: _Watch, leaves: list[Any], out: Any, spec: Any) -> _Entry:
+        tensors: list[Any] = []
+        results: list[Node] = []
+        own = {id(x): k for k, x in enumerate(leaves) if isinstance(x, _core.Tensor)}
+        for x in out:
+            if type(x) is not Value:
+                if isinstance(x, _core.Tensor):
+                    raise Break("it returns a tensor that was there before")
+                tensors.append(("constant", x))
+            elif x._node is None or x._node.op == "placeholder":
+                tensor, where, _ = x.source
+                tensors.append(("input", own[id(tensor)]) if isinstance(where, int) else ("constant", tensor))
+            else:
+                tensors.append(("result", len(results)))
+                results.append(x.node)
+        capture.graph.output(tuple(results))
+        for node in reversed(capture.graph.nodes):  # parts of results that nothing uses
+            if not node.users and node.target is operator.getitem:
+                capture.graph.erase_node(node)
+        guards = _guards(self._function, watch)
+        reached = {id(g.place.held) for g in guards if isinstance(g, _Guard)}
+        for x in capture.lifted:
+            if id(x) not in reached and id(x) not in own and id(x) not in capture.paths:
+                raise Break("it uses a tensor that was computed where no graph sees it")
+        if not any(n.op.startswith("call") for n in capture.graph.nodes):
+            run: Any = lambda *given: ()  # noqa: E731
+        else:
+            module = GraphModule(capture.root, capture.graph)
+            run = type(self).backend(module, list(capture.inputs), **self.more)
+            if not callable(run):
+                raise TypeError(f"compile: the backend must return a callable, got {type(run).__name__}")
+        return _Entry(key, guards, capture, run, (tensors, spec))
+
+
+def _break_of(error: BaseException) -> Break | None:
+    """The break that an error came of."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, Break):
+            return found
+        found = found.__cause__ or found.__context__
+    return None
+
+
+def _owned(function: Any) -> list[tuple[str, Any]]:
+    """Parameters and buffers of the module that is called, with PyTorch's names for them in graphs."""
+    own = function.__self__ if isinstance(function, MethodType) else function
+    if not isinstance(own, _Module):
+        return []
+    found = []
+    for path, module in own.named_modules():
+        above = "self" + "".join(f"_modules_{part}" for part in path.split(".") if part)
+        for kind in ("_parameters", "_buffers"):
+            for name, tensor in vars(module)[kind].items():
+                if tensor is not None:
+                    found.append((f"{above}{kind}_{name}", tensor))
+    return found
+
+
+def _argument_names(function: Any, spec: Any, leaves: list[Any]) -> list[str]:
+    """The names of a call's arguments, one for each leaf."""
+    import inspect
+
+    called = function.forward if isinstance(function, _Module) else function
+    numbers = pytree.tree_unflatten(range(len(leaves)), spec)
+    found = ["arg"] * len(leaves)
+    try:
+        bound = inspect.signature(called).bind(*numbers[0], **numbers[1]).arguments
+    except (TypeError, ValueError):
+        bound = {f"arg{k}": x for k, x in enumerate(numbers[0])} | numbers[1]
+    for name, tree in bound.items():
+        under = pytree.tree_leaves(tree)
+        for j, k in enumerate(under):
+            found[k] = name if not isinstance(tree, (list, tuple, dict)) else f"{name}_{j}_"
+    return found
+
+
+def _guards(function: Any, watch: _Watch) -> list[Any]:
+    """What a run found outside of its arguments: globals, closures, attributes of objects that it called."""
+    places = list(watch.globals)
+    waiting, seen = [function, *(g.held for g in watch.globals)], set[int]()
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        inner = getattr(thing, "__func__", thing)
+        if isinstance(inner, FunctionType) and (inner.__code__ in watch.codes):
+            for entry in entries_of(inner):
+                if entry.container is not None:
+                    places.append(entry)
+                    waiting.append(entry.held)
+        elif isinstance(thing, MethodType):
+            waiting.append(thing.__self__)
+        elif type(thing).__module__ not in ("builtins", "numpy") and not isinstance(
+            thing, (type, ModuleType, _core.Tensor, _Module, FunctionType)
+        ):
+            state = getattr(thing, "__dict__", None)
+            if type(state) is dict and not type(thing).__module__.startswith("kiln"):
+                places += [Place(state, k, v) for k, v in state.items()]
+        elif isinstance(thing, (list, dict)) and len(thing) < 1000:
+            items = enumerate(thing) if isinstance(thing, list) else thing.items()
+            places += [Place(thing, k, v) for k, v in items]
+    for thing in watch.objects_met():
+        state = vars(thing)
+        places += [Place(state, k, v) for k, v in state.items()]
+        for held in state.values():
+            if isinstance(held, (dict, list)) and len(held) < 1000:
+                items = enumerate(held) if isinstance(held, list) else held.items()
+                places += [Place(held, k, v) for k, v in items]
+    places = [p for p in places if isinstance(p.container, (dict, list)) or p.key is None]
+    counted = {id(p.container): p.container for p in places if isinstance(p.container, (dict, list))}
+    spaces = {id(g.container) for g in watch.globals}
+    return [*map(_Guard, places), *(_Count(c) for k, c in counted.items() if k not in spaces)]
+
+
+def backed(backend: Any, fullgraph: bool, more: dict[str, Any]) -> type[Backed]:
+    """The class of functions compiled by a backend."""
+    entries = {"backend": staticmethod(backend), "fullgraph": fullgraph, "more": more}
+    return type("Backed", (Backed,), entries)
