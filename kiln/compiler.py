@@ -14,11 +14,11 @@ from typing import Any
 
 from kiln.absent import hint_missing as _hint_missing
 from kiln.capture import service
+from kiln.capture.capturing import STATE
 from kiln.capture.compile import REGISTERED, Compiled, compile
 from kiln.capture.objects import Recorded
 from kiln.capture.pure.errors import PurityError
 from kiln.errors import describe, message
-from kiln.fx.capturing import STATE
 
 __all__ = [
     "PurityError", "allow_in_graph", "assume_constant_result", "compile", "cudagraph_mark_step_begin",

@@ -12,12 +12,26 @@ from __future__ import annotations
 from kiln.absent import hint_missing as _hint_missing
 from kiln.fx import (
     graph as graph,
+)
+from kiln.fx import (
     graph_module as graph_module,
+)
+from kiln.fx import (
     immutable_collections as immutable_collections,
+)
+from kiln.fx import (
     interpreter as interpreter,
+)
+from kiln.fx import (
     node as node,
+)
+from kiln.fx import (
     passes as passes,
+)
+from kiln.fx import (
     proxy as proxy,
+)
+from kiln.fx import (
     subgraph_rewriter as subgraph_rewriter,
 )
 from kiln.fx._symbolic_trace import PH, ProxyableClassMeta, Tracer, symbolic_trace, wrap

@@ -7,11 +7,9 @@ import inspect
 import math
 import sys
 from collections.abc import Callable
-from contextlib import contextmanager
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-import kiln
 from kiln import _core
 from kiln.absent import hint_missing as _hint_missing
 from kiln.errors import warn
@@ -24,6 +22,8 @@ from kiln.fx.proxy import ParameterProxy, Proxy, Scope, ScopeContextManager, Tra
 from kiln.nn import Module as _Module
 from kiln.nn import Parameter as _Parameter
 from kiln.nn import Sequential as _Sequential
+from kiln.nn.module import _Asked
+from kiln.switches import _assert
 from kiln.utils import _pytree as pytree
 
 __all__ = ["PH", "PHBase", "ProxyableClassMeta", "Tracer", "is_fx_tracing", "symbolic_trace", "wrap"]
@@ -63,6 +63,10 @@ class ProxyableClassMeta(type):
         return found[0].tracer.create_proxy("call_function", cls, args, kwargs)
 
 
+class ScriptObject:
+    """An object of PyTorch's scripts: none is one."""
+
+
 def wrap(fn_or_name: str | Callable[..., Any]) -> Any:
     """Says, at the top level of a module, that a function's calls are nodes, and are not looked into; a name
     of that module or a function of it. Also a decorator.
@@ -83,36 +87,70 @@ def wrap(fn_or_name: str | Callable[..., Any]) -> Any:
     return fn_or_name
 
 
+# what a module's call and a missing attribute of one are without a patch
+_orig_module_call = _Module.__call__
+_orig_module_getattr = _Asked.__getattr__
+
+
 class _Patcher:
-    """Attributes and names that are others while a program is traced."""
+    """Attributes and names that are others while a program is traced: `with` it, or until `undo()`."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self._spaces: set[int] = set()
 
-    def name(self, space: dict[str, Any], name: str, value: Any) -> None:
+    def patch(self, frame_dict: dict[str, Any], name: str, new_fn: Any, deduplicate: bool = True) -> None:
         """Another value of a name in a namespace."""
         missing = object()
-        old = space.get(name, missing)
-        space[name] = value
-        self._undo.append(lambda: space.pop(name, None) if old is missing else space.__setitem__(name, old))
+        old = frame_dict.get(name, missing)
+        frame_dict[name] = new_fn
 
-    def attribute(self, owner: Any, name: str, value: Any) -> None:
+        def undo() -> None:
+            if old is missing:
+                frame_dict.pop(name, None)
+            else:
+                frame_dict[name] = old
+
+        self._undo.append(undo)
+
+    def patch_method(self, cls: type, name: str, new_fn: Any, deduplicate: bool = True) -> None:
         """Another value of a class's attribute."""
-        own = vars(owner).get(name)
-        setattr(owner, name, value)
-        self._undo.append(lambda: delattr(owner, name) if own is None else setattr(owner, name, own))
+        own = vars(cls).get(name)
+        setattr(cls, name, new_fn)
+        self._undo.append(lambda: delattr(cls, name) if own is None else setattr(cls, name, own))
 
-    def first_time(self, space: dict[str, Any]) -> bool:
+    def visit_once(self, thing: Any) -> bool:
         """Whether a namespace is looked through for the first time."""
-        seen = id(space) in self._spaces
-        self._spaces.add(id(space))
+        seen = id(thing) in self._spaces
+        self._spaces.add(id(thing))
         return not seen
 
     def undo(self) -> None:
         """Everything as it was."""
         while self._undo:
             self._undo.pop()()
+
+    def __enter__(self) -> _Patcher:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.undo()
+
+
+def _autowrap_check(patcher: _Patcher, frame_dict: dict[str, Any], function_ids: set[int]) -> None:
+    """Makes nodes of the calls of a namespace's functions that are among those."""
+    if patcher.visit_once(frame_dict):
+        for name, value in list(frame_dict.items()):
+            if name[0] != "_" and callable(value) and id(value) in function_ids:
+                patcher.patch(frame_dict, name, _recorded(value))
+
+
+def _patch_wrapped_functions(patcher: _Patcher) -> None:
+    """Makes nodes of the calls of functions that `wrap` was called for."""
+    for space, name in _wrapped:
+        found = space.get(name, getattr(builtins, name, None))
+        if found is not None:
+            patcher.patch(space, name, _recorded(found))
 
 
 def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -211,10 +249,10 @@ class Tracer(TracerBase):
         for name, own in owned:
             if own is value:
                 if name not in cache:
-                    factory = None
+                    more: dict[str, Any] = {}
                     if self.param_shapes_constant:
-                        factory = lambda node: ParameterProxy(self, node, name, value)  # noqa: E731
-                    cache[name] = self.create_proxy("get_attr", name, (), {}, proxy_factory_fn=factory)
+                        more["proxy_factory_fn"] = lambda node: ParameterProxy(self, node, name, value)
+                    cache[name] = self.create_proxy("get_attr", name, (), {}, **more)
                 return cache[name]
         return value
 
@@ -239,7 +277,9 @@ class Tracer(TracerBase):
 
     def _tensor_name(self, value: Any) -> str:
         """Under which name of the root a tensor is found: a new one if it has none."""
-        known = next((name for own, name in self.tensor_attrs.items() if own.value is value), None)
+        known = next(
+            (name for own, name in self.tensor_attrs.items() if getattr(own, "value", own) is value), None
+        )
         if known is None:
             number = 0
             while hasattr(self.root, f"_tensor_constant{number}"):
@@ -272,7 +312,9 @@ class Tracer(TracerBase):
         signature = inspect.signature(known)
         if isinstance(concrete_args, tuple):
             if len(rest) != len(concrete_args):
-                raise RuntimeError(f"Tracing expected {len(rest)} arguments but got {len(concrete_args)} concrete arguments")
+                raise RuntimeError(
+                    f"Tracing expected {len(rest)} arguments but got {len(concrete_args)} concrete arguments"
+                )
             concrete_args = dict(zip(rest, concrete_args))
 
         def placeholder(name: str, plain: str) -> Any:
@@ -325,7 +367,7 @@ class Tracer(TracerBase):
             if value is None:
                 self.create_proxy("call_function", _assert_is_none, (made, said), {})
             elif isinstance(value, (bool, int, float, str, complex, bytes)):
-                self.create_proxy("call_function", kiln._assert, (made == value, said), {})
+                self.create_proxy("call_function", _assert, (made == value, said), {})
             else:
                 warn(
                     f"Was not able to add assertion to guarantee correct input {name} to specialized function. "
@@ -382,13 +424,13 @@ class Tracer(TracerBase):
 
     def _patch(self, patcher: _Patcher, function: Any) -> None:
         """Modules' calls and parameters, and functions that stay nodes, come here while the program runs."""
-        call, cache = _Module.__call__, dict[str, Any]()
+        call, cache, ids = _Module.__call__, dict[str, Any](), self._autowrap_function_ids
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
             def forward(*args: Any, **kwargs: Any) -> Any:
                 return call(module, *args, **kwargs)
 
-            self._autowrap(patcher, getattr(getattr(module, "forward", module), "__globals__", {}))
+            _autowrap_check(patcher, getattr(getattr(module, "forward", module), "__globals__", {}), ids)
             return self.call_module(module, forward, args, kwargs)
 
         def __getattribute__(module: Any, name: str) -> Any:
@@ -397,21 +439,12 @@ class Tracer(TracerBase):
                 return self.getattr(name, value, cache)
             return value
 
-        patcher.attribute(_Module, "__call__", __call__)
-        patcher.attribute(_Module, "__getattribute__", __getattribute__)
-        for space, name in _wrapped:
-            found = space.get(name, getattr(builtins, name, None))
-            if found is not None:
-                patcher.name(space, name, _recorded(found))
-        self._autowrap(patcher, getattr(inspect.unwrap(function), "__globals__", {}))
+        patcher.patch_method(_Module, "__call__", __call__)
+        patcher.patch_method(_Module, "__getattribute__", __getattribute__)
+        _patch_wrapped_functions(patcher)
+        _autowrap_check(patcher, getattr(inspect.unwrap(function), "__globals__", {}), ids)
         for module in self._autowrap_search:
-            self._autowrap(patcher, vars(module))
-
-    def _autowrap(self, patcher: _Patcher, space: dict[str, Any]) -> None:
-        if patcher.first_time(space):
-            for name, value in list(space.items()):
-                if name[0] != "_" and callable(value) and id(value) in self._autowrap_function_ids:
-                    patcher.name(space, name, _recorded(value))
+            _autowrap_check(patcher, vars(module), ids)
 
 
 class _Held:

@@ -13,38 +13,41 @@ Python's) breaks: the function then runs as it is, which is said once; with `ful
 from __future__ import annotations
 
 import builtins
+import inspect
 import operator
 import re
 import time
-from collections.abc import Callable
 from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar
 
-import kiln
 from kiln import _core
+from kiln.absent import asking
+from kiln.capture.capturing import STATE
 from kiln.capture.compile import Compiled
 from kiln.capture.pure.surroundings import Place, Watch, entries_of
+from kiln.device import device
 from kiln.errors import is_own, place, warn
 from kiln.fx import names
-from kiln.fx.capturing import STATE
 from kiln.fx.graph import Graph
 from kiln.fx.graph_module import GraphModule
 from kiln.fx.node import Node, map_arg
-from kiln.fx.proxy import Proxy, TensorMethod, Tracer
+from kiln.fx.proxy import Proxy, Tracer
 from kiln.nn import Module as _Module
 from kiln.utils import _pytree as pytree
 
 __all__ = ["Backed", "backed"]
 
 _MOST = 8  # captures of a function
-_PLAIN = (int, float, complex, str, bytes, bool, type(None), _core.dtype, _core.Size, kiln.device)
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), _core.dtype, _core.Size, device)
 _METADATA = frozenset(
     "size dim ndimension numel nelement stride storage_offset element_size is_contiguous is_floating_point "
     "is_complex is_signed get_device shape ndim dtype device layout requires_grad is_leaf itemsize nbytes names "
     "is_cuda is_cpu is_mps is_sparse is_quantized is_meta is_nested result_type promote_types can_cast "
     "broadcast_shapes is_tensor output_nr is_grad_enabled get_default_dtype __len__ type is_same_size".split()
 )
-_OF_VALUES = frozenset("nonzero argwhere masked_select unique unique_consecutive bincount repeat_interleave".split())
+_OF_VALUES = frozenset(
+    "nonzero argwhere masked_select unique unique_consecutive bincount repeat_interleave".split()
+)
 
 
 class Break(Exception):
@@ -52,7 +55,7 @@ class Break(Exception):
 
 
 def _line() -> str:
-    frame = kiln.absent.asking()
+    frame = asking()
     return "an unknown line" if frame is None else place(frame.f_code.co_filename, frame.f_lineno)
 
 
@@ -112,8 +115,14 @@ class Value(Proxy):
     __repr__ = __str__ = __format__ = __dlpack__ = __deepcopy__ = __reduce_ex__ = _read  # type: ignore[assignment]
 
 
-for _name, _function in {f"i{k}": getattr(operator, f"i{k}") for k in "add sub mul truediv pow".split()}.items():
-    setattr(Value, f"__{_name}__", lambda self, other, f=_function: self.tracer.create_proxy("call_function", f, (self, other), {}))
+for _name, _function in {
+    f"i{k}": getattr(operator, f"i{k}") for k in "add sub mul truediv pow".split()
+}.items():
+    setattr(
+        Value,
+        f"__{_name}__",
+        lambda self, other, f=_function: self.tracer.create_proxy("call_function", f, (self, other), {}),
+    )
 
 
 class _Watch(Watch):
@@ -131,8 +140,10 @@ class _Watch(Watch):
     def _called(self, frame: FrameType, event: str, what: Any) -> None:
         if event == "c_call" and not is_own(frame):
             module = getattr(what, "__module__", None)
-            if what in _OUTSIDE if isinstance(what, type(print)) else False:
-                raise Break(f"{what.__name__}() was called at {place(frame.f_code.co_filename, frame.f_lineno)}")
+            if isinstance(what, type(print)) and what in _OUTSIDE:
+                raise Break(
+                    f"{what.__name__}() was called at {place(frame.f_code.co_filename, frame.f_lineno)}"
+                )
             if module == "time":
                 raise Break(f"the time was asked for at {place(frame.f_code.co_filename, frame.f_lineno)}")
         elif event == "call":
@@ -201,7 +212,7 @@ class Capture(Tracer):
         """The placeholder of a tensor of the program, made when it is first used."""
         tensor, where, path = value.source
         before = self.graph._insert
-        self.graph._insert = (self._last.append if self._last else self.graph._root.append)
+        self.graph._insert = self._last.append if self._last else self.graph._root.append
         name = re.sub(r"\W+", "_", path)
         self._last = node = self.graph.placeholder(name)
         self.graph._insert = before
@@ -220,8 +231,6 @@ class Capture(Tracer):
             return a
         if isinstance(a, slice) and any(type(x) is Value for x in (a.start, a.stop, a.step)):
             raise Break(f"a value was read at {_line()}")
-        if isinstance(a, (kiln.Generator, type(Ellipsis))):
-            return a
         return super().create_arg(a)
 
     def create_proxy(
@@ -233,7 +242,9 @@ class Capture(Tracer):
             raise Break(f"the sizes of what {called} gives depend on values, at {_line()}")
         before = _core.take_all(False)
         try:
-            node = self.create_node(kind, target, self.create_arg(tuple(args)), dict(self.create_arg(kwargs)), name)
+            node = self.create_node(
+                kind, target, self.create_arg(tuple(args)), dict(self.create_arg(kwargs)), name
+            )
             given, named = (map_arg(a, lambda n: n.meta["example_value"]) for a in (node.args, node.kwargs))
             given, named = _plain(given), _plain(dict(named))
             if kind == "call_method":
@@ -257,13 +268,16 @@ class Capture(Tracer):
         if isinstance(result, _core.Tensor):
             return Value(node, self, result)
         if isinstance(result, (tuple, list)) and any(isinstance(x, _core.Tensor) for x in result):
-            items = [self.create_proxy("call_function", operator.getitem, (_Whole(node), k), {}) for k in range(len(result))]
+            items = [
+                self.create_proxy("call_function", operator.getitem, (_Whole(node), k), {})
+                for k in range(len(result))
+            ]
             if isinstance(result, list):
                 return items
             return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
         if result is None and called in ("setitem", "__setitem__"):
             return None
-        if called not in _METADATA and result is not None:
+        if called not in _METADATA and result is not None and node.all_input_nodes:
             raise Break(f"{called} gave a value at {_line()}")
         if result is None and called != "_assert":
             raise Break(f"{called} was called for what it does at {_line()}")
@@ -285,7 +299,9 @@ class _Whole:
 
 def _writes(called: str) -> bool:
     """Whether a function's name says that it writes into its first argument: `add_`, `iadd`."""
-    return (called.endswith("_") and not called.endswith("__")) or getattr(operator, called, None) in names.IN_PLACE
+    return (called.endswith("_") and not called.endswith("__")) or getattr(
+        operator, called, None
+    ) in names.IN_PLACE
 
 
 def _masked(called: str, args: Any) -> bool:
@@ -293,7 +309,7 @@ def _masked(called: str, args: Any) -> bool:
     if called not in ("getitem", "__getitem__", "index_select", "take") or len(args) < 2:
         return False
     keys = args[1] if isinstance(args[1], tuple) else (args[1],)
-    return any(isinstance(k, _core.Tensor) and k.dtype in (kiln.bool, kiln.uint8) for k in keys)
+    return any(isinstance(k, _core.Tensor) and k.dtype in (_core.bool, _core.uint8) for k in keys)
 
 
 def _plain(a: Any) -> Any:
@@ -329,9 +345,9 @@ class _Same:
 
 
 def _modes() -> Any:
-    return (
-        kiln.is_grad_enabled(), kiln.get_default_dtype(), kiln.is_autocast_enabled(), kiln.is_inference_mode_enabled(),
-    )  # fmt: skip
+    kiln = names.root_module()
+    autocast = (kiln.is_autocast_enabled(), kiln.get_autocast_dtype("cpu"))
+    return kiln.is_grad_enabled(), kiln.is_inference_mode_enabled(), kiln.get_default_dtype(), autocast
 
 
 class _Guard:
@@ -463,7 +479,7 @@ class Backed(Compiled):
                 return capture.lift(found, found, f"L_{capture.paths.get(id(found), name)}_")
             return found
 
-        STATE.capturing = True
+        STATE.capturing, STATE.capture = True, capture
         _Module.__getattribute__ = __getattribute__  # type: ignore[method-assign]
         try:
             with watch:
@@ -482,14 +498,16 @@ class Backed(Compiled):
             found = _break_of(error)
             raise found or Break(f"it raised {type(error).__name__}: {error}") from None
         finally:
-            STATE.capturing = False
+            STATE.capturing, STATE.capture = False, None
             if attribute is None:
                 del _Module.__getattribute__
             else:
                 _Module.__getattribute__ = attribute  # type: ignore[method-assign]
         return result
 
-    def _made(self, key: Any, capture: Capture, watch: _Watch, leaves: list[Any], out: Any, spec: Any) -> _Entry:
+    def _made(
+        self, key: Any, capture: Capture, watch: _Watch, leaves: list[Any], out: Any, spec: Any
+    ) -> _Entry:
         tensors: list[Any] = []
         results: list[Node] = []
         own = {id(x): k for k, x in enumerate(leaves) if isinstance(x, _core.Tensor)}
@@ -550,8 +568,6 @@ def _owned(function: Any) -> list[tuple[str, Any]]:
 
 def _argument_names(function: Any, spec: Any, leaves: list[Any]) -> list[str]:
     """The names of a call's arguments, one for each leaf."""
-    import inspect
-
     called = function.forward if isinstance(function, _Module) else function
     numbers = pytree.tree_unflatten(range(len(leaves)), spec)
     found = ["arg"] * len(leaves)

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kiln.fx import _pytree as fx_pytree
 from kiln.fx import names
 from kiln.fx.node import Node, names_of_type
 from kiln.utils import _pytree as pytree
@@ -163,7 +164,7 @@ class _Writer:
     def attribute(self, base: str, path: str) -> str:
         """What a dotted name below something stands for: by `getattr` where a part is no name."""
         for part in path.split("."):
-            base = f"{base}.{part}" if names.is_name(part) else f'getattr({base}, {_quoted(part)})'
+            base = f"{base}.{part}" if names.is_name(part) else f"getattr({base}, {_quoted(part)})"
         return base
 
     def node(self, node: Node) -> None:
@@ -204,7 +205,9 @@ class _Writer:
         if node.op == "get_attr":
             return f"{name} = {self.attribute(self.root, str(node.target))}"
         if node.op == "call_module":
-            return f"{name} = {self.call(self.attribute(self.root, str(node.target)), node.args, node.kwargs)}"
+            return (
+                f"{name} = {self.call(self.attribute(self.root, str(node.target)), node.args, node.kwargs)}"
+            )
         if node.op == "call_method":
             method = self.attribute(self.text(node.args[0]), str(node.target))
             return f"{name} = {self.call(method, node.args[1:], node.kwargs)}"
@@ -301,6 +304,4 @@ class PyTreeCodeGen(CodeGen):
         return f"return pytree.tree_unflatten({text}, self._out_spec)"
 
     def additional_globals(self) -> list[tuple[str, Any]]:
-        from kiln.fx import _pytree as fx_pytree
-
         return [("fx_pytree", fx_pytree), ("pytree", pytree)]

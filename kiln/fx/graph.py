@@ -10,9 +10,9 @@ from typing import Any
 from kiln.absent import hint_missing as _hint_missing
 from kiln.errors import warn
 from kiln.fx import names
-from kiln.fx.codegen import CodeGen, PythonCode, PyTreeCodeGen, _PyTreeInfo
+from kiln.fx.codegen import CodeGen, PythonCode
 from kiln.fx.names import Namespace as _Namespace
-from kiln.fx.node import Argument, Node, Target, map_arg
+from kiln.fx.node import Argument, Node, Target, map_aggregate, map_arg
 
 __all__ = ["CodeGen", "Graph", "PythonCode"]
 
@@ -307,7 +307,9 @@ class Graph:
         except ImportError:
             cells = [head, *([str(cell) for cell in row] for row in rows)]
             widths = [max(len(row[k]) for row in cells) for k in range(len(head))]
-            lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
+            lines = [
+                "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells
+            ]
             lines.insert(1, "  ".join("-" * width for width in widths))
             print("\n".join(lines))
         else:
@@ -397,8 +399,6 @@ class _Place:
 
 
 def _rebuilt(rows: list[Any], tracer_cls: Any, codegen: CodeGen) -> Graph:
-    from kiln.fx.node import map_aggregate
-
     graph, nodes = Graph(tracer_cls=tracer_cls), []
 
     def at(item: Any) -> Any:
@@ -417,7 +417,9 @@ def _base_name(target: Target) -> str:
     text = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
     if text.startswith("__") and text.endswith("__") and len(text) > 4:
         text = text[2:-2]
-    return names.snake_case(text.replace(".", "_").lstrip("*") if not text.startswith("*") else "_" + text.lstrip("*"))
+    return names.snake_case(
+        text.replace(".", "_").lstrip("*") if not text.startswith("*") else "_" + text.lstrip("*")
+    )
 
 
 def _reaches(module: Any, path: str) -> bool:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 import itertools
 import linecache
-import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from kiln import _core
 from kiln.absent import hint_missing as _hint_missing
 from kiln.fx import names
 from kiln.fx.codegen import PythonCode, PyTreeCodeGen
 from kiln.fx.graph import Graph
 from kiln.nn import Module as _Module
 from kiln.nn import Parameter as _Parameter
-from kiln.nn import Sequential as _Sequential
 
 __all__ = ["GraphModule"]
 
@@ -50,9 +50,7 @@ def _copy_attr(from_module: Any, to_module: Any, target: str) -> None:
 
 
 def _is_buffer(held: Any) -> bool:
-    from kiln._core import Tensor
-
-    return isinstance(held, Tensor) and not isinstance(held, _Parameter)
+    return isinstance(held, _core.Tensor) and not isinstance(held, _Parameter)
 
 
 def _assign_attr(held: Any, to_module: Any, target: str) -> None:
@@ -153,7 +151,7 @@ class GraphModule(_Module):
     def code(self) -> str:
         """The source of `forward`."""
         if "_code" not in self.__dict__:
-            raise RuntimeError("Code has not been generated! Please report a bug to PyTorch")
+            raise RuntimeError("GraphModule.code: no source was written yet, recompile() does")
         return str(self.__dict__["_code"])
 
     def recompile(self) -> PythonCode:
@@ -235,10 +233,7 @@ class GraphModule(_Module):
 
     def to_folder(self, folder: Any, module_name: str = "FxModule") -> None:
         """Writes the source and the state of the module into a folder, as a package with that class."""
-        from pathlib import Path
-
-        import kiln
-
+        kiln = names.root_module()
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         kiln.save(dict(self.named_children()), place / "modules.pt")

@@ -12,7 +12,8 @@ from math import inf, nan
 from types import ModuleType
 from typing import Any
 
-import kiln
+from kiln import _core
+from kiln.device import device
 from kiln.table import registry
 
 _MAGIC = {
@@ -36,18 +37,18 @@ IN_PLACE: dict[Any, str] = {
 
 def root() -> str:
     """What kiln is called in the source: by the name that its dtypes are shown with."""
-    return repr(kiln.float32).partition(".")[0]
+    return repr(_core.float32).partition(".")[0]
 
 
 def root_module() -> ModuleType:
     """The module of that name."""
-    return sys.modules.get(root(), kiln)
+    return sys.modules[root()] if root() in sys.modules else sys.modules["kiln"]
 
 
 def always_there() -> dict[str, Any]:
     """Names that written source may use without more."""
     return {
-        "inf": inf, "nan": nan, "NoneType": type(None), root(): root_module(), "device": kiln.device,
+        "inf": inf, "nan": nan, "NoneType": type(None), root(): root_module(), "device": device,
     }  # fmt: skip
 
 
@@ -107,7 +108,13 @@ class Namespace:
         if name in vars(builtins):
             return vars(builtins)[name] is not obj
         there = always_there()
-        return (name in there and there[name] is not obj) or name in ("self", "kiln", "torch", "pytree", "fx_pytree")
+        return (name in there and there[name] is not obj) or name in (
+            "self",
+            "kiln",
+            "torch",
+            "pytree",
+            "fx_pytree",
+        )
 
 
 _PLACES = ("", "nn.functional", "linalg", "special", "nn.init", "fx", "amp", "utils.checkpoint")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-import kiln
+from kiln import _core
 from kiln.absent import hint_missing as _hint_missing
 from kiln.fx import names
 from kiln.fx.immutable_collections import immutable_dict, immutable_list
@@ -321,7 +321,7 @@ def names_of_type(kind: Any) -> str:
     """An annotation as source: "int", "kiln.Tensor"."""
     if isinstance(kind, str):
         return kind
-    if kind is kiln.Tensor:
+    if kind is _core.Tensor:
         return f"{names.root()}.Tensor"
     if kind is None or kind is type(None):
         return "NoneType"

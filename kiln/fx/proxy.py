@@ -5,24 +5,24 @@ from __future__ import annotations
 import copy
 import dis
 import enum
-import inspect
 import linecache
-import operator
 import sys
 import traceback
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, ClassVar
 
-import kiln
 from kiln import _core
 from kiln.absent import asking
-from kiln.absent import hint_missing as _hint_missing
+from kiln.capture.capturing import STATE
+from kiln.device import device
 from kiln.errors import is_own
 from kiln.fx import names
 from kiln.fx.graph import Graph
 from kiln.fx.immutable_collections import immutable_dict, immutable_list
 from kiln.fx.node import Argument, Node, Target
+from kiln.layout import layout, memory_format
+from kiln.switches import _assert
 
 __all__ = [
     "Attribute", "GraphAppendingTracer", "ParameterProxy", "Proxy", "Scope", "ScopeContextManager",
@@ -30,8 +30,8 @@ __all__ = [
 ]  # fmt: skip
 
 base_types = (
-    str, int, float, bool, complex, bytes, _core.dtype, _core.Tensor, kiln.device, kiln.memory_format,
-    kiln.layout, enum.Enum,
+    str, int, float, bool, complex, bytes, _core.dtype, _core.Tensor, device, memory_format, layout,
+    enum.Enum,
 )  # fmt: skip
 
 
@@ -121,7 +121,7 @@ class TracerBase:
         made = proxy_factory_fn(node) if proxy_factory_fn else self.proxy(node)
         if self.record_stack_traces and not node.stack_trace:
             frames = [f for f, _ in traceback.walk_stack(sys._getframe(1)) if not is_own(f)]
-            lines = traceback.StackSummary.extract(((f, f.f_lineno) for f in reversed(frames)))
+            lines = traceback.StackSummary.extract((f, f.f_lineno) for f in reversed(frames))
             node.stack_trace = "".join(lines.format())
         return made
 
@@ -158,7 +158,7 @@ class TracerBase:
         """What `bool(proxy)` is asked of. TraceError, but in an `assert` that is traced (`trace_asserts`)."""
         frame = asking()
         if self.trace_asserts and frame is not None and _in_assert(frame):
-            self.create_proxy("call_function", kiln._assert, (obj, "assertion failed"), {})
+            self.create_proxy("call_function", _assert, (obj, "assertion failed"), {})
             return True
         raise TraceError(
             "symbolically traced variables cannot be used as inputs to control flow" + _line(frame)
@@ -386,6 +386,8 @@ def _take_over(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], met
             return NotImplemented
     found: list[Any] = []
     _find_proxies((args, kwargs), found.append)
+    if not found and STATE.capture is not None:
+        return STATE.capture.create_proxy("call_function", function, args, kwargs)
     if not found:
         return NotImplemented
     kinds = tuple(dict.fromkeys(type(p) for p in found))

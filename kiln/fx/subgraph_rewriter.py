@@ -135,7 +135,10 @@ def _replace(
         placeholders = [n for n in new.nodes if n.op == "placeholder"]
         if len(match.placeholder_nodes) != len(placeholders):
             raise AssertionError("the replacement must have as many placeholders as the pattern")
-        values = {p: now.get(n, n) if isinstance(n, Node) else n for p, n in zip(placeholders, match.placeholder_nodes)}
+        values = {
+            p: now.get(n, n) if isinstance(n, Node) else n
+            for p, n in zip(placeholders, match.placeholder_nodes)
+        }
         wanted = new.output_node()
         users = {user for n in match.returning_nodes for user in n.users}
         internal = set(match.nodes_map.values())
@@ -176,7 +179,11 @@ def _place(graph: Graph, given: list[Node], first_user: Node | None, match: Inte
     last_given = max((order[n] for n in given), default=-1)
     if first_user is None:
         first_user = max(match.returning_nodes, key=order.__getitem__).next
-    return first_user if order.get(first_user, len(order)) > last_given else max(given, key=order.__getitem__).next
+    return (
+        first_user
+        if order.get(first_user, len(order)) > last_given
+        else max(given, key=order.__getitem__).next
+    )
 
 
 _hint_missing(__name__)

@@ -22,7 +22,9 @@ class FxGraphDrawer:
     `get_dot_graph()` gives what `write_svg(file)` and `write_png(file)` draw.
     """
 
-    def __init__(self, graph_module: GraphModule, name: str, ignore_getattr: bool = False, **more: Any) -> None:
+    def __init__(
+        self, graph_module: GraphModule, name: str, ignore_getattr: bool = False, **more: Any
+    ) -> None:
         self._name = name
         self._dot_graphs = {name: self._drawn(graph_module, name, ignore_getattr)}
         for path, module in graph_module.named_children():

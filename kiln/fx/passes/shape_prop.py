@@ -9,6 +9,7 @@ from kiln import _core
 from kiln.absent import hint_missing as _hint_missing
 from kiln.fx.interpreter import Interpreter
 from kiln.fx.node import Node, map_aggregate
+from kiln.layout import channels_last, channels_last_3d, contiguous_format
 
 __all__ = ["ShapeProp", "TensorMetadata"]
 
@@ -27,10 +28,8 @@ class TensorMetadata(NamedTuple):
 
 def _extract_tensor_metadata(result: Any, include_contiguity: bool = True) -> TensorMetadata:
     """That of a tensor."""
-    import kiln
-
-    formats = (kiln.contiguous_format, kiln.channels_last, kiln.channels_last_3d)
-    ranks = {kiln.channels_last: 4, kiln.channels_last_3d: 5}
+    formats = (contiguous_format, channels_last, channels_last_3d)
+    ranks = {channels_last: 4, channels_last_3d: 5}
     held = None
     if include_contiguity:
         fits = [f for f in formats if ranks.get(f, result.ndim) == result.ndim]

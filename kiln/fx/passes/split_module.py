@@ -99,7 +99,9 @@ def _copy(node: Node, part: Partition, root: Any, names: dict[str, str] | None, 
             names[f"{part.submod_name}.{target}"] = str(node.target)
     args = map_arg(node.args, lambda n: part.environment[n])
     kwargs = map_arg(node.kwargs, lambda n: part.environment[n])
-    copied = part.graph.create_node(node.op, target, args, dict(kwargs), node.name if keep else None, node.type)
+    copied = part.graph.create_node(
+        node.op, target, args, dict(kwargs), node.name if keep else None, node.type
+    )
     copied.meta = node.meta.copy()
     part.environment[node] = copied
 

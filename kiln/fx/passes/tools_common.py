@@ -31,7 +31,9 @@ def get_acc_ops_name(k: Any) -> str:
 def get_node_target(submodules: Any, node: Node) -> str:
     """What a node calls, as text: the class of a module, the name of a function or method."""
     if node.op not in CALLABLE_NODE_OPS:
-        raise AssertionError(f"Expect op types of {', '.join(sorted(CALLABLE_NODE_OPS))}, but found {node.op}")
+        raise AssertionError(
+            f"Expect op types of {', '.join(sorted(CALLABLE_NODE_OPS))}, but found {node.op}"
+        )
     if node.op == "call_module":
         module = submodules[node.target]
         kind = getattr(module, "_base_class_origin", type(module))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kiln.absent import hint_missing as _hint_missing
 from kiln.fx.graph_module import GraphModule

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,9 @@ class InternalMatch:
 
     anchors: list[Node]  # the pattern's last nodes
     nodes_map: dict[Node, Node] = field(default_factory=dict)  # node of the pattern -> of the graph
-    placeholder_nodes: list[Any] = field(default_factory=list)  # what the pattern's placeholders are, in order
+    placeholder_nodes: list[Any] = field(
+        default_factory=list
+    )  # what the pattern's placeholders are, in order
     returning_nodes: list[Node] = field(default_factory=list)  # what it returns
     name_node_map: dict[str, Node] = field(default_factory=dict)
 
@@ -52,9 +55,7 @@ class SubgraphMatcher:
             raise ValueError("SubgraphMatcher cannot be initialized with an empty pattern")
         for node in pattern.nodes:
             if node.op != "output" and not node.users:
-                raise AssertionError(
-                    "SubgraphMatcher cannot be initialized with an pattern with dead code"
-                )
+                raise AssertionError("SubgraphMatcher cannot be initialized with an pattern with dead code")
         self.pattern_placeholder_nodes = [n for n in pattern.nodes if n.op == "placeholder"]
         output = pattern.output_node()
         self.pattern_returning_nodes: list[Node] = output.all_input_nodes
@@ -135,7 +136,9 @@ class SubgraphMatcher:
 
     def _arguments(self, pattern: Node, node: Node, match: InternalMatch) -> bool:
         left, right = pattern, node
-        if left.op == "call_function" and (left.kwargs.keys() != right.kwargs.keys() or len(left.args) != len(right.args)):
+        if left.op == "call_function" and (
+            left.kwargs.keys() != right.kwargs.keys() or len(left.args) != len(right.args)
+        ):
             placed = _by_place(left, right)
             if placed is None:
                 return False
@@ -181,8 +184,6 @@ class SubgraphMatcher:
 
 def _by_place(left: Node, right: Node) -> tuple[list[Any], list[Any]] | None:
     """The arguments of two calls of a function that are given by place in one and by name in the other."""
-    import inspect
-
     try:
         signature = inspect.signature(left.target)  # type: ignore[arg-type]
         bound = [signature.bind(*n.args, **n.kwargs) for n in (left, right)]

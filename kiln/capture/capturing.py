@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from threading import local
+from typing import Any
 
 
 class _State(local):
     capturing = False
+    capture: Any = None  # what records its calls
 
 
 STATE = _State()
