@@ -44,7 +44,8 @@ from kiln.fx.subgraph_rewriter import replace_pattern
 
 __all__ = [
     "PH", "CodeGen", "Graph", "GraphModule", "Interpreter", "Node", "Proxy", "ProxyableClassMeta", "Tracer",
-    "Transformer", "has_side_effect", "map_arg", "replace_pattern", "symbolic_trace", "wrap",
+    "Transformer", "TraceError", "has_side_effect", "map_aggregate", "map_arg", "replace_pattern",
+    "symbolic_trace", "wrap",
 ]  # fmt: skip
 
 _hint_missing(__name__)

@@ -251,7 +251,7 @@ class Tracer(TracerBase):
                 if name not in cache:
                     more: dict[str, Any] = {}
                     if self.param_shapes_constant:
-                        more["proxy_factory_fn"] = lambda node: ParameterProxy(self, node, name, value)
+                        more["proxy_factory_fn"] = lambda n, name=name: ParameterProxy(self, n, name, value)
                     cache[name] = self.create_proxy("get_attr", name, (), {}, **more)
                 return cache[name]
         return value
@@ -264,8 +264,8 @@ class Tracer(TracerBase):
                     return self.create_node("get_attr", name, (), {})
             raise NameError("parameter is not a member of this module")
         if isinstance(a, _core.Tensor) and isinstance(getattr(self, "root", None), _Module):
-            for name, own in self.root.named_buffers():
-                if own is a:
+            for name, held in self.root.named_buffers():
+                if held is a:
                     return self.create_node("get_attr", name, (), {})
             return self.create_node("get_attr", self._tensor_name(a), (), {})
         if isinstance(a, _Module):
@@ -370,9 +370,9 @@ class Tracer(TracerBase):
                 self.create_proxy("call_function", _assert, (made == value, said), {})
             else:
                 warn(
-                    f"Was not able to add assertion to guarantee correct input {name} to specialized function. "
-                    "It is up to the user to make sure that your inputs match the inputs you specialized the "
-                    "function with."
+                    f"Was not able to add assertion to guarantee correct input {name} to specialized "
+                    "function. It is up to the user to make sure that your inputs match the inputs you "
+                    "specialized the function with."
                 )
             return value
 

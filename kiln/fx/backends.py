@@ -1,4 +1,4 @@
-"""`kiln.compile(fn, backend=callable)`: what a function computes, as a graph module for the program's own backend.
+"""`kiln.compile(fn, backend=callable)`: a function as a graph module for the program's own backend.
 
     call -> a capture that fits?  -> what the backend gave runs on the call's tensors
                 none: the function runs once on copies, every call of kiln's functions a node with its value
@@ -28,6 +28,7 @@ from kiln.capture.pure.surroundings import Place, Watch, entries_of
 from kiln.device import device
 from kiln.errors import is_own, place, warn
 from kiln.fx import names
+from kiln.fx._symbolic_trace import Tracer
 from kiln.fx.graph import Graph
 from kiln.fx.graph_module import GraphModule
 from kiln.fx.node import Node, map_arg
@@ -41,8 +42,8 @@ _MOST = 8  # captures of a function
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), _core.dtype, _core.Size, device)
 _METADATA = frozenset(
     "size dim ndimension numel nelement stride storage_offset element_size is_contiguous is_floating_point "
-    "is_complex is_signed get_device shape ndim dtype device layout requires_grad is_leaf itemsize nbytes names "
-    "is_cuda is_cpu is_mps is_sparse is_quantized is_meta is_nested result_type promote_types can_cast "
+    "is_complex is_signed get_device shape ndim dtype device layout requires_grad is_leaf itemsize nbytes "
+    "names is_cuda is_cpu is_mps is_sparse is_quantized is_meta is_nested result_type promote_types can_cast "
     "broadcast_shapes is_tensor output_nr is_grad_enabled get_default_dtype __len__ type is_same_size".split()
 )
 _OF_VALUES = frozenset(
@@ -131,7 +132,6 @@ class _Watch(Watch):
     def __init__(self) -> None:
         super().__init__(self._no)
         self.globals: list[Place] = []
-        self._frames: set[Any] = set()
 
     @staticmethod
     def _no(what: str, line: str) -> None:
@@ -151,11 +151,12 @@ class _Watch(Watch):
             if is_own(frame) and code.co_name in ("step", "backward", "zero_grad", "grad", "_seed"):
                 if "optim" in code.co_filename or "autograd" in code.co_filename:
                     raise Break(f"{code.co_name}() was called at {_line()}")
-            if not is_own(frame) and code not in self._frames:
-                self._frames.add(code)
-                for name in code.co_names:
-                    if name in frame.f_globals:
-                        self.globals.append(Place(frame.f_globals, name, frame.f_globals[name]))
+            known = len(self.codes)
+            super()._called(frame, event, what)
+            if len(self.codes) > known:  # the program's own code, seen for the first time
+                space = frame.f_globals
+                self.globals += [Place(space, n, space[n]) for n in code.co_names if n in space]
+            return
         super()._called(frame, event, what)
 
     def _note_object(self, thing: Any) -> None:
@@ -512,7 +513,7 @@ class Backed(Compiled):
         results: list[Node] = []
         own = {id(x): k for k, x in enumerate(leaves) if isinstance(x, _core.Tensor)}
         for x in out:
-            if type(x) is not Value:
+            if not issubclass(type(x), Value):
                 if isinstance(x, _core.Tensor):
                     raise Break("it returns a tensor that was there before")
                 tensors.append(("constant", x))

@@ -1,4 +1,4 @@
-"""Python source of a graph, and what runs it: one line for each node, whose values are let go after their last use."""
+"""Python source of a graph: a line for each node, whose values are let go after their last use."""
 
 from __future__ import annotations
 

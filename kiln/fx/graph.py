@@ -1,4 +1,4 @@
-"""A program as a list of nodes, and what is done to it: nodes added, moved, erased, copied, written as source."""
+"""A program as a list of nodes, and what is done to it: nodes added, moved, erased, copied, written."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ class Graph:
         to_erase._set(map_arg(to_erase.args, lambda n: None), map_arg(to_erase.kwargs, lambda n: None))
 
     def eliminate_dead_code(self, is_impure_node: Callable[[Node], bool] | None = None) -> bool:
-        """Erases nodes that nothing uses, but those with effects (`Node.is_impure`); whether there were any."""
+        """Erases nodes that nothing uses, but those with effects (`Node.is_impure`); whether any."""
         self.lint()
         count = self._len
         for node in reversed(self.nodes):
@@ -303,7 +303,7 @@ class Graph:
         head = ["opcode", "name", "target", "args", "kwargs"]
         rows = [[n.op, n.name, n.target, n.args, n.kwargs] for n in self.nodes]
         try:
-            from tabulate import tabulate
+            from tabulate import tabulate  # type: ignore[import-untyped,unused-ignore]
         except ImportError:
             cells = [head, *([str(cell) for cell in row] for row in rows)]
             widths = [max(len(row[k]) for row in cells) for k in range(len(head))]
@@ -327,14 +327,14 @@ class Graph:
             for used in node.all_input_nodes:
                 if used.graph is not self:
                     raise RuntimeError(
-                        f"Argument '{used}' of Node '{node}' does not belong to this Graph, but was used as an "
-                        "argument! If you are copying nodes from another graph, make sure to use "
+                        f"Argument '{used}' of Node '{node}' does not belong to this Graph, but was used as "
+                        "an argument! If you are copying nodes from another graph, make sure to use "
                         "``arg_transform`` on node_copy() to remap values"
                     )
                 if used not in seen:
                     raise RuntimeError(
-                        f"Argument '{used}' of Node '{node}' was used before it has been defined! Please check "
-                        f"that Nodes in the graph are topologically ordered\n{self}"
+                        f"Argument '{used}' of Node '{node}' was used before it has been defined! Please "
+                        f"check that Nodes in the graph are topologically ordered\n{self}"
                     )
             if node.name in taken:
                 raise RuntimeError(f"Node redefined name {node.name}!")
@@ -399,7 +399,8 @@ class _Place:
 
 
 def _rebuilt(rows: list[Any], tracer_cls: Any, codegen: CodeGen) -> Graph:
-    graph, nodes = Graph(tracer_cls=tracer_cls), []
+    graph = Graph(tracer_cls=tracer_cls)
+    nodes: list[Node] = []
 
     def at(item: Any) -> Any:
         return nodes[item.number] if isinstance(item, _Place) else item

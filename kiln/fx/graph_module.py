@@ -120,8 +120,8 @@ class GraphModule(_Module):
                 if node.op in ("get_attr", "call_module"):
                     if node.target not in root:
                         raise RuntimeError(
-                            f"Node {node} referenced target {node.target} but that target was not provided in "
-                            "``root``!"
+                            f"Node {node} referenced target {node.target} but that target was not provided "
+                            "in ``root``!"
                         )
                     wanted.append(str(node.target))
             for target in sorted(dict.fromkeys(wanted), key=lambda t: t.count(".")):
@@ -161,7 +161,8 @@ class GraphModule(_Module):
             self._out_spec = self.graph._codegen.pytree_info.out_spec
         written = self.graph.python_code(root_module="self")
         self.__dict__["_code"] = written.src
-        type(self).forward = _compiled(written, self.graph._codegen._func_name)
+        forward = _compiled(written, self.graph._codegen._func_name)
+        type(self).forward = forward  # type: ignore[method-assign]
         return written
 
     def add_submodule(self, target: str, m: Any) -> bool:
@@ -243,8 +244,8 @@ class GraphModule(_Module):
         foreign = sorted(n for n, v in written.globals.items() if n not in names.always_there())
         if foreign:
             raise NotImplementedError(
-                f"GraphModule.to_folder: the source uses {', '.join(foreign)}, which it cannot import: pickle the "
-                "module instead"
+                f"GraphModule.to_folder: the source uses {', '.join(foreign)}, which it cannot import: "
+                "pickle the module instead"
             )
         root = names.root()
         body = "".join(f"    {line}\n" if line.strip() else "\n" for line in written.src.strip().splitlines())

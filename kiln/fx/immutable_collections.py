@@ -38,7 +38,7 @@ class immutable_dict(dict[Any, Any]):
     """A dict that refuses changes; equal to a dict of the same items."""
 
     clear = pop = popitem = setdefault = update = _fixed
-    __delitem__ = __setitem__ = __ior__ = _fixed  # type: ignore[assignment]
+    __delitem__ = __setitem__ = __ior__ = _fixed
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))

@@ -1,4 +1,4 @@
-"""A graph run node by node, with a method for each kind of node to override; and one that makes another graph."""
+"""A graph run node by node, by a method for each kind of node; and one that makes another graph."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Interpreter:
     def run(
         self, *args: Any, initial_env: dict[Node, Any] | None = None, enable_io_processing: bool = True
     ) -> Any:
-        """What the program gives for these arguments; `initial_env` holds values of nodes, which do not run."""
+        """What the program gives for these arguments; `initial_env` holds values of nodes that do not run."""
         self.env = {} if initial_env is None else initial_env
         if enable_io_processing:
             args = tuple(self.graph.process_inputs(*args))

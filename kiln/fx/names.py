@@ -1,4 +1,4 @@
-"""Names in a graph and in the source that is written of it: of nodes, of functions, of what they stand for."""
+"""Names in a graph and in the source that is written of it: of nodes, of functions, of objects."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def snake_case(text: str) -> str:
     >>> snake_case("AvgPool")
     'avg_pool'
     """
-    parts = []
+    parts: list[str] = []
     for before, c in zip(" " + text, text):
         if c.isupper() and parts and before != "_" and not before.isupper():
             parts.append("_")
@@ -169,5 +169,5 @@ def shown_name(target: Any) -> str:
     if isinstance(target, str):
         return target
     if getattr(builtins, getattr(target, "__name__", ""), None) is target:
-        return f"builtins.{target.__name__}"
+        return f"builtins.{qualified_name(target)}"
     return qualified_name(target)

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from kiln import _core
 from kiln.absent import asking
@@ -26,7 +26,7 @@ from kiln.switches import _assert
 
 __all__ = [
     "Attribute", "GraphAppendingTracer", "ParameterProxy", "Proxy", "Scope", "ScopeContextManager",
-    "TraceError", "Tracer", "TracerBase",
+    "TraceError", "TracerBase",
 ]  # fmt: skip
 
 base_types = (
@@ -258,6 +258,10 @@ class Proxy:
     def __bool__(self) -> bool:
         return self.tracer.to_bool(self)
 
+    if TYPE_CHECKING:  # set below, with the other operators
+
+        def __getitem__(self, key: Any) -> Any: ...
+
     def keys(self) -> Any:
         """Another traced value."""
         return self.tracer.keys(self)
@@ -276,7 +280,7 @@ class Proxy:
         _find_proxies((args, kwargs), lambda p: tracers.setdefault(p.tracer))
         if len({id(t.graph) for t in tracers}) > 1:
             raise RuntimeError(
-                f"Found multiple different tracers {list(tracers)} while trying to trace operations {orig_method}"
+                f"Found multiple different tracers {list(tracers)} while trying to trace {orig_method}"
             )
         tracer = next(iter(tracers))
         if isinstance(orig_method, TensorMethod):
@@ -366,7 +370,8 @@ def _find_proxies(value: Any, found: Any) -> None:
 # of what can be asked with any object, and is no operation
 _OF_ANYTHING = frozenset(("is_tensor", "is_storage", "typename", "__init__", "__new__"))
 _METHODS = {
-    "truediv": "div", "floordiv": "__floordiv__", "floor_divide": "__floordiv__", "mod": "remainder", "getitem": "__getitem__",
+    "truediv": "div", "floordiv": "__floordiv__", "floor_divide": "__floordiv__", "mod": "remainder",
+    "getitem": "__getitem__",
     "and": "__and__", "or": "__or__", "xor": "__xor__", "lshift": "__lshift__", "rshift": "__rshift__",
     "truediv_": "div_", "floordiv_": "__ifloordiv__", "mod_": "remainder_", "and_": "__iand__",
     "or_": "__ior__", "xor_": "__ixor__", "lshift_": "__ilshift__", "rshift_": "__irshift__",
@@ -404,15 +409,15 @@ def _operator(function: Any, reflected: bool = False) -> Any:
     return call
 
 
-_REFLECTED: ClassVar = frozenset(
+_REFLECTED = frozenset(
     "add sub mul floordiv truediv mod pow lshift rshift and or xor matmul".split()
-)  # type: ignore[misc]
+)
 for _function in names.INFIX:
     _name = _function.__name__.strip("_")
     setattr(Proxy, f"__{_name}__", _operator(_function))
     if _name in _REFLECTED:
         setattr(Proxy, f"__r{_name}__", _operator(_function, reflected=True))
-Proxy.__hash__ = object.__hash__  # type: ignore[method-assign]
+Proxy.__hash__ = object.__hash__
 _core.set_stand_ins((Proxy,), _take_over)
 
 

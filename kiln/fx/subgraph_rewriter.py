@@ -91,8 +91,8 @@ def _take_attributes(gm: Any, replacement: Any) -> None:
         held = _reached(replacement, node.target)
         if held is None:
             raise RuntimeError(
-                f'Attempted to create a "{node.op}" node during subgraph rewriting with target {node.target}, '
-                "but the referenced attribute does not exist in the replacement GraphModule"
+                f'Attempted to create a "{node.op}" node during subgraph rewriting with target '
+                f"{node.target}, but the referenced attribute does not exist in the replacement GraphModule"
             )
         copied = copy.deepcopy(held)
         if isinstance(copied, _Module):
@@ -145,11 +145,11 @@ def _replace(
         first = next((n for n in graph.nodes if n in users and n not in internal), None)
         given = [v for v in values.values() if isinstance(v, Node)]
         place = _place(graph, given, first, match)
-        val_map: dict[Node, Any] = {p: v for p, v in values.items()}
+        val_map: dict[Node, Any] = dict(values.items())
         with graph.inserting_before(place):
             for n in new.nodes:
                 if n.op not in ("placeholder", "output"):
-                    val_map[n] = graph.node_copy(n, lambda used: val_map[used])
+                    val_map[n] = graph.node_copy(n, val_map.__getitem__)
         returned = [val_map[n] for n in _returned(wanted)]
         for old, made in zip(match.returning_nodes, returned):
             old.replace_all_uses_with(made)

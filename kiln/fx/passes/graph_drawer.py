@@ -46,7 +46,7 @@ class FxGraphDrawer:
 
     def _drawn(self, module: GraphModule, name: str, ignore_getattr: bool) -> Any:
         try:
-            import pydot
+            import pydot  # type: ignore[import-not-found,import-untyped,unused-ignore]
         except ImportError:
             raise RuntimeError(
                 "FXGraphDrawer requires the pydot package to be installed. Please install pydot through your "

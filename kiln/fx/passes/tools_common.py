@@ -11,8 +11,8 @@ from kiln.fx.graph_module import GraphModule
 from kiln.fx.node import Node
 
 __all__ = [
-    "CALLABLE_NODE_OPS", "NodeList", "NodeSet", "get_acc_ops_name", "get_node_target", "is_node_output_tensor",
-    "legalize_graph", "stable_topological_sort",
+    "CALLABLE_NODE_OPS", "NodeList", "NodeSet", "get_acc_ops_name", "get_node_target",
+    "is_node_output_tensor", "legalize_graph", "stable_topological_sort",
 ]  # fmt: skip
 
 NodeList = list[Node]

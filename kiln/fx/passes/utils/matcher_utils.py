@@ -172,7 +172,7 @@ class SubgraphMatcher:
 
     def _contained(self, match: InternalMatch) -> bool:
         """Whether what the part computes on its way is used by it alone."""
-        own = set(n for n in match.nodes_map.values() if isinstance(n, Node))
+        own = {n for n in match.nodes_map.values() if isinstance(n, Node)}
         free = {*self.pattern_returning_nodes, *self.pattern_placeholder_nodes}
         for pattern, node in match.nodes_map.items():
             if pattern in free or pattern.op in ("output", "get_attr") or not isinstance(node, Node):
