@@ -32,7 +32,6 @@ from kiln.fx._symbolic_trace import Tracer
 from kiln.fx.graph import Graph
 from kiln.fx.graph_module import GraphModule
 from kiln.fx.node import Node, map_arg
-from kiln.fx.proxy import Proxy, Tracer
 from kiln.nn import Module as _Module
 from kiln.utils import _pytree as pytree
 
@@ -513,7 +512,7 @@ class Backed(Compiled):
         results: list[Node] = []
         own = {id(x): k for k, x in enumerate(leaves) if isinstance(x, _core.Tensor)}
         for x in out:
-            if not issubclass(type(x), Value):
+            if not issubclass(type(x), Proxy):
                 if isinstance(x, _core.Tensor):
                     raise Break("it returns a tensor that was there before")
                 tensors.append(("constant", x))

@@ -168,6 +168,5 @@ def shown_name(target: Any) -> str:
     """A target as the text of a graph shows it."""
     if isinstance(target, str):
         return target
-    if getattr(builtins, getattr(target, "__name__", ""), None) is target:
-        return f"builtins.{qualified_name(target)}"
-    return qualified_name(target)
+    name = qualified_name(target)
+    return f"builtins.{name}" if getattr(builtins, name, None) is target else name

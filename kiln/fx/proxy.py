@@ -409,15 +409,13 @@ def _operator(function: Any, reflected: bool = False) -> Any:
     return call
 
 
-_REFLECTED = frozenset(
-    "add sub mul floordiv truediv mod pow lshift rshift and or xor matmul".split()
-)
+_REFLECTED = frozenset("add sub mul floordiv truediv mod pow lshift rshift and or xor matmul".split())
 for _function in names.INFIX:
     _name = _function.__name__.strip("_")
     setattr(Proxy, f"__{_name}__", _operator(_function))
     if _name in _REFLECTED:
         setattr(Proxy, f"__r{_name}__", _operator(_function, reflected=True))
-Proxy.__hash__ = object.__hash__
+Proxy.__hash__ = object.__hash__  # type: ignore[method-assign]
 _core.set_stand_ins((Proxy,), _take_over)
 
 

@@ -139,6 +139,8 @@ def _replace(
             p: now.get(n, n) if isinstance(n, Node) else n
             for p, n in zip(placeholders, match.placeholder_nodes)
         }
+        for p, n in match.nodes_map.items():
+            match.nodes_map[p] = now.get(n, n)
         wanted = new.output_node()
         users = {user for n in match.returning_nodes for user in n.users}
         internal = set(match.nodes_map.values())
