@@ -6,15 +6,12 @@ import builtins
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kiln.fx import _pytree as fx_pytree
 from kiln.fx import names
 from kiln.fx.node import Node, names_of_type
 from kiln.utils import _pytree as pytree
-
-if TYPE_CHECKING:
-    from kiln.fx.graph import Graph
 
 __all__ = ["CodeGen", "PyTreeCodeGen", "PythonCode"]
 
@@ -247,7 +244,7 @@ def _quoted(text: str) -> str:
     return f'"{text}"' if text.isascii() and text.isprintable() and not set('"\\') & set(text) else repr(text)
 
 
-def _last_uses(graph: Graph) -> dict[Node, list[Node]]:
+def _last_uses(graph: Any) -> dict[Node, list[Node]]:
     """node -> the nodes whose values it is the last to use."""
     seen: set[Node] = set()
     last: dict[Node, list[Node]] = defaultdict(list)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kiln import _core
 from kiln.absent import asking
+from kiln.absent import hint_missing as _hint_missing
 from kiln.capture.capturing import STATE
 from kiln.device import device
 from kiln.errors import is_own
@@ -419,11 +420,4 @@ Proxy.__hash__ = object.__hash__  # type: ignore[method-assign]
 _core.set_stand_ins((Proxy,), _take_over)
 
 
-def __getattr__(name: str) -> Any:
-    if name == "Tracer":  # which is made of the classes here
-        from kiln.fx._symbolic_trace import Tracer
-
-        return Tracer
-    from kiln.absent import no_attribute
-
-    no_attribute(__name__, name)
+_hint_missing(__name__)

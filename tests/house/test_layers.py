@@ -124,7 +124,6 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/distributed/__init__.py": {"*": "as kiln's own parts"},
     "kiln/fx/graph.py": {"tabulate": "an extra"},
     "kiln/fx/passes/graph_drawer.py": {"pydot": "an extra"},
-    "kiln/fx/proxy.py": {"kiln.fx._symbolic_trace": "PyTorch's second path of Tracer, which stands on proxies"},
     "kiln/ops/views/storage.py": {"mmap": "when a file is memory"},
     "kiln/utils/__init__.py": {"*": "as kiln's own parts"},
     "kiln/accelerator.py": {"*": "the module of a device that is asked for"},

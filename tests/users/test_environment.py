@@ -241,7 +241,6 @@ REFUSED = {
     "kiln.export.export(kiln.nn.ReLU(), (kiln.ones(1),))": "export.export: kiln writes no programs",
     "kiln.distributed.init_process_group('gloo')": "distributed.init_process_group: kiln runs in one process",
     "kiln.hub.load('a/b', 'c')": "hub: expected source='local', got source='github'; clone",
-    "kiln.compile(abs, backend=print)": "compile: expected a backend by name",
 }
 
 
