@@ -14,14 +14,16 @@ from typing import Any
 
 from kiln.absent import hint_missing as _hint_missing
 from kiln.capture import service
-from kiln.capture.compile import Compiled, compile
+from kiln.capture.capturing import STATE
+from kiln.capture.compile import REGISTERED, Compiled, compile
 from kiln.capture.objects import Recorded
 from kiln.capture.pure.errors import PurityError
 from kiln.errors import describe, message
 
 __all__ = [
     "PurityError", "allow_in_graph", "assume_constant_result", "compile", "cudagraph_mark_step_begin",
-    "disable", "explain", "is_compiling", "is_dynamo_compiling", "is_exporting", "list_backends", "reset",
+    "disable", "explain", "is_compiling", "is_dynamo_compiling", "is_exporting", "list_backends",
+    "register_backend", "reset",
     "stats", "wait",
 ]  # fmt: skip
 
@@ -63,16 +65,22 @@ def _calls(compiled: Any, asked: str) -> Compiled:
 
 
 def is_compiling() -> bool:
-    """False: what runs is Python, compiled or not.
+    """Whether a function runs to be captured for a backend of the program's own; else what runs is Python,
+    compiled or not.
 
     >>> import kiln
     >>> kiln.compiler.is_compiling()
     False
     """
+    return STATE.capturing
+
+
+def is_exporting() -> bool:
+    """False: nothing is being exported."""
     return False
 
 
-is_dynamo_compiling = is_exporting = is_compiling
+is_dynamo_compiling = is_compiling
 
 
 def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:
@@ -100,8 +108,26 @@ def cudagraph_mark_step_begin() -> None:
 
 
 def list_backends(exclude_tags: Any = ()) -> list[str]:
-    """The names of other compilers: none."""
-    return []
+    """The names of other compilers: those that `register_backend` was told."""
+    return sorted(REGISTERED)
+
+
+def register_backend(compiler_fn: Any = None, name: str | None = None, tags: Any = ()) -> Any:
+    """Gives a backend for `kiln.compile` a name, its own if none is given; also a decorator.
+
+    >>> import kiln
+    >>> @kiln.compiler.register_backend
+    ... def as_it_is(graph_module, example_inputs):
+    ...     return graph_module.forward
+    >>> kiln.compile(lambda x: x + 1, backend="as_it_is")(kiln.ones(1))
+    tensor([2.])
+    """
+    if compiler_fn is None:
+        return lambda function: register_backend(function, name, tags)
+    if not callable(compiler_fn):
+        raise TypeError(message("compiler.register_backend", "a callable", describe(compiler_fn)))
+    REGISTERED[name or compiler_fn.__name__] = compiler_fn
+    return compiler_fn
 
 
 def reset() -> None:

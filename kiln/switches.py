@@ -133,6 +133,6 @@ def _assert(condition: Any, message: str) -> None:
 
 _hide_frames(
     globals(),
-    ("set_deterministic_debug_mode", "set_flush_denormal", "set_num_interop_threads", "set_warn_always",
-     "use_deterministic_algorithms"),
+    ("_assert", "set_deterministic_debug_mode", "set_flush_denormal", "set_num_interop_threads",
+     "set_warn_always", "use_deterministic_algorithms"),
 )  # fmt: skip

@@ -10,13 +10,23 @@ from types import SimpleNamespace
 from typing import Any
 
 from kiln.absent import hint_missing as _hint_missing
-from kiln.compiler import allow_in_graph, assume_constant_result, disable, is_compiling, reset
+from kiln.compiler import (
+    allow_in_graph,
+    assume_constant_result,
+    disable,
+    is_compiling,
+    list_backends,
+    register_backend,
+    reset,
+)
 from kiln.nn import Module as _Module
 
 __all__ = [
     "OptimizedModule", "TransformGetItemToIndex",
     "allow_in_graph", "assume_constant_result", "config", "disable", "graph_break",
-    "is_compile_supported", "is_compiling", "mark_dynamic", "mark_static", "maybe_mark_dynamic", "reset",
+    "is_compile_supported", "is_compiling", "list_backends", "mark_dynamic", "mark_static",
+    "maybe_mark_dynamic", "register_backend",
+    "reset",
 ]  # fmt: skip
 
 config = SimpleNamespace(suppress_errors=False, verbose=False, cache_size_limit=8, recompile_limit=8)

@@ -166,7 +166,7 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str = "inductor",
+    backend: str | Callable[..., Any] = "inductor",
     mode: str | None = None,
     options: dict[str, Any] | None = None,
     disable: bool = False,
@@ -180,7 +180,7 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str = "inductor",
+    backend: str | Callable[..., Any] = "inductor",
     mode: str | None = None,
     options: dict[str, Any] | None = None,
     disable: bool = False,
@@ -194,7 +194,7 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str = "inductor",
+    backend: str | Callable[..., Any] = "inductor",
     mode: str | None = None,
     options: dict[str, Any] | None = None,
     disable: bool = False,
@@ -207,7 +207,7 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str = "inductor",
+    backend: str | Callable[..., Any] = "inductor",
     mode: str | None = None,
     options: dict[str, Any] | None = None,
     disable: bool = False,
@@ -225,9 +225,14 @@ def compile(
     compiled function, or `kiln.compiler.wait()`, returns when that is done. With `wait=True` the first call
     compiles. Sizes are run-time arguments whatever `dynamic` says. With `fullgraph=True` a call that reads a
     value (`.item()`, `if x > 0`) raises RuntimeError with the line when it is over: one program was not
-    enough. There is one way to compile: the names that PyTorch has for `backend` and `mode`, and `options`,
-    are taken and choose nothing; a backend of the program's own is refused. With `disable=True` the callable
-    comes back as it is.
+    enough. The names that PyTorch has for `backend` and `mode`, and `options`, are taken and choose nothing:
+    kiln has one way to compile. With `disable=True` the callable comes back as it is.
+
+    A `backend` of the program's own is a callable: it gets what the function computes as a
+    `kiln.fx.GraphModule`, with the tensors it is called with, and returns what runs instead; so is a name
+    that `kiln.compiler.register_backend` was told. Each kind of call (shapes, dtypes, Python arguments, what
+    the function finds outside) is captured once. A call that no graph can hold runs without the backend, and
+    a warning says why; with `fullgraph=True` it raises RuntimeError.
 
     With `pure=True` you say that what the callable does depends on its arguments and on the parameters and
     buffers it meets alone. Then its Python runs at the first calls of a kind only, and a call is one
@@ -247,11 +252,12 @@ def compile(
     >>> cell(kiln.zeros(2), kiln.zeros(2))
     tensor([0., 0.])
     """
-    _check(backend, mode, options)
+    kind = _kind(backend, mode, options, fullgraph, pure)
     if model is None:
         return lambda function: compile(
-            function, fullgraph=fullgraph, disable=disable, wait=wait, pure=pure, batch=batch
-        )
+            function, fullgraph=fullgraph, backend=backend, mode=mode, options=options, disable=disable,
+            wait=wait, pure=pure, batch=batch,
+        )  # fmt: skip
     if disable:
         return model
     if batch:
@@ -262,21 +268,40 @@ def compile(
             )
         return Batching()(model)
     if isinstance(model, (staticmethod, classmethod)):  # in a class's body: what they hold is called
-        return type(model)(compile(model.__func__, fullgraph=fullgraph, wait=wait, pure=pure))
+        return type(model)(
+            compile(
+                model.__func__, fullgraph=fullgraph, backend=backend, mode=mode, options=options, wait=wait,
+                pure=pure,
+            )
+        )  # fmt: skip
     if isinstance(model, (Compiled, Recorded)):  # again: not one region in another
         model = model._function if isinstance(model, Compiled) else model._orig_mod
     if not callable(model):
         raise TypeError(f"compile: expected a callable, got {type(model).__name__}")
-    kind = _pure() if pure else InOne if fullgraph else Compiled
     found = recorded(model, kind, wait)
     return kind(model, wait) if found is None else found
 
 
-def _pure() -> type[Compiled]:
-    """What calls a function as one op, imported when one is."""
-    from kiln.capture.pure.cell import Pure
+# backends of the program's own, by name: see kiln.compiler.register_backend
+REGISTERED: dict[str, Callable[..., Any]] = {}
 
-    return Pure
+
+def _kind(backend: Any, mode: str | None, options: Any, fullgraph: bool, pure: bool) -> type[Compiled]:
+    """What calls the function; what few programs use is imported when one does."""
+    own = REGISTERED.get(backend, backend) if isinstance(backend, str) else backend
+    if callable(own):
+        from kiln.fx.backends import backed
+
+        if pure:
+            raise ValueError(message("compile", "a backend, or pure=True", "both"))
+        more = {"mode": mode if mode != "default" else None, "options": options}
+        return backed(own, fullgraph, {name: value for name, value in more.items() if value})
+    _check(backend, mode, options)
+    if pure:
+        from kiln.capture.pure.cell import Pure
+
+        return Pure
+    return InOne if fullgraph else Compiled
 
 
 def in_place(
@@ -285,20 +310,18 @@ def in_place(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str = "inductor",
+    backend: str | Callable[..., Any] = "inductor",
     mode: str | None = None,
     options: dict[str, Any] | None = None,
     wait: bool = False,
 ) -> Compiled:
     """What `Module.compile` keeps: the function that takes the module, recorded under the module's name."""
-    _check(backend, mode, options)
-    return Compiled(function, wait, name)
+    kind = _kind(backend, mode, options, False, False)
+    return (Compiled if kind is InOne else kind)(function, wait, name)
 
 
 def _check(backend: Any, mode: str | None, options: Any) -> None:
     """Errors of what chooses between ways to compile in PyTorch."""
-    if callable(backend):
-        raise NotImplementedError(message("compile", "a backend by name", "a function", "kiln has one way"))
     if backend not in _BACKENDS:
         raise RuntimeError(message("compile", f"backend {', '.join(_BACKENDS)}", repr(backend)))
     if mode is not None and options is not None:

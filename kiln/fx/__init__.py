@@ -1,95 +1,51 @@
-"""Names of PyTorch's symbolic tracer: a program that names them is imported; tracing is refused.
+"""Programs as graphs of calls, to be read and changed: modules and functions traced with proxies.
 
-`isinstance(x, fx.Proxy)` is False of every value, as where nothing is traced.
+    symbolic_trace(model)      a GraphModule: the same module, its `forward` written from `graph`
+    graph.nodes                placeholder get_attr call_function call_method call_module output
+    m.graph...; m.recompile()  surgery
+
+Nothing is known of shapes and values; what runs is a Python function that calls kiln's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module as _import_module
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-
-from kiln.absent import no_attribute as _no_attribute
-from kiln.absent import refuse as _refuse
-from kiln.nn import Module as _Module
+from kiln.absent import hint_missing as _hint_missing
+from kiln.fx import (
+    graph as graph,
+)
+from kiln.fx import (
+    graph_module as graph_module,
+)
+from kiln.fx import (
+    immutable_collections as immutable_collections,
+)
+from kiln.fx import (
+    interpreter as interpreter,
+)
+from kiln.fx import (
+    node as node,
+)
+from kiln.fx import (
+    passes as passes,
+)
+from kiln.fx import (
+    proxy as proxy,
+)
+from kiln.fx import (
+    subgraph_rewriter as subgraph_rewriter,
+)
+from kiln.fx._symbolic_trace import PH, ProxyableClassMeta, Tracer, symbolic_trace, wrap
+from kiln.fx.graph import CodeGen, Graph
+from kiln.fx.graph_module import GraphModule
+from kiln.fx.interpreter import Interpreter, Transformer
+from kiln.fx.node import Node, has_side_effect, map_aggregate, map_arg
+from kiln.fx.proxy import Proxy, TraceError
+from kiln.fx.subgraph_rewriter import replace_pattern
 
 __all__ = [
-    "Graph", "GraphModule", "Interpreter", "Node", "Proxy", "Tracer", "Transformer", "has_side_effect",
-    "replace_pattern", "symbolic_trace", "wrap",
+    "PH", "CodeGen", "Graph", "GraphModule", "Interpreter", "Node", "Proxy", "ProxyableClassMeta", "Tracer",
+    "Transformer", "TraceError", "has_side_effect", "map_aggregate", "map_arg", "replace_pattern",
+    "symbolic_trace", "wrap",
 ]  # fmt: skip
 
-_T = TypeVar("_T")
-
-
-class _Refused:
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _refuse(f"fx.{type(self).__name__}")
-
-
-class Proxy(_Refused):
-    """A value while a program is traced. NotImplementedError."""
-
-
-class Node(_Refused):
-    """An operation of a traced program. NotImplementedError."""
-
-
-class Graph(_Refused):
-    """A traced program. NotImplementedError."""
-
-
-class Tracer(_Refused):
-    """What traces programs. NotImplementedError."""
-
-
-class Interpreter(_Refused):
-    """What runs a traced program node by node. NotImplementedError."""
-
-
-class Transformer(Interpreter):
-    """What makes another program of a traced one. NotImplementedError."""
-
-
-class GraphModule(_Module):
-    """A module that runs a traced program. NotImplementedError."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _refuse("fx.GraphModule")
-
-
-def wrap(fn_or_name: _T) -> _T:
-    """A function that tracing would not look into, as it is.
-
-    >>> kiln.fx.wrap(len) is len
-    True
-    """
-    return fn_or_name
-
-
-def has_side_effect(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that a traced program would keep, as it is."""
-    return fn
-
-
-def symbolic_trace(root: Any, concrete_args: Any = None) -> NoReturn:
-    """NotImplementedError: programs are not read; `kiln.compile` records what runs."""
-    _refuse("fx.symbolic_trace")
-
-
-def replace_pattern(gm: Any, pattern: Any, replacement: Any) -> NoReturn:
-    """NotImplementedError: there are no traced programs."""
-    _refuse("fx.replace_pattern")
-
-
-_FILES = ("graph_module", "node", "proxy")
-
-
-def _found(name: str) -> Any:
-    """`__getattr__`, which type checkers do not see."""
-    if name not in _FILES:
-        _no_attribute(__name__, name)
-    return _import_module(f"kiln.fx.{name}")
-
-
-if not TYPE_CHECKING:
-    __getattr__ = _found
+_hint_missing(__name__)

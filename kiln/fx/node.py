@@ -1,14 +1,338 @@
-"""PyTorch's path of an operation of a traced program."""
+"""An operation of a graph: what is called, with which arguments, and who uses what it gives.
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+placeholder    an argument of the program; `target` is its name, `args` holds its default
+get_attr       what the root module holds under a dotted name
+call_function  target(*args, **kwargs)
+call_method    args[0].target(*args[1:], **kwargs)
+call_module    the submodule of the dotted name `target`, called
+output         what the program returns: args[0]
+"""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, TypeVar
+
+from kiln import _core
 from kiln.absent import hint_missing as _hint_missing
-from kiln.fx import Node
+from kiln.fx import names
+from kiln.fx.immutable_collections import immutable_dict, immutable_list
 
-__all__ = ["Argument", "Node", "Target"]
+__all__ = ["Argument", "Node", "Target", "has_side_effect", "map_aggregate", "map_arg"]
 
 Argument: TypeAlias = Any
 Target: TypeAlias = Callable[..., Any] | str
+BaseArgumentTypes: TypeAlias = Any
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_KINDS = ("placeholder", "call_method", "call_module", "call_function", "get_attr", "output", "root")
+_side_effectful_functions: set[Any] = set()
+
+
+def has_side_effect(fn: _F) -> _F:
+    """Says of a function that calls of it stay in a graph though nothing uses their result; a decorator.
+
+    >>> import kiln
+    >>> kiln.fx.has_side_effect(print) is print
+    True
+    """
+    _side_effectful_functions.add(fn)
+    return fn
+
+
+def map_aggregate(a: Argument, fn: Callable[[Argument], Argument]) -> Argument:
+    """An argument with `fn` of every item that is no list, tuple, dict or slice; lists and dicts that do not
+    change.
+    """
+    if isinstance(a, tuple):
+        items = [map_aggregate(item, fn) for item in a]
+        return type(a)(*items) if hasattr(a, "_fields") else tuple(items)
+    if isinstance(a, list):
+        return immutable_list([map_aggregate(item, fn) for item in a])
+    if isinstance(a, dict):
+        return immutable_dict({key: map_aggregate(item, fn) for key, item in a.items()})
+    if isinstance(a, slice):
+        return slice(*(map_aggregate(item, fn) for item in (a.start, a.stop, a.step)))
+    return fn(a)
+
+
+def map_arg(a: Argument, fn: Callable[[Node], Argument]) -> Argument:
+    """An argument with `fn(node)` in the place of every node in it."""
+    return map_aggregate(a, lambda item: fn(item) if isinstance(item, Node) else item)
+
+
+class Node:
+    """One operation of a graph; see the module's text. Made by the graph's methods."""
+
+    def __init__(
+        self,
+        graph: Any,
+        name: str,
+        op: str,
+        target: Target,
+        args: tuple[Argument, ...],
+        kwargs: dict[str, Argument],
+        return_type: Any = None,
+    ) -> None:
+        if op not in _KINDS:
+            raise AssertionError(f"op '{op}' is not in _legal_ops: {', '.join(_KINDS)}")
+        if op == "call_function" and not callable(target):
+            raise ValueError(
+                f"Node [graph = {graph}, name = '{name}'] target {target} has type {type(target).__name__} "
+                "but a Callable is expected"
+            )
+        if op != "call_function" and not isinstance(target, str):
+            raise ValueError(
+                f"Node [graph = {graph}, name = '{name}'] target {target!r} has type "
+                f"{type(target).__name__} but a str is expected"
+            )
+        self.graph, self.name, self.op, self.target = graph, name, op, target
+        self.type = return_type
+        self.users: dict[Node, None] = {}
+        self._input_nodes: dict[Node, None] = {}
+        self.meta: dict[str, Any] = {}
+        self._prev = self._next = self
+        self._erased = False
+        self._args: tuple[Argument, ...] = ()
+        self._kwargs: dict[str, Argument] = {}
+        self._set(args, kwargs)
+
+    # -- where it stands -----------------------------------------------------------------------------------
+
+    @property
+    def next(self) -> Node:
+        """The node behind it."""
+        return self._next
+
+    @property
+    def prev(self) -> Node:
+        """The node before it."""
+        return self._prev
+
+    def prepend(self, x: Node) -> None:
+        """Moves a node of the same graph to the place before this one."""
+        if self.graph is not x.graph:
+            raise AssertionError("Attempting to move a Node into a different Graph")
+        if self is x:
+            return
+        x._remove_from_list()
+        before = self._prev
+        before._next, x._prev, x._next, self._prev = x, before, self, x
+
+    def append(self, x: Node) -> None:
+        """Moves a node of the same graph to the place behind this one."""
+        self._next.prepend(x)
+
+    def _remove_from_list(self) -> None:
+        self._prev._next, self._next._prev = self._next, self._prev
+
+    def __lt__(self, other: Node) -> bool:
+        """Whether it stands before another node of its graph."""
+        for node in self.graph.nodes:
+            if node is self or node is other:
+                return node is self and self is not other
+        return False
+
+    def __gt__(self, other: Node) -> bool:
+        return other < self
+
+    # -- arguments -----------------------------------------------------------------------------------------
+
+    @property
+    def args(self) -> tuple[Argument, ...]:
+        """The arguments by place; assigned as a whole."""
+        return self._args
+
+    @args.setter
+    def args(self, a: tuple[Argument, ...]) -> None:
+        self._set(a, self._kwargs)
+
+    @property
+    def kwargs(self) -> dict[str, Argument]:
+        """The arguments by name; assigned as a whole."""
+        return self._kwargs
+
+    @kwargs.setter
+    def kwargs(self, k: dict[str, Argument]) -> None:
+        self._set(self._args, k)
+
+    def _set(self, args: Any, kwargs: Any) -> None:
+        for old in self._input_nodes:
+            old.users.pop(self, None)
+        self._input_nodes = {}
+
+        def used(node: Node) -> Node:
+            self._input_nodes.setdefault(node)
+            node.users.setdefault(self)
+            return node
+
+        self._args = map_arg(args, used)
+        self._kwargs = map_arg(kwargs, used)
+
+    def update_arg(self, idx: int, arg: Argument) -> None:
+        """Puts another argument in the place of one."""
+        args = list(self.args)
+        args[idx] = arg
+        self.args = tuple(args)
+
+    def insert_arg(self, idx: int, arg: Argument) -> None:
+        """Puts an argument before the one of a place. IndexError beyond the end."""
+        if not 0 <= idx <= len(self.args):
+            raise AssertionError("insert_args index must be between 0 and len(self.args)")
+        self.args = (*self.args[:idx], arg, *self.args[idx:])
+
+    def update_kwarg(self, key: str, arg: Argument) -> None:
+        """Sets the argument of a name."""
+        self.kwargs = {**self.kwargs, key: arg}
+
+    @property
+    def all_input_nodes(self) -> list[Node]:
+        """The nodes among the arguments, each once, in order."""
+        return list(self._input_nodes)
+
+    def replace_input_with(self, old_input: Node, new_input: Node) -> None:
+        """Puts another node in the place of one among the arguments."""
+
+        def other(node: Node) -> Node:
+            return new_input if node is old_input else node
+
+        self._set(map_arg(self.args, other), map_arg(self.kwargs, other))
+
+    def replace_all_uses_with(
+        self,
+        replace_with: Node,
+        delete_user_cb: Callable[[Node], bool] = lambda user: True,
+        *,
+        propagate_meta: bool = False,
+    ) -> list[Node]:
+        """Puts another node in the place of this one in all that use it, but where `delete_user_cb(user)` is
+        false; the nodes that were changed.
+        """
+        if propagate_meta:
+            if replace_with.meta:
+                raise AssertionError(
+                    "Called node.replace_all_uses_with(replace_with, propagate_meta=True), but replace_with "
+                    "already has .meta keys"
+                )
+            replace_with.meta.update(self.meta)
+        changed = [user for user in self.users if delete_user_cb(user)]
+        for user in changed:
+            user.replace_input_with(self, replace_with)
+        return changed
+
+    # -- what it says of itself ----------------------------------------------------------------------------
+
+    @property
+    def stack_trace(self) -> str | None:
+        """Where the program called it, if the tracer was told to record that."""
+        found: str | None = self.meta.get("stack_trace")
+        return found
+
+    @stack_trace.setter
+    def stack_trace(self, trace: str | None) -> None:
+        self.meta["stack_trace"] = trace
+
+    def is_impure(self, impure_random: bool = True) -> bool:
+        """Whether it is to stay though nothing uses its result: arguments and the output, functions that
+        write into what they are given, draw random numbers or were named by `has_side_effect`.
+        """
+        if self.op in ("placeholder", "output"):
+            return True
+        if self.op == "call_function":
+            name = getattr(self.target, "__name__", "")
+            if self.target in _side_effectful_functions or name in ("_assert", "setitem"):
+                return True
+            if impure_random and name in _RANDOM:
+                return True
+            return self.target in names.IN_PLACE or _writes(name) or "out" in self.kwargs
+        if self.op == "call_method":
+            return _writes(str(self.target))
+        if self.op == "call_module":
+            owner: Any = self.graph.owning_module
+            if owner is None:
+                raise AssertionError("self.graph.owning_module not set for purity check")
+            module = owner.get_submodule(self.target)
+            return bool(getattr(module, "_is_impure", False))
+        return False
+
+    def format_node(
+        self,
+        placeholder_names: list[str] | None = None,
+        maybe_return_typename: list[str] | None = None,
+        *,
+        include_tensor_metadata: bool = False,
+    ) -> str | None:
+        """The node as a line of the graph's text."""
+        typed = f"{names_of_type(self.type)} " if self.type else ""
+        users = f"[num_users={len(self.users)}]"
+        if self.op == "placeholder":
+            default = f"(default={self.args[0]})" if self.args else ""
+            if placeholder_names is not None:
+                placeholder_names.append(str(self.target))
+            return f"%{self.name} : {typed}{users} = {self.op}[target={self.target}]{default}"
+        if self.op == "output":
+            if self.type and maybe_return_typename is not None:
+                maybe_return_typename[0] = f" -> {names_of_type(self.type)}"
+            return f"return {self.args[0]}"
+        head = f"%{self.name} : {typed}{users} = {self.op}[target={names.shown_name(self.target)}]"
+        if self.op == "get_attr":
+            return head
+        return f"{head}(args = {_shown(self.args)}, kwargs = {_shown(self.kwargs)})"
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def _rename(self, candidate: str) -> None:
+        """Takes the name, or one like it that is free."""
+        if candidate != self.name:
+            self.name = self.graph._graph_namespace.create_name(candidate, None)
+
+
+# functions that give other numbers each time
+_RANDOM = frozenset(
+    "rand randn randint randperm rand_like randn_like randint_like bernoulli multinomial normal poisson "
+    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout rrelu".split()
+)
+
+
+def _writes(name: str) -> bool:
+    """Whether a name is that of a function that writes into its argument: `add_`."""
+    return name.endswith("_") and not name.endswith("__") and name not in ("and_", "or_", "not_", "is_")
+
+
+def _shown(a: Argument) -> str:
+    """Arguments as the text of a graph shows them: `(%x, [%y, 1])`."""
+    if isinstance(a, tuple):
+        items = ", ".join(map(_shown, a))
+        return f"({items},)" if len(a) == 1 else f"({items})"
+    if isinstance(a, list):
+        return f"[{', '.join(map(_shown, a))}]"
+    if isinstance(a, dict):
+        return "{" + ", ".join(f"{key}: {_shown(item)}" for key, item in a.items()) + "}"
+    if isinstance(a, slice):
+        return f"slice({_shown(a.start)}, {_shown(a.stop)}, {_shown(a.step)})"
+    return f"%{a.name}" if isinstance(a, Node) else str(a)
+
+
+def names_of_type(kind: Any) -> str:
+    """An annotation as source: "int", "kiln.Tensor"."""
+    if isinstance(kind, str):
+        return kind
+    if kind is _core.Tensor:
+        return f"{names.root()}.Tensor"
+    if kind is None or kind is type(None):
+        return "NoneType"
+    module = getattr(kind, "__module__", "")
+    if isinstance(kind, type) and not getattr(kind, "__args__", None):
+        return kind.__name__ if module == "builtins" else names.qualified_name(kind)
+    return repr(kind)
+
+
+def nodes_in(items: Iterable[Any]) -> list[Node]:
+    """The nodes in arguments, each time they are there."""
+    found: list[Node] = []
+    map_arg(tuple(items), lambda node: found.append(node))
+    return found
+
 
 _hint_missing(__name__)

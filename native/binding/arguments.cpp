@@ -5,6 +5,7 @@ namespace kiln {
 namespace {
 
 PyObject* symbolic_types = nullptr;
+PyObject* take_over = nullptr;  // (callable, args, kwargs, method's name or None) -> result or NotImplemented
 
 // A list as a tuple, so that it can be part of a key, and that no Python code can change it meanwhile.
 Object fixed(PyObject* value) {
@@ -46,12 +47,67 @@ PyObject* set_symbolic_types(PyObject*, PyObject* types) {
     Py_RETURN_NONE;
 }
 
+// (types, take_over)
+PyObject* set_stand_ins(PyObject*, PyObject* args) {
+    PyObject *types, *function;
+    if (!PyArg_ParseTuple(args, "O!O:set_stand_ins", &PyTuple_Type, &types, &function)) return nullptr;
+    Py_XSETREF(take_over, Py_NewRef(function));
+    Py_XSETREF(stand_ins, Py_NewRef(types));
+    Py_RETURN_NONE;
+}
+
+bool has_stand_in(PyObject* value, int depth) {
+    if (is_stand_in(value)) return true;
+    if (depth == 0 || !(PyTuple_Check(value) || PyList_Check(value))) return false;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i)
+        if (has_stand_in(PySequence_Fast_GET_ITEM(value, i), depth - 1)) return true;
+    return false;
+}
+
+thread_local bool all_taken = false;  // this thread's calls, with whatever arguments
+
+// Whether from here on all calls of this thread are offered; whether they were before.
+PyObject* take_all(PyObject*, PyObject* flag) {
+    const bool before = all_taken;
+    all_taken = stand_ins && PyObject_IsTrue(flag);
+    return PyBool_FromLong(before);
+}
+
 PyMethodDef functions[] = {
+    {"take_all", take_all, METH_O,
+     "take_all(flag): whether all calls of this thread go to take_over; gives what was so before."},
     {"set_symbolic_types", set_symbolic_types, METH_O, "Types whose arguments make a call be traced."},
+    {"set_stand_ins", set_stand_ins, METH_VARARGS,
+     "set_stand_ins(types, take_over): calls of public functions with objects of these types are made by "
+     "take_over(callable, args, kwargs, name), unless it gives NotImplemented; name is that of a tensor's "
+     "operator, or None."},
     {nullptr, nullptr, 0, nullptr},
 };
 
 }  // namespace
+
+PyObject* stand_ins = nullptr;
+
+bool is_stand_in(PyObject* object) {
+    PyTypeObject* type = Py_TYPE(object);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(stand_ins); ++i)
+        if (PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(stand_ins, i))))
+            return true;
+    return false;
+}
+
+Object taken_over(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names,
+                  const char* method) {
+    const Py_ssize_t count = PyVectorcall_NARGS(flags), all = count + (names ? PyTuple_GET_SIZE(names) : 0);
+    bool found = all_taken;
+    for (Py_ssize_t i = 0; i < all && !found; ++i) found = has_stand_in(args[i], 3);
+    if (!found) return {};
+    const auto [positional, keywords] = python_arguments(args, count, names);
+    Object result = checked(in_python([&] {
+        return PyObject_CallFunction(take_over, "OOOz", callable, positional.get(), keywords.get(), method);
+    }));
+    return result.get() == Py_NotImplemented ? Object() : std::move(result);
+}
 
 bool is_symbolic(PyObject* object) {
     if (object == Py_None || PyUnicode_CheckExact(object) || PyLong_CheckExact(object) ||

@@ -175,6 +175,14 @@ Fn& fn_of(PyObject* op, PyObject* structure);  // the function of an Op object a
 PyObject* write_into(Fn& fn, std::span<const Operand> operands, PyObject* tensor);
 // Whether an object stands for tensors, so that a call of it is traced (see set_symbolic_types).
 bool is_symbolic(PyObject* object);
+// Classes whose objects take over the calls of public functions that they are given to (`kiln.fx.Proxy`):
+// null as long as there are none, which is all that a call asks.
+extern PyObject* stand_ins;
+bool is_stand_in(PyObject* object);
+// What a call gives if it was taken over, else null. `method`: the tensor's operator that was called, or
+// null.
+Object taken_over(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names,
+                  const char* method = nullptr);
 // A value of a structure argument as Python's own: what stands for an int (a NumPy integer, an enum's member)
 // or a float as that number, in lists and tuples too.
 Object plain(PyObject* value);

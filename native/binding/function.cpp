@@ -87,6 +87,8 @@ PyObject* call_in_python(const FunctionObject& self, PyObject* const* args, size
 PyObject* function_vectorcall(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
     PyObject* result = guarded([&]() -> PyObject* {
         FunctionObject& self = function_of(object);
+        if (stand_ins) [[unlikely]]
+            if (Object result = taken_over(object, args, flags, names)) return result.release();
         if (autocasts(object, self.casts)) [[unlikely]]
             return call_cast(object, args, flags, names);
         if (self.quick)

@@ -54,6 +54,8 @@ PyObject* call_plain(Fn& fn, std::span<const Operand> operands) {
 PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
     PyObject* result = guarded([&]() -> PyObject* {
         OpObject& self = op_of(object);
+        if (stand_ins) [[unlikely]]
+            if (Object result = taken_over(object, args, flags, names)) return result.release();
         if (autocasts(object, self.casts)) [[unlikely]]
             return call_cast(object, args, flags, names);
         size_t count = size_t(PyVectorcall_NARGS(flags));

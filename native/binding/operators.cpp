@@ -63,6 +63,11 @@ PyObject* binary(Slot slot, PyObject* lhs, PyObject* rhs) {
     Fn* fn = plain_binary(function);
     if (fn && take(lhs, operands[0], held) && take(rhs, operands[1], held))
         return wrap(call_one(*fn, operands));
+    if (stand_ins) [[unlikely]] {
+        PyObject* given[2] = {lhs, rhs};
+        if (Object result = taken_over(function, given, 2, nullptr, slot_names[slot].data()))
+            return result.release();
+    }
     Object left = beside(lhs), right = beside(rhs);
     if (!left || !right) return Py_NewRef(Py_NotImplemented);
     PyObject* args[2] = {left.get(), right.get()};
@@ -88,6 +93,12 @@ PyObject* inplace_slot(PyObject* lhs, PyObject* rhs) {
     Fn* fn = plain_binary(operators[slot]);
     if (fn && take(lhs, operands[0], held) && take(rhs, operands[1], held))
         return write_into(*fn, operands, lhs);
+    if (stand_ins) [[unlikely]] {
+        PyObject* given[2] = {lhs, rhs};
+        const std::string name = std::string(slot_names[slot]) + "_";
+        if (Object result = taken_over(operators[slot], given, 2, nullptr, name.c_str()))
+            return result.release();
+    }
     Object other = is_symbolic(rhs) ? Object::borrow(rhs) : beside(rhs);
     if (!other) return Py_NewRef(Py_NotImplemented);
     static PyObject* out = Py_BuildValue("(s)", "out");
@@ -229,6 +240,9 @@ PyObject* get_item(PyObject* x, PyObject* key) {
         PyErr_Clear();  // which is said in terms of the key below
     }
     PyObject* args[2] = {x, key};
+    if (stand_ins) [[unlikely]]
+        if (Object result = taken_over(operators[slot_of("getitem")], args, 2, nullptr, "getitem"))
+            return result.release();
     return in_python([&] { return PyObject_Vectorcall(operators[slot_of("getitem")], args, 2, nullptr); });
 }
 
