@@ -13,7 +13,9 @@ from typing import Any, Final, NoReturn, TypeVar, get_origin
 
 from kiln.absent import hint_missing as _hint_missing
 from kiln.absent import refuse as _refuse
+from kiln.late import later as _later
 from kiln.nn import Module as _Module
+from kiln.tracing.scripts import ScriptFunction, ScriptModule
 
 __all__ = [
     "Attribute", "Error", "Final", "RecursiveScriptModule", "ScriptFunction", "ScriptModule", "annotate",
@@ -22,6 +24,7 @@ __all__ = [
     "script", "script_if_tracing", "script_method", "set_fusion_strategy", "trace", "trace_module", "unused",
 ]  # fmt: skip
 
+_trace = _later("kiln.tracing.scripts", "trace")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -29,19 +32,8 @@ class Error(RuntimeError):
     """What TorchScript raises of a script."""
 
 
-class ScriptModule(_Module):
-    """A module whose methods would be scripts: here they are Python, and the class is Module's."""
-
-
 class RecursiveScriptModule(ScriptModule):
     """What PyTorch makes of a module: nothing here is one."""
-
-
-class ScriptFunction:
-    """What PyTorch makes of a function: NotImplementedError; functions stay what they are."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _refuse("jit.ScriptFunction")
 
 
 class Attribute:
@@ -91,9 +83,9 @@ def script_if_tracing(fn: _F) -> _F:
     return fn
 
 
-def trace(func: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    """NotImplementedError: kiln writes no scripts; `kiln.compile(func)` records and runs faster."""
-    _refuse("jit.trace")
+def trace(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """A function or module of tensors as a program: what it does for the example, run again for others."""
+    return _trace(func, *args, **kwargs)
 
 
 def trace_module(mod: Any, *args: Any, **kwargs: Any) -> NoReturn:

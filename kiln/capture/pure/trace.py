@@ -231,7 +231,7 @@ class Tracer:
         for target in out:
             self.value(target)
             storage = _core.place(target)[0]
-            if storage not in self._made:
+            if not self.may_write(storage):
                 of = "an argument" if self._is_of_argument(storage) else "a tensor made elsewhere"
                 self.refuse(f"writes {of} in place")
         dtypes = [self._dtype(target) for target in out]
@@ -244,6 +244,10 @@ class Tracer:
             self._append(CAST, (shape,), (("value", r),), [k], [dtype], [shape], history)
             self.numbers_seen.update(shape)
             self._written(target, k, history)
+
+    def may_write(self, storage: int) -> bool:
+        """Whether what lies in a storage may be written: what ops of this run made."""
+        return storage in self._made
 
     def _is_of_argument(self, storage: int) -> bool:
         return any(id(x) in self._arguments for x in self._on[storage])
@@ -323,6 +327,10 @@ class Tracer:
     def numbered_sizes(self) -> list[tuple[int, tuple[int, ...]]]:
         """The sizes of every value, as `finish` numbers them."""
         return [(self._number(k), sizes) for k, sizes in self.sizes.items()]
+
+    def numbered(self, again: int) -> list[tuple[int, tuple[int, ...]]]:
+        """The same, as `finish` numbers them where so many operands are used again."""
+        return [(self._number(k, again), sizes) for k, sizes in self.sizes.items()]
 
     def reads(self, k: int, dim: int) -> bool:
         """Whether the size of a value, as `finish` numbers it, became a number."""

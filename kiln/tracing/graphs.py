@@ -1,0 +1,113 @@
+"""Steps as a graph: one node per op that was called, composites among them.
+
+inputs   tensors in the order of the operands, then numbers (a seed, a position)
+nodes    op(values; attributes); of an op with several results, one node for each that is used
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.capture.function import NUMBER
+from kiln.capture.pure.steps import CAST, DETACH, STRIDED, WRITE, Step, Steps
+from kiln.graph.graph import Graph, Node, Shape, Value, building, is_weak
+from kiln.table.record import Op, constant, find
+
+
+class Look:
+    """What is known of a step's results: a dtype and a shape each."""
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, dtype: str, shape: Shape) -> None:
+        self.dtype, self.shape = dtype, shape
+
+
+def graph_of(steps: Steps, inputs: list[Look], shapes: dict[int, Shape]) -> Graph:
+    """The graph of steps on inputs that look so; `shapes` of every value by its number."""
+    graph = Graph()
+    values: dict[int, Value] = {}
+    for k, look in enumerate(inputs):
+        for _ in look.shape:
+            graph.new_symbol()
+        values[k] = graph.add_input(look.dtype, look.shape)
+    for k, own in enumerate(steps.again):
+        values[len(inputs) + k] = values[own]
+    for k, letter in enumerate(steps.numbers):
+        values[steps.tensors + k] = graph.add_number(NUMBER[letter])
+    with building(graph):
+        for step in steps.steps:
+            _add(graph, step, values, shapes)
+    return graph.finish([values[k] for k in steps.results])
+
+
+def _add(graph: Graph, step: Step, values: dict[int, Value], shapes: dict[int, Shape]) -> None:
+    given = [values[x] if kind != "number" else x for kind, x in step.args]
+    if isinstance(step.op, str):
+        values[step.outs[0]] = _memory(graph, step, given)
+        return
+    inputs, attrs = arguments(graph, step.op, step.structure, given)
+    for which, (k, dtype) in enumerate(zip(step.outs, step.dtypes)):
+        op = step.op.result(which) if len(step.outs) > 1 else step.op
+        # (of what is written into something else, the op itself knows the look)
+        known = shapes.get(k)
+        values[k] = (
+            graph.add(op, inputs, attrs) if known is None else append(graph, op, inputs, attrs, dtype, known)
+        )
+
+
+def append(
+    graph: Graph, op: Op, inputs: tuple[Value, ...], attrs: tuple[Any, ...], dtype: str, shape: Shape
+) -> Value:
+    """A node whose result is known to look so."""
+    if is_weak(op, inputs):  # a number of numbers alone: a cast makes an array of it
+        number = graph.add(op, inputs, attrs)
+        return graph.add(find("convert"), (number,), (dtype,))
+    node = Node(op, inputs, attrs)
+    node.out = Value(graph, node, dtype, shape)
+    graph.nodes.append(node)
+    return node.out
+
+
+def arguments(
+    graph: Graph, op: Op, structure: tuple[Any, ...], given: list[Any]
+) -> tuple[tuple[Value, ...], tuple[Any, ...]]:
+    """The inputs and attributes of a node, from what the core was called with."""
+    rest, entries = iter(given), iter(structure)
+    inputs: list[Value] = []
+    attrs: list[Any] = []
+
+    def value(x: Any) -> Value:
+        return x if isinstance(x, Value) else constant(graph, x)
+
+    for param in op.params:
+        if op.kind == "pointwise" and param.kind != "S":
+            inputs.append(value(next(rest)))
+            continue
+        entry = next(entries)
+        if param.kind == "S":
+            attrs.append(entry[0] if op.kind == "slice" else entry)
+        elif param.kind == "Z":
+            attrs.append(tuple([next(rest) for _ in range(entry)]))
+        elif param.kind == "L":
+            inputs += [value(next(rest)) for _ in range(entry)]
+        elif entry is not None:
+            inputs.append(value(next(rest)))
+    return tuple(inputs), tuple(attrs)
+
+
+def _memory(graph: Graph, step: Step, given: list[Any]) -> Value:
+    """A step that is no op of the table."""
+    x = given[0]
+    if step.op == DETACH:
+        return x  # type: ignore[no-any-return]
+    if step.op == CAST:
+        (sizes,) = step.structure
+        if x.weak or x.dtype != step.dtypes[0]:
+            x = graph.add(find("convert"), (x,), (step.dtypes[0],))
+        return x if tuple(x.shape) == tuple(sizes) else graph.add(find("expand"), (x,), (tuple(sizes),))
+    sizes, strides, offset = step.structure
+    if step.op == STRIDED:
+        return graph.add(find("as_strided"), (x,), (tuple(sizes), tuple(strides), (offset,)))
+    assert step.op == WRITE
+    return graph.add(find("write"), (x, given[1]), (tuple(strides), (offset,)))

@@ -1,0 +1,99 @@
+"""A captured function as a callable: arguments checked by name, one op, results in their containers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kiln import _core
+from kiln.errors import describe
+from kiln.tracing.capture import Captured
+from kiln.tracing.trees import alike, build
+
+
+class Program:
+    """What runs a `Captured`: `state` gives the tensors it has, in the order of `captured.state`."""
+
+    def __init__(self, captured: Captured, state: Callable[[], list[Any]]) -> None:
+        self.captured = captured
+        self.state = state
+        self._is_one = captured.out_tree.kind == "leaf"
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the function gives of these arguments."""
+        found = self.captured
+        leaves = self.leaves(args, kwargs)
+        operands = [*leaves, *self.state()]
+        numbers: list[int] = []
+        if found.drawn:
+            seed, start = _core.next_random(found.drawn)
+            numbers = [seed if kind == "seed" else start + delta for kind, delta in found.random]
+        for check in found.checks:
+            check.before(operands)
+        results: tuple[Any, ...] = ()
+        if found.op is not None:
+            tensors = [*operands, *(operands[k] for k in found.steps.again)]
+            results = _core.call_op(found.op.handle, found.op.structure, (*tensors, *numbers))
+        for check in found.checks:
+            check.after(operands, results)
+        return self._given(operands, results)
+
+    def _given(self, operands: list[Any], results: tuple[Any, ...]) -> Any:
+        found = self.captured
+        count = len(found.inputs)
+        outputs: list[Any] = []
+        for k, history in enumerate(found.history):
+            if k in found.same:
+                kind, which = found.same[k]
+                outputs.append(operands[which if kind == "input" else count + which])
+                continue
+            y = results[k]
+            outputs.append(y if history or not y.requires_grad else y.detach())
+        first = len(found.history)
+        for k, (kind, which) in enumerate(found.mutated):
+            target = operands[which if kind == "input" else count + which]
+            _write(target, results[first + k])
+        return outputs[0] if self._is_one else build(found.out_tree, iter(outputs))
+
+    def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The tensors among the arguments, checked; TypeError or RuntimeError in the input's own name."""
+        found = self.captured
+        given: list[Any] = []
+        tree = found.tree_of(args, kwargs, given)
+        if not alike(tree, found.in_tree):
+            raise TypeError(f"{found.name}: {found.difference(args, kwargs, tree)}")
+        leaves = [given[k] for k in found.distinct]
+        if len(leaves) < len(given):
+            found.check_aliases(given)
+        for x, own in zip(leaves, found.inputs):
+            if str(x.dtype).rpartition(".")[2] != own.dtype:
+                raise RuntimeError(f"{own.name}: expected {own.dtype}, got {describe(x)}")
+            if tuple(x.shape) != own.shape:
+                raise RuntimeError(_other_shape(own, x))
+        return leaves
+
+
+def _other_shape(own: Any, x: Any) -> str:
+    came = tuple(x.shape)
+    if len(came) != len(own.shape):
+        return f"{own.name}: must have {len(own.shape)} dims {list(own.shape)}, got {list(came)}"
+    dim = next(d for d, (a, b) in enumerate(zip(own.shape, came)) if a != b)
+    return f"{own.name}: dim {dim} must be {own.shape[dim]}, got {came[dim]}"
+
+
+def program_of(captured: Captured) -> Program:
+    """A program whose state is what was captured."""
+    tensors = [s.tensor for s in captured.state]
+    return Program(captured, lambda: tensors)
+
+
+def _write(target: Any, value: Any) -> None:
+    """Puts a value where a buffer or an argument is, without history where it has none."""
+    if value.requires_grad:
+        target.copy_(value)
+        return
+    before = _core.set_grad_enabled(False)
+    try:
+        target.copy_(value)
+    finally:
+        _core.set_grad_enabled(before)
