@@ -7,14 +7,19 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from kiln import _core
-from kiln.capture.pure.function import CellOp, cell_op
 from kiln.capture.pure.steps import Steps
-from kiln.graph.graph import Graph
 from kiln.capture.pure.trace import names_of
+from kiln.graph.graph import Graph, Shape
+from kiln.graph.size import Size, symbol
+from kiln.graph.text import dim_text
 from kiln.nn import Module
 from kiln.table.kinds import FLOATS
+from kiln.tracing.dims import Range, declared, specs_of
 from kiln.tracing.graphs import Look, graph_of
+from kiln.tracing.ops import ProgramOp, program_op
 from kiln.tracing.recorder import Recorder, TracingError
+from kiln.tracing.sizes import Guard
+from kiln.tracing.symbolic import Traced
 from kiln.tracing.trees import Tree, build, difference, flatten
 
 
@@ -54,9 +59,11 @@ class Captured:
         self.drawn = 0  # how far a call moves the generator's position
         self.history: list[bool] = []  # of each output: whether gradients flow to it
         self.same: dict[int, tuple[str, int]] = {}  # outputs that are an input or a state as it came
-        self.dims: dict[str, Any] = {}
+        self.dims: dict[str, Range] = {}  # by name: the sizes that vary, their bounds, where they are read
+        self.guards: list[Guard] = []  # answers about sizes that the function asked for
+        self.firsts: list[int] = []  # of each input and state: the slot of its first size
         self.steps: Steps
-        self.op: CellOp | None = None
+        self.op: ProgramOp | None = None
         self.lines: list[str] = []
         self.checks: list[Check] = []
         self.distinct: list[int] = []  # of the tensors among the arguments: the first of each
@@ -73,6 +80,18 @@ class Captured:
             looks += [Look(_dtype(s.tensor), tuple(s.tensor.shape)) for s in self.state]
             self._graph = graph_of(self.steps, looks, self._shapes)
         return self._graph
+
+    def size_text(self, size: Any) -> str:
+        """A size in the names that were declared."""
+        told = dim_text(size)
+        for dim in sorted(self.dims.values(), key=lambda d: -d.slot):
+            told = told.replace(dim_text(dim.symbol), dim.name)
+        return told
+
+    def place_of(self, dim: Range) -> str:
+        """Where a size that varies is read: "x: dim 0"."""
+        k = max(k for k, first in enumerate(self.firsts[: len(self.inputs)]) if first <= dim.slot)
+        return f"{self.inputs[k].name}: dim {dim.slot - self.firsts[k]}"
 
     def tree_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> Tree:
         """The arguments of a call as `in_tree` has them, given by position or by name."""
@@ -138,10 +157,13 @@ def capture(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None = None,
+    dims: Any = None,
     root: Any = None,
+    on_data: str = "refuse",
 ) -> Captured:
-    """What `fn(*args, **kwargs)` does, as a graph. `root`: the module whose parameters and buffers it uses (fn
-    itself, if it is one). TracingError for what a graph would not do again, with the line.
+    """What `fn(*args, **kwargs)` does, as a graph. `dims`: which sizes vary, as `dynamic_shapes` of
+    `kiln.jit.trace`; `root`: the module whose parameters and buffers it uses (fn itself, if it is one).
+    TracingError for what a graph would not do again, with the line.
     """
     kwargs = kwargs or {}
     root = fn if root is None and isinstance(fn, Module) else root
@@ -155,25 +177,31 @@ def capture(
     found.aliases = tuple(place.setdefault(id(x), k) for k, x in enumerate(leaves))
     found.distinct = sorted(set(found.aliases))
     distinct = list({id(x): x for x in leaves}.values())
-    recorder = Recorder(name)
+    recorder = Recorder(name, on_data)
+    shapes = _declare(found, recorder, leaves, names, dims) if dims else {}
     places = _places(root) if root is not None else []
     returned: list[Any] = []
     stand_ins: dict[int, Any] = {}
+    seen: dict[int, Any] = {}  # arguments as the function is to see them
     state_of: dict[int, tuple[str, str, Any]] = {}
     outputs: list[Any] = []
 
     def run() -> Any:
         for x in leaves:
             if id(x) not in stand_ins:
-                stand_ins[id(x)] = recorder.stand_in(x, True)
+                made = recorder.stand_in(x, True, shapes.get(id(x)))
+                varies = any(isinstance(d, Size) for d in shapes.get(id(x), ()))
+                stand_ins[id(x)] = made
+                seen[id(x)] = Traced(made, recorder) if varies else made
         for qualified, kind, _, _, tensor in places:
             if id(tensor) not in stand_ins:
                 made = stand_ins[id(tensor)] = recorder.stand_in(tensor, False)
                 state_of[id(made)] = qualified, kind, tensor
-        given, named = _replaced(args, stand_ins), _replaced(kwargs, stand_ins)
+        given, named = _replaced(args, seen), _replaced(kwargs, seen)
         with _exchanged(places, stand_ins):
             result = fn(*given, **named)
         found.out_tree = flatten(result, outputs, found.outputs, "output")
+        outputs[:] = [getattr(y, "whole", y) for y in outputs]
         _refuse_others(found.out_tree, recorder)
         returned.append(result)
 
@@ -206,7 +234,10 @@ def _finish(
     first_name: dict[int, str] = {}
     for x, name in zip(leaves, names):
         first_name.setdefault(id(x), name)
-    found.inputs = [Input(first_name[id(x)], _dtype(x), tuple(x.shape)) for x in distinct]
+    shapes = recorder.shapes
+    found.inputs = [
+        Input(first_name[id(x)], _dtype(x), shapes.get(k) or tuple(x.shape)) for k, x in enumerate(distinct)
+    ]
     values = [recorder.value(y) for y in outputs]  # may meet constants
     found.history = [bool(y.requires_grad) for y in outputs]
     changed: list[int] = []
@@ -232,9 +263,42 @@ def _finish(
     found.lines = recorder.lines
     extra = _add_checks(found, recorder, len(values) + len(changed))
     found.steps = recorder.steps_of([*values, *changed, *extra])
-    found._shapes = dict(recorder.numbered(len(found.steps.again)))
+    again = len(found.steps.again)
+    found._shapes = {**dict(recorder.numbered(again)), **recorder.numbered_shapes(again)}
+    found.guards = list(recorder.known.guards.values())
+    slot = 0
+    for x in (*(i.shape for i in found.inputs), *(s.tensor.shape for s in found.state)):
+        found.firsts.append(slot)
+        slot += len(x)
     if found.steps.results:
-        found.op = cell_op(found.name, found.steps)
+        same = []
+        for first, own in zip(found.firsts, found.inputs):
+            same += [(symbol(first + d), n) for d, n in enumerate(own.shape) if isinstance(n, Size)]
+        same = [(a, b) for a, b in same if a is not b]
+        firsts = [*found.firsts, *(found.firsts[k] for k in found.steps.again)]
+        found.op = program_op(found.name, found.graph, found.steps, firsts, same)
+
+
+def _declare(
+    found: Captured, recorder: Recorder, leaves: list[Any], names: list[str], dims: Any
+) -> dict[int, Shape]:
+    """The shapes of arguments with the sizes that vary as symbols; ValueError for what does not fit."""
+    items = found.in_tree.items
+    keys = list(items[1].keys)
+    if isinstance(dims, (tuple, list)) and len(dims) == len(items[0].items) and not keys:
+        specs = [s for item, d in zip(items[0].items, dims) for s in specs_of(item, d, [])]
+    else:
+        whole = Tree("dict", (*items[0].items, *items[1].items), (*found.parameters, *keys))
+        if isinstance(dims, dict) and len(whole.items) == 1 and whole.items[0].kind == "leaf":
+            if all(isinstance(k, int) for k in dims):
+                dims = {whole.keys[0]: dims}
+        specs = specs_of(whole, dims, [])
+    spec_of: dict[int, dict[int, Any]] = {}
+    for x, spec in zip(leaves, specs):
+        spec_of.setdefault(id(x), {}).update({d: n for d, n in spec.items() if n is not None})
+    distinct = {id(x): (x, name) for x, name in reversed(list(zip(leaves, names)))}
+    ordered = [distinct[k] for k in dict.fromkeys(map(id, leaves))]
+    return declared(found.dims, recorder.known, ordered, spec_of)
 
 
 def _add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:

@@ -42,7 +42,7 @@ def graph_of(steps: Steps, inputs: list[Look], shapes: dict[int, Shape]) -> Grap
 
 
 def _add(graph: Graph, step: Step, values: dict[int, Value], shapes: dict[int, Shape]) -> None:
-    given = [values[x] if kind != "number" else x for kind, x in step.args]
+    given = [x if kind in ("number", "size") else values[x] for kind, x in step.args]
     if isinstance(step.op, str):
         values[step.outs[0]] = _memory(graph, step, given)
         return
@@ -73,16 +73,18 @@ def arguments(
     graph: Graph, op: Op, structure: tuple[Any, ...], given: list[Any]
 ) -> tuple[tuple[Value, ...], tuple[Any, ...]]:
     """The inputs and attributes of a node, from what the core was called with."""
+    inputs, attrs = arguments_of(op, structure, given)
+    return tuple([x if isinstance(x, Value) else constant(graph, x) for x in inputs]), attrs
+
+
+def arguments_of(op: Op, structure: tuple[Any, ...], given: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:
+    """The same, numbers as they are."""
     rest, entries = iter(given), iter(structure)
-    inputs: list[Value] = []
+    inputs: list[Any] = []
     attrs: list[Any] = []
-
-    def value(x: Any) -> Value:
-        return x if isinstance(x, Value) else constant(graph, x)
-
     for param in op.params:
         if op.kind == "pointwise" and param.kind != "S":
-            inputs.append(value(next(rest)))
+            inputs.append(next(rest))
             continue
         entry = next(entries)
         if param.kind == "S":
@@ -90,10 +92,10 @@ def arguments(
         elif param.kind == "Z":
             attrs.append(tuple([next(rest) for _ in range(entry)]))
         elif param.kind == "L":
-            inputs += [value(next(rest)) for _ in range(entry)]
+            inputs += [next(rest) for _ in range(entry)]
         elif entry is not None:
-            inputs.append(value(next(rest)))
-    return tuple(inputs), tuple(attrs)
+            inputs.append(next(rest))
+    return inputs, tuple(attrs)
 
 
 def _memory(graph: Graph, step: Step, given: list[Any]) -> Value:

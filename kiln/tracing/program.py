@@ -7,6 +7,7 @@ from typing import Any
 
 from kiln import _core
 from kiln.errors import describe
+from kiln.graph.size import evaluate
 from kiln.tracing.capture import Captured
 from kiln.tracing.trees import alike, build
 
@@ -65,18 +66,50 @@ class Program:
         leaves = [given[k] for k in found.distinct]
         if len(leaves) < len(given):
             found.check_aliases(given)
+        sizes: list[int] = []
         for x, own in zip(leaves, found.inputs):
             if str(x.dtype).rpartition(".")[2] != own.dtype:
                 raise RuntimeError(f"{own.name}: expected {own.dtype}, got {describe(x)}")
-            if tuple(x.shape) != own.shape:
-                raise RuntimeError(_other_shape(own, x))
+            came = tuple(x.shape)
+            if came != own.shape and (len(came) != len(own.shape) or not found.dims):
+                raise RuntimeError(_other_shape(own, came))
+            sizes += came
+        if found.dims:
+            self._check_dims(sizes)
         return leaves
 
+    def _check_dims(self, sizes: list[int]) -> None:
+        """RuntimeError, in the input's own name, for sizes that are none of those declared."""
+        found = self.captured
 
-def _other_shape(own: Any, x: Any) -> str:
-    came = tuple(x.shape)
+        def of(slot: int) -> int:
+            return sizes[slot]
+
+        at = 0
+        for own in found.inputs:
+            for d, size in enumerate(own.shape):
+                expected = size if isinstance(size, int) else evaluate(size, of)
+                if expected != sizes[at]:
+                    told = found.size_text(size)
+                    more = "" if isinstance(size, int) else f" = {expected}"
+                    raise RuntimeError(f"{own.name}: dim {d} must be {told}{more}, got {sizes[at]}")
+                at += 1
+        for dim in found.dims.values():
+            n = evaluate(dim.symbol, of)
+            if n < dim.min or (dim.max is not None and n > dim.max):
+                most = "any" if dim.max is None else dim.max
+                raise RuntimeError(f"{found.place_of(dim)} is {n}, {dim.name} must be from {dim.min} to {most}")
+        for guard in found.guards:
+            if not guard.holds(of):
+                asked = f"{found.size_text(guard.left)} {guard.sign} {found.size_text(guard.right)}"
+                raise RuntimeError(
+                    f"{found.name}: was made where {asked} is {guard.answer} ({guard.line}), which it is not here"
+                )
+
+
+def _other_shape(own: Any, came: tuple[int, ...]) -> str:
     if len(came) != len(own.shape):
-        return f"{own.name}: must have {len(own.shape)} dims {list(own.shape)}, got {list(came)}"
+        return f"{own.name}: must have {len(own.shape)} dims, got {len(came)}: {list(came)}"
     dim = next(d for d, (a, b) in enumerate(zip(own.shape, came)) if a != b)
     return f"{own.name}: dim {dim} must be {own.shape[dim]}, got {came[dim]}"
 

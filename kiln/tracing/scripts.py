@@ -106,6 +106,9 @@ def trace(
     _compilation_unit: Any = None,
     example_kwarg_inputs: dict[str, Any] | None = None,
     _store_inputs: bool = True,
+    *,
+    dynamic_shapes: Any = None,
+    on_data: str = "refuse",
 ) -> Any:
     """See `kiln.jit.trace`."""
     kwargs = dict(example_kwarg_inputs or {})
@@ -113,7 +116,7 @@ def trace(
     args = () if example_inputs is None else tuple(args)
     before = _core.set_grad_enabled(True)
     try:
-        found = capture(func, args, kwargs)
+        found = capture(func, args, kwargs, dynamic_shapes, on_data=on_data)
     finally:
         _core.set_grad_enabled(before)
     if isinstance(func, Module):

@@ -21,7 +21,7 @@ from kiln.capture.function import (
 )
 from kiln.capture.pure.steps import CAST, DETACH, STRIDED, WRITE, Step, Steps
 from kiln.graph.graph import Graph, Value, building
-from kiln.graph.size import Dim, substitute, symbol
+from kiln.graph.size import Dim, Size, substitute, symbol
 from kiln.passes.gradient import Backward, Source, Sum, finish, unbroadcast
 from kiln.passes.rewrite import append, clone, substitute_attr
 from kiln.table.kinds import FLOATS
@@ -296,7 +296,7 @@ def function_for(op: Op, structure: tuple[Any, ...]) -> Forward:
 def described(x: Given) -> Described:
     """A value as functions are asked for it: every value is contiguous here."""
     if not isinstance(x, Value):
-        return "b" if isinstance(x, bool) else "i" if isinstance(x, int) else "f"
+        return "b" if isinstance(x, bool) else "i" if isinstance(x, (int, Size)) else "f"
     if x.weak and x.node is None:
         return {kind: letter for letter, kind in NUMBER.items()}[x.dtype]
     return x.dtype, tuple(int(d == 1) for d in x.shape), None
@@ -313,7 +313,7 @@ def inline(graph: Graph, source: Graph, given: list[Given]) -> list[Value]:
     for own, x, value in zip(source.inputs, given, lifted):
         values[id(own)] = value
         if own.weak:
-            place[slot] = symbol(x.slot) if isinstance(x, Value) else int(x)
+            place[slot] = symbol(x.slot) if isinstance(x, Value) else x if isinstance(x, Size) else int(x)
             slot += 1
             continue
         for size in value.shape:

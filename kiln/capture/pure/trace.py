@@ -308,7 +308,7 @@ class Tracer:
 
         def argument(arg: Argument) -> Argument:
             kind, x = arg
-            if kind == "number":
+            if kind in ("number", "size"):
                 return arg
             return kind, self._number(x, again) if kind == "value" else x + tensors
 
