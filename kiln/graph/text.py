@@ -430,5 +430,17 @@ def parse(source: str, find_op: FindOp) -> Graph:
     return reader.finish()
 
 
+def parse_dim(source: str, slots: int) -> Dim:
+    """A size as `dim_text` writes it, of slots below `slots`; TextError."""
+    line = _Line(source, 1)
+    found = _Reader(_no_op, slots).dim(line)
+    line.end()
+    return found
+
+
+def _no_op(name: str) -> OpLike:
+    raise KeyError(name)
+
+
 def _is_input(row: _Line) -> bool:
     return len(row.tokens) > 2 and row.tokens[2] in (("name", "input"), ("name", "number"))

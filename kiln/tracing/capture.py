@@ -261,7 +261,7 @@ def _finish(
             found.same[k] = ("input", at) if at < count else ("state", at - count)
     found.random = recorder.numbers
     found.lines = recorder.lines
-    extra = _add_checks(found, recorder, len(values) + len(changed))
+    extra = add_checks(found, recorder, len(values) + len(changed))
     found.steps = recorder.steps_of([*values, *changed, *extra])
     again = len(found.steps.again)
     found._shapes = {**dict(recorder.numbered(again)), **recorder.numbered_shapes(again)}
@@ -301,7 +301,7 @@ def _declare(
     return declared(found.dims, recorder.known, ordered, spec_of)
 
 
-def _add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
+def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
     """What ops refuse of values, as checks; the values on the way that these look at, as results more."""
     extra: list[int] = []
     for step in recorder.steps:

@@ -11,6 +11,7 @@ from typing import Any
 from kiln.capture.function import NUMBER
 from kiln.capture.pure.steps import CAST, DETACH, STRIDED, WRITE, Step, Steps
 from kiln.graph.graph import Graph, Node, Shape, Value, building, is_weak
+from kiln.table.kinds import FLOATS
 from kiln.table.record import Op, constant, find
 
 
@@ -51,9 +52,10 @@ def _add(graph: Graph, step: Step, values: dict[int, Value], shapes: dict[int, S
         op = step.op.result(which) if len(step.outs) > 1 else step.op
         # (of what is written into something else, the op itself knows the look)
         known = shapes.get(k)
-        values[k] = (
-            graph.add(op, inputs, attrs) if known is None else append(graph, op, inputs, attrs, dtype, known)
-        )
+        made = graph.add(op, inputs, attrs) if known is None else append(graph, op, inputs, attrs, dtype, known)
+        if not step.history and dtype in FLOATS and any(v.dtype in FLOATS and not v.weak for v in inputs):
+            made = graph.add(find("detach"), (made,))  # it ran under no_grad
+        values[k] = made
 
 
 def append(
@@ -102,7 +104,7 @@ def _memory(graph: Graph, step: Step, given: list[Any]) -> Value:
     """A step that is no op of the table."""
     x = given[0]
     if step.op == DETACH:
-        return x  # type: ignore[no-any-return]
+        return graph.add(find("detach"), (x,))
     if step.op == CAST:
         (sizes,) = step.structure
         if x.weak or x.dtype != step.dtypes[0]:

@@ -11,6 +11,7 @@ from typing import Any
 from kiln.capture.function import NUMBER
 from kiln.capture.pure.steps import DETACH, STRIDED, WRITE, Argument, Step, Steps, using
 from kiln.graph.graph import Graph, Node, Value
+from kiln.graph.size import Size
 from kiln.graph.text import TextError
 from kiln.table.kinds import FLOATS
 from kiln.tracing.expand import call_of, whole_of
@@ -27,6 +28,7 @@ class Restored:
         self.steps: list[Step] = []
         self.sizes: dict[int, tuple[Any, ...]] = {}
         self.dtypes: dict[int, str] = {}
+        self.values: dict[int, Value] = dict(enumerate(self.operands))
         self._number = {id(v): k for k, v in enumerate(self.operands)}
         self._by_call: dict[tuple[Any, ...], tuple[int, set[int]]] = {}  # of several results: step, those seen
         for value, k in zip(self.operands, range(len(self.operands))):
@@ -44,7 +46,7 @@ class Restored:
 
     def _argument(self, x: Any) -> Argument:
         if not isinstance(x, Value):
-            return "number", x
+            return "size" if isinstance(x, Size) else "number", x
         if x.weak and x.node is None:
             return "operand", next(k for k, v in enumerate(self.numbers) if v is x)
         if x.weak:
@@ -105,6 +107,7 @@ class Restored:
             dtypes.append(dtype)
             ones.append(tuple([d for d, size in enumerate(shape) if size == 1]))
         self._number[id(node.out)] = outs[which]
+        self.values[outs[which]] = node.out
         return step._replace(outs=tuple(outs), dtypes=tuple(dtypes), ones=tuple(ones))
 
     def _new(self, dtype: str, shape: tuple[Any, ...]) -> int:
@@ -132,7 +135,7 @@ class Restored:
 
         def step(s: Step) -> Step:
             args = [
-                (kind, x if kind == "number" else number(x) if kind == "value" else x + whole) for kind, x in s.args
+                (kind, x if kind in ("number", "size") else number(x) if kind == "value" else x + whole) for kind, x in s.args
             ]
             return s._replace(args=tuple(args), outs=tuple(map(number, s.outs)))
 
