@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from kiln import _core
@@ -16,11 +17,11 @@ from kiln.nn import Module
 from kiln.table.kinds import FLOATS
 from kiln.tracing.dims import Range, declared, specs_of
 from kiln.tracing.graphs import Look, graph_of
-from kiln.tracing.ops import ProgramOp, program_op
+from kiln.tracing.ops import ProgramOp, called, program_op, resolved
 from kiln.tracing.recorder import Recorder, TracingError
 from kiln.tracing.sizes import Guard
-from kiln.tracing.symbolic import Traced
-from kiln.tracing.trees import Tree, build, difference, flatten
+from kiln.tracing.symbolic import Traced, plain
+from kiln.tracing.trees import Tree, build, constants, difference, flatten
 
 
 class Input(NamedTuple):
@@ -60,6 +61,7 @@ class Captured:
         self.history: list[bool] = []  # of each output: whether gradients flow to it
         self.same: dict[int, tuple[str, int]] = {}  # outputs that are an input or a state as it came
         self.dims: dict[str, Range] = {}  # by name: the sizes that vary, their bounds, where they are read
+        self.gives_sizes = False  # whether sizes are among the results
         self.guards: list[Guard] = []  # answers about sizes that the function asked for
         self.firsts: list[int] = []  # of each input and state: the slot of its first size
         self.steps: Steps
@@ -80,6 +82,19 @@ class Captured:
             looks += [Look(_dtype(s.tensor), tuple(s.tensor.shape)) for s in self.state]
             self._graph = graph_of(self.steps, looks, self._shapes)
         return self._graph
+
+    def replay(self, tensors: list[Any], numbers: list[int]) -> tuple[Any, ...]:
+        """The results, the ops called one by one."""
+        sizes = {f + d: n for f, x in zip(self.firsts, tensors) for d, n in enumerate(x.shape)}
+        values: dict[int, Any] = dict(enumerate([*tensors, *numbers]))
+        for step in resolved(self.steps, sizes.__getitem__).steps:
+            given = tuple([x if kind == "number" else values[x] for kind, x in step.args])
+            before = _core.set_grad_enabled(step.history)
+            try:
+                values.update(zip(step.outs, called(step, given)))
+            finally:
+                _core.set_grad_enabled(before)
+        return tuple([values[k] for k in self.steps.results])
 
     def size_text(self, size: Any) -> str:
         """A size in the names that were declared."""
@@ -202,6 +217,7 @@ def capture(
             result = fn(*given, **named)
         found.out_tree = flatten(result, outputs, found.outputs, "output")
         outputs[:] = [getattr(y, "whole", y) for y in outputs]
+        found.out_tree = constants(found.out_tree, partial(_size_given, found))
         _refuse_others(found.out_tree, recorder)
         returned.append(result)
 
@@ -338,10 +354,16 @@ def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
     return extra
 
 
+def _size_given(found: Captured, value: Any) -> Any:
+    """A result that is no tensor; a size as graphs have it."""
+    found.gives_sizes = found.gives_sizes or isinstance(value, Size)
+    return plain(value)
+
+
 def _refuse_others(tree: Tree, recorder: Recorder) -> None:
     """Refuses results that a trace cannot give again."""
     if tree.kind == "constant" and not isinstance(
-        tree.value, (int, float, bool, complex, str, bytes, type(None), _core.dtype)
+        tree.value, (int, float, bool, complex, str, bytes, type(None), _core.dtype, Size)
     ):
         recorder.refuse(f"returns a {type(tree.value).__name__}, which is made of neither tensors nor numbers")
     for item in tree.items:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from kiln import _core
 from kiln.capture.pure.function import CellFunction, CellOp, Given, Walk
-from kiln.capture.pure.steps import Step, Steps
+from kiln.capture.pure.steps import CAST, DETACH, STRIDED, Step, Steps
 from kiln.codegen.store.identity import digest
 from kiln.graph.graph import Graph, Value
 from kiln.graph.size import Dim, Size, substitute
 from kiln.graph.text import dim_text, text
-from kiln.table.record import REQUIRED, Op, Param
+from kiln.table.record import REQUIRED, Op, Param, find
 
 
 class ProgramOp(CellOp):
@@ -102,3 +103,21 @@ def program_op(name: str, graph: Graph, cell: Steps, firsts: list[int], same: li
     if found is None:
         found = _known[key] = ProgramOp(name, cell, firsts, same, key)
     return found
+
+
+def called(step: Step, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """One step on tensors and numbers."""
+    if not isinstance(step.op, str):
+        return _core.call_op(step.op.handle, step.structure, given)  # type: ignore[no-any-return]
+    x = given[0]
+    if step.op == DETACH:
+        return (x.detach(),)
+    if step.op == CAST:
+        (sizes,) = step.structure
+        wanted = step.dtypes[0]
+        x = x if str(x.dtype).rpartition(".")[2] == wanted else find("convert").handle(x, wanted)
+        return (x if tuple(x.shape) == tuple(sizes) else find("expand").handle(x, tuple(sizes)),)
+    sizes, strides, offset = step.structure
+    if step.op == STRIDED:
+        return (find("as_strided").handle(x.contiguous(), sizes, strides, (offset,)),)
+    return (find("write").handle(x, given[1], strides, (offset,)),)

@@ -7,9 +7,16 @@ from typing import Any
 
 from kiln import _core
 from kiln.errors import describe
-from kiln.graph.size import evaluate
+from kiln.graph.size import Size, evaluate
 from kiln.tracing.capture import Captured
-from kiln.tracing.trees import alike, build
+from kiln.tracing.trees import alike, build, constants
+
+
+MOST = 64  # operands of one call that may have gradients
+
+
+def _many_need_gradients(tensors: list[Any]) -> bool:
+    return any(x.requires_grad for x in tensors[MOST:])
 
 
 class Program:
@@ -34,7 +41,10 @@ class Program:
         results: tuple[Any, ...] = ()
         if found.op is not None:
             tensors = [*operands, *(operands[k] for k in found.steps.again)]
-            results = _core.call_op(found.op.handle, found.op.structure, (*tensors, *numbers))
+            if len(tensors) > MOST and _core.grad_enabled() and _many_need_gradients(tensors):
+                results = found.replay(tensors, numbers)
+            else:
+                results = _core.call_op(found.op.handle, found.op.structure, (*tensors, *numbers))
         for check in found.checks:
             check.after(operands, results)
         return self._given(operands, results)
@@ -54,7 +64,13 @@ class Program:
         for k, (kind, which) in enumerate(found.mutated):
             target = operands[which if kind == "input" else count + which]
             _write(target, results[first + k])
-        return outputs[0] if self._is_one else build(found.out_tree, iter(outputs))
+        if self._is_one:
+            return outputs[0]
+        tree = found.out_tree
+        if found.gives_sizes:
+            sizes = [n for x in operands for n in x.shape]
+            tree = constants(tree, lambda x: evaluate(x, sizes.__getitem__) if isinstance(x, Size) else x)
+        return build(tree, iter(outputs))
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The tensors among the arguments, checked; TypeError or RuntimeError in the input's own name."""

@@ -175,7 +175,7 @@ class Recorder(Tracer):
         if isinstance(result, (tuple, list)):
             return type(result)([self.wrapped(y) for y in result])
         if isinstance(result, _core.Tensor) and self.value(result) in self.shapes:
-            return _traced()(result, self)
+            return _traced(result, self)
         return result
 
     def size(self, dim: Dim) -> Any:

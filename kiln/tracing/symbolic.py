@@ -17,7 +17,7 @@ from kiln import _core, ops
 from kiln.errors import is_own
 from kiln.func import batched as samples
 from kiln.graph.graph import Value
-from kiln.graph.size import Dim, Size, product, quotient
+from kiln.graph.size import Dim, Size, product
 from kiln.ops.creation import interop
 from kiln.ops.elementwise import arithmetic
 from kiln.ops.indexing import getitem
@@ -87,6 +87,10 @@ class TracedSize(Size):
         return self.recorder.fix(plain(self), "read as a number")
 
     __index__ = __int__
+
+    def __getitem__(self, key: Any) -> Any:
+        # (what has items the core takes for no number, and does not read)
+        raise TypeError("'int' object is not subscriptable")
 
     def __float__(self) -> float:
         return float(self.recorder.fix(plain(self), "read as a float"))
@@ -420,4 +424,3 @@ def _letter(x: Any) -> str:
 _attach()
 _core.set_symbolic_types((Value, Scalar, Size, samples.Batched, Traced))
 INTERPRETERS.append(interpret)
-quotient  # noqa: B018

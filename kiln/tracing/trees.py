@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from kiln import _core
@@ -63,6 +63,13 @@ def flatten(value: Any, found: list[Any], names: list[str] | None = None, name: 
         held = [(f"{name}.{f}", getattr(value, f)) for f in fields]
         return Tree("data", inner(held), fields, kind)
     return Tree("constant", value=value)
+
+
+def constants(tree: Tree, of: Callable[[Any], Any]) -> Tree:
+    """The tree with its constants exchanged."""
+    if tree.kind == "constant":
+        return tree._replace(value=of(tree.value))
+    return tree._replace(items=tuple([constants(item, of) for item in tree.items]))
 
 
 def build(tree: Tree, leaves: Iterator[Any]) -> Any:
