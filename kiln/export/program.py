@@ -11,6 +11,7 @@ from kiln.graph.graph import Graph
 from kiln.nn import Module, Parameter
 from kiln.tracing.capture import Captured, capture
 from kiln.tracing.program import Program
+from kiln.tracing.trees import build, flatten
 
 
 class _Part(Module):
@@ -38,6 +39,14 @@ class ExportedProgram(Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._program(args, kwargs)
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        """The tensors of the results, of the inputs' tensors in the order of the program's inputs."""
+        found = self._captured
+        args, kwargs = build(found.in_tree, iter([inputs[found.distinct.index(k)] for k in found.aliases]))
+        results: list[Any] = []
+        flatten(self(*args, **kwargs), results)
+        return results
 
     def module(self) -> Module:
         """The program as a module: itself."""
