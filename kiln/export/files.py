@@ -27,6 +27,7 @@ from kiln.export.signature import from_signature, signature
 from kiln.files import write_atomically, write_to
 from kiln.graph.graph import Graph
 from kiln.graph.text import TextError, parse, text
+from kiln.graph.verify import VerifyError, verify
 from kiln.serialization.source import Damaged, opened
 from kiln.serialization.tensor_file import named_chunks, read_entry, read_header
 from kiln.table.record import find
@@ -123,9 +124,9 @@ def load(
     if missing:
         raise ValueError(f"export.load: {where} has no {missing[0]}")
     try:
-        graph = parse(texts["kiln.graph"], find)
+        graph = verify(parse(texts["kiln.graph"], find))
         captured, trains = from_signature(graph, texts["kiln.signature"], tensors)
-    except TextError as error:
+    except (TextError, VerifyError) as error:
         raise ValueError(f"export.load: {where}: {error}") from None
     for state, wanted in zip(captured.state, trains):
         if wanted:

@@ -15,14 +15,16 @@ from typing import Any
 from kiln import _core
 from kiln.errors import message
 from kiln.graph.graph import Graph, Shape
-from kiln.graph.size import Size, symbol
+from kiln.graph.size import Size, slots_named, symbol
+from kiln.graph.places import PlaceError, conditions
 from kiln.graph.text import TextError, dim_text, parse_dim
 from kiln.table.kinds import FLOATS
 from kiln.tracing.capture import Captured, Input, State, add_checks
 from kiln.tracing.dims import Range
+from kiln.tracing.expand import expand
 from kiln.tracing.ops import program_op
 from kiln.tracing.restore import Restored
-from kiln.tracing.sizes import SIGNS, Guard
+from kiln.tracing.sizes import SIGNS, Guard, Sizes
 from kiln.tracing.trees import LEAF, Tree
 
 _DEPTH = 64
@@ -177,6 +179,7 @@ def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[
         slots += v.ndim
     _need(slots + len(numbers) <= graph.slots, "fewer slots than sizes")
     _read_dims(found, entries, slots)
+    _check_places(found, graph)
     rest = Restored(graph)
     kept = list(rest.results)
     extra = add_checks(found, rest, len(kept))
@@ -232,9 +235,31 @@ def _read_dims(found: Captured, entries: _Entries, slots: int) -> None:
         own = found.dims[name] = Range(name, least, most)
         own.symbol, own.slot = parse_dim(symbol_text, slots), slot
         own.example = own.hint = example
+    named = {d.slot for d in found.dims.values()}
+    for own in found.inputs:
+        for n in own.shape:
+            _need(isinstance(n, int) or slots_named(n) <= named, f"{own.name} has a size that no name is given for")
     for left, sign, right, answer, line in entries.rows("guards", str, str, str, bool, str):
         _need(sign in SIGNS, f"no comparison {sign!r:.10}")
         found.guards.append(Guard(parse_dim(left, slots), sign, parse_dim(right, slots), answer, line))
+
+
+def _check_places(found: Captured, graph: Graph) -> None:
+    """TextError for a node that leaves its operands' memory; where that depends on sizes, a guard more."""
+    if layer := next((n for n in graph.nodes if n.op.kind == "layer" and n.op.name != "attend"), None):
+        raise TextError(f"{layer.op.name} is a part of ops, not one that a program calls")
+    try:
+        asked = conditions(graph)
+        asked += conditions(expand(graph))
+    except PlaceError as error:
+        raise TextError(str(error)) from None
+    known = Sizes()
+    for dim in found.dims.values():
+        if dim.symbol is symbol(dim.slot):
+            known.ranges[dim.slot] = dim.min, float("inf") if dim.max is None else dim.max
+    for left, right, where in asked:
+        if known.known(left, "<=", right) is not True:
+            found.guards.append(Guard(left, "<=", right, True, where))
 
 
 def _tree_in(tree: Any, depth: int) -> Tree:

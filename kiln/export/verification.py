@@ -64,7 +64,7 @@ def verified(program: ExportedProgram, cases: Any, against: Callable[..., Any] |
     if isinstance(cases, int):
         random = np.random.default_rng(seed)
         for sizes in _sizes(list(found.dims.values()), cases, random):
-            leaves = _leaves(found, sizes, example, random)
+            leaves = example_leaves(found, sizes, example, random)
             given = iter([leaves[found.distinct.index(k)] for k in found.aliases])
             args, kwargs = build(found.in_tree, given)
             _run(report, program, source, sizes, args, kwargs)
@@ -105,12 +105,13 @@ def _sizes(dims: list[Range], cases: int, random: Any) -> Iterator[dict[str, int
     yield from islice(drawn(), cases)
 
 
-def _leaves(found: Any, sizes: dict[str, int], example: Any, random: Any) -> list[Any]:
-    """A tensor for every input, of these sizes; whole numbers are drawn from those of the example."""
+def example_leaves(found: Any, sizes: dict[str, int], example: Any = None, random: Any = None) -> list[Any]:
+    """A tensor for every input, of these sizes; whole numbers are drawn from those of the example, else 0 and 1."""
+    random = np.random.default_rng(0) if random is None else random
     slots: dict[int, int] = {}
     for dim in found.dims.values():
-        at = 0
-        while evaluate(dim.symbol, {dim.slot: at}.__getitem__) != sizes[dim.name]:
+        at = sizes[dim.name]
+        while evaluate(dim.symbol, {dim.slot: at}.__getitem__) < sizes[dim.name]:
             at += 1
         slots[dim.slot] = at
     kept: list[Any] = []
