@@ -332,6 +332,8 @@ class _Reader:
             out = self.graph.add(op, tuple(inputs), attrs)
         except Exception as error:
             raise line.error(f"{name} refuses its arguments: {error}") from error
+        if any(type(d) is not int and not isinstance(d, Size) for d in out.shape):
+            raise line.error(f"{name} of sizes that are none")
         if out.dtype != dtype or not self.graph.same_shape(out.shape, shape):
             given, inferred = type_text(dtype, shape), type_text(out.dtype, out.shape)
             raise line.error(f"says {given}, but {name} gives {inferred}")
