@@ -286,6 +286,12 @@ def _finish(
     for x in (*(i.shape for i in found.inputs), *(s.tensor.shape for s in found.state)):
         found.firsts.append(slot)
         slot += len(x)
+    if found.graph.checks and found.dims:
+        a, b = found.graph.checks[0]
+        raise TracingError(
+            f"{found.name}: needs {found.size_text(a)} to equal {found.size_text(b)}, which not all declared "
+            "sizes do: leave it out of dynamic_shapes"
+        )
     if found.steps.results:
         same = []
         for first, own in zip(found.firsts, found.inputs):

@@ -137,16 +137,16 @@ class Recorder(Tracer):
     def _generalise_memory(self, at: int) -> None:
         step = self.steps[at]
         sources = [k for kind, k in step.args if kind == "value"]
-        if not any(k in self.shapes for k in sources):
-            return
         (made,) = step.outs
-        if step.op == DETACH:
-            self.shapes[made] = self.shapes[sources[0]]
-        elif step.op == CAST and self._target is not None:
+        if step.op == CAST and self._target is not None:
             shape = self._target
             self.steps[at] = step._replace(structure=(shape,))
             if any(isinstance(d, Size) for d in shape):
                 self.shapes[made] = shape
+        elif not any(k in self.shapes for k in sources):
+            return
+        elif step.op == DETACH:
+            self.shapes[made] = self.shapes[sources[0]]
         else:
             self.refuse("writes into a part of a tensor whose sizes vary, or reads one that was written so")
 
