@@ -8,13 +8,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kiln import _core
-from kiln.capture.pure.steps import Steps
+from kiln.capture.pure.steps import DETACH, Steps
 from kiln.capture.pure.trace import names_of
 from kiln.graph.graph import Graph, Shape
 from kiln.graph.size import Size, symbol
 from kiln.graph.text import dim_text
 from kiln.nn import Module
 from kiln.table.kinds import FLOATS
+from kiln.tracing.compare import random_states, refuse_drawn
 from kiln.tracing.dims import Range, declared, specs_of
 from kiln.tracing.graphs import Look, graph_of
 from kiln.tracing.ops import ProgramOp, called, program_op, resolved
@@ -58,7 +59,7 @@ class Captured:
         self.mutated: list[tuple[str, int]] = []  # ("input" or "state", which), of the outputs after those
         self.random: list[tuple[str, int]] = []
         self.drawn = 0  # how far a call moves the generator's position
-        self.history: list[bool] = []  # of each output: whether gradients flow to it
+        self.history: list[tuple[int, ...]] = []  # of each output: the operands whose gradients it gives
         self.same: dict[int, tuple[str, int]] = {}  # outputs that are an input or a state as it came
         self.dims: dict[str, Range] = {}  # by name: the sizes that vary, their bounds, where they are read
         self.gives_sizes = False  # whether sizes are among the results
@@ -66,11 +67,12 @@ class Captured:
         self.firsts: list[int] = []  # of each input and state: the slot of its first size
         self.steps: Steps
         self.op: ProgramOp | None = None
-        self.lines: list[str] = []
+        self.step_lines: list[str] = []
         self.checks: list[Check] = []
         self.distinct: list[int] = []  # of the tensors among the arguments: the first of each
         self.parameters: list[str] = []  # what the function calls its positional arguments
         self.aliases: tuple[int, ...] = ()  # of the tensors among the arguments: which is the same as which
+        self.kept: Any = None  # so that the next run's objects are others
         self._shapes: dict[int, Any] = {}
         self._graph: Graph | None = None
 
@@ -82,6 +84,10 @@ class Captured:
             looks += [Look(_dtype(s.tensor), tuple(s.tensor.shape)) for s in self.state]
             self._graph = graph_of(self.steps, looks, self._shapes)
         return self._graph
+
+    def line_of(self, which: int) -> str:
+        """The line of the program that did a step."""
+        return self.step_lines[which] if which < len(self.step_lines) else ""
 
     def replay(self, tensors: list[Any], numbers: list[int]) -> tuple[Any, ...]:
         """The results, the ops called one by one."""
@@ -222,6 +228,8 @@ def capture(
         returned.append(result)
 
     state = _core.random_state()
+    outside = random_states()
+    grad = _core.set_grad_enabled(True)  # what a call records is decided by the call
     try:
         _core.trace(recorder, True, run, (), {}, ())
         if recorder.failure is not None:
@@ -231,8 +239,11 @@ def capture(
             raise recorder.failure from None
         raise
     finally:
+        _core.set_grad_enabled(grad)
         found.drawn = _core.random_state()[1] - state[1]
         _core.set_random_state(*state)
+    refuse_drawn(name, outside)
+    found.kept = recorder
     _finish(found, recorder, leaves, names, distinct, stand_ins, state_of, outputs)
     return found
 
@@ -255,7 +266,6 @@ def _finish(
         Input(first_name[id(x)], _dtype(x), shapes.get(k) or tuple(x.shape)) for k, x in enumerate(distinct)
     ]
     values = [recorder.value(y) for y in outputs]  # may meet constants
-    found.history = [bool(y.requires_grad) for y in outputs]
     changed: list[int] = []
     for k, x in enumerate(distinct):
         value = recorder.written(stand_ins[id(x)])
@@ -276,9 +286,10 @@ def _finish(
         if at is not None and values[k] == at:
             found.same[k] = ("input", at) if at < count else ("state", at - count)
     found.random = recorder.numbers
-    found.lines = recorder.lines
     extra = _add_checks(found, recorder, len(values) + len(changed))
     found.steps = recorder.steps_of([*values, *changed, *extra])
+    found.history = _histories(found, len(values))
+    found.step_lines = recorder.lines_of([*values, *changed, *extra])
     again = len(found.steps.again)
     found._shapes = {**dict(recorder.numbered(again)), **recorder.numbered_shapes(again)}
     found.guards = list(recorder.known.guards.values())
@@ -358,6 +369,20 @@ def _add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
             if needed:
                 found.checks.append(Check(step.op.handle, step.structure, tuple(parts), late))
     return extra
+
+
+def _histories(found: Captured, count: int) -> list[tuple[int, ...]]:
+    """Of each result, the operands that gradients flow to from it."""
+    steps = found.steps
+    own = [x.dtype for x in found.inputs] + [_dtype(s.tensor) for s in found.state]
+    reach: dict[int, frozenset[int]] = {k: frozenset((k,)) for k, dtype in enumerate(own) if dtype in FLOATS}
+    none: frozenset[int] = frozenset()
+    for step in steps.steps:
+        flows = step.history and step.op != DETACH and (isinstance(step.op, str) or step.op.differentiable)
+        if flows:
+            joined = none.union(*(reach.get(k, none) for kind, k in step.args if kind == "value"))
+            reach.update((k, joined) for k, dtype in zip(step.outs, step.dtypes) if dtype in FLOATS)
+    return [tuple(sorted(reach.get(k, none))) for k in steps.results[:count]]
 
 
 def _size_given(found: Captured, value: Any) -> Any:

@@ -59,7 +59,8 @@ class Program:
                 outputs.append(operands[which if kind == "input" else count + which])
                 continue
             y = results[k]
-            outputs.append(y if history or not y.requires_grad else y.detach())
+            flows = not y.requires_grad or any(operands[j].requires_grad for j in history)
+            outputs.append(y if flows else y.detach())
         first = len(found.history)
         for k, (kind, which) in enumerate(found.mutated):
             target = operands[which if kind == "input" else count + which]
