@@ -15,6 +15,7 @@ from kiln.absent import hint_missing as _hint_missing
 from kiln.absent import refuse as _refuse
 from kiln.late import later as _later
 from kiln.nn import Module as _Module
+from kiln.table.arguments import is_traced as _is_traced
 from kiln.tracing.scripts import ScriptFunction, ScriptModule
 
 __all__ = [
@@ -53,8 +54,8 @@ def is_scripting() -> bool:
 
 
 def is_tracing() -> bool:
-    """False: what runs is not being traced."""
-    return False
+    """Whether what runs is being traced."""
+    return _is_traced()
 
 
 def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs: Any) -> Any:

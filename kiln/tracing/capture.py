@@ -14,6 +14,7 @@ from kiln.graph.graph import Graph, Shape
 from kiln.graph.size import Size, symbol
 from kiln.graph.text import dim_text
 from kiln.nn import Module
+from kiln.table.arguments import without_values
 from kiln.table.kinds import FLOATS
 from kiln.tracing.compare import random_states, refuse_drawn
 from kiln.tracing.dims import Range, declared, specs_of
@@ -231,7 +232,8 @@ def capture(
     outside = random_states()
     grad = _core.set_grad_enabled(True)  # what a call records is decided by the call
     try:
-        _core.trace(recorder, True, run, (), {}, ())
+        with without_values():
+            _core.trace(recorder, True, run, (), {}, ())
         if recorder.failure is not None:
             raise recorder.failure
     except BaseException:

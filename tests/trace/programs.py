@@ -167,14 +167,14 @@ return x.cumsum(0), x.cumprod(1), kiln.tril(x), x.var(1)
 return kiln.clamp(x, -1, 1), x.clamp(min=0), x.masked_fill(x > 0, 2.0)
 return (x > y) & (x < 1), ~(x > 0), x.any(), x.all(1)
 with kiln.no_grad(): z = x * 2
-u, s, v = kiln.linalg.svd(x); return s
+return kiln.outer(x[0], y[1]), x.diagonal(), x.std(0), x.trace()
 return x.norm(), kiln.linalg.norm(x, dim=1), F.normalize(x)
 return x.unfold(1, 2, 1), x.roll(1, 0), x.flip(0), x.repeat(2, 1)
 return x, y, x
 return ((x, y), [x]), {}
 return np.float32(2.0) * x, x ** 2, 2 ** x, -x, abs(x)
 return F.conv1d(x[None], y[None, :, :3].transpose(0, 1)[:, :1].expand(3, 3, 3))
-z = x.clone(); w = z[0]; w.zero_(); return z, w
+z = x.clone(); w = z[0]; w.mul_(3); return z, w
 z = x.clone(); w = z.view(-1); w[0] = 5.0; z[1, 1] = 6.0; return w, z
 return kiln.logsumexp(x, 1), F.log_softmax(x, 1), x.prod(1)
 """.strip().split("\n")
