@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 from kiln.absent import hint_missing as _hint_missing
 from kiln.absent import refuse as _refuse
+from kiln.tracing.dims import Dim
 
 __all__ = ["Dim", "ExportedProgram", "export", "load", "save"]
 
@@ -15,13 +16,6 @@ class ExportedProgram:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _refuse("export.ExportedProgram")
-
-
-class Dim:
-    """A size that may vary in an exported program: its name and bounds."""
-
-    def __init__(self, name: str, *, min: int | None = None, max: int | None = None) -> None:
-        self.__name__, self.min, self.max = name, min, max
 
 
 def export(mod: Any, args: Any, kwargs: Any = None, **options: Any) -> NoReturn:

@@ -398,7 +398,9 @@ def _refuse_others(tree: Tree, recorder: Recorder) -> None:
     if tree.kind == "constant" and not isinstance(
         tree.value, (int, float, bool, complex, str, bytes, type(None), _core.dtype, Size)
     ):
-        recorder.refuse(f"returns a {type(tree.value).__name__}, which is made of neither tensors nor numbers")
+        recorder.refuse(
+            f"returns a {type(tree.value).__name__}, which is made of neither tensors nor numbers"
+        )
     for item in tree.items:
         _refuse_others(item, recorder)
 

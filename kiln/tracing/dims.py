@@ -148,7 +148,9 @@ def _range_of(ranges: dict[str, Range], slot: int, size: int, dim: Dim, where: s
         raise ValueError(f"{where} is {size} in the example, which is no {dim!r}")
     if own is None:
         own = ranges[dim.__name__] = Range(dim.__name__, 0 if dim.min is None else dim.min, dim.max)
-        own.symbol = symbol(slot) if dim.times == 1 and not dim.plus else quotient(symbol(slot) - dim.plus, dim.times)
+        own.symbol = (
+            symbol(slot) if dim.times == 1 and not dim.plus else quotient(symbol(slot) - dim.plus, dim.times)
+        )
         own.slot, own.example = slot, n
         # 1 and 0 are like no other size: what is true of them is true of few
         own.hint = n if n > 1 else min(max(own.min, 3), _LARGEST if own.max is None else own.max)

@@ -23,7 +23,9 @@ class ProgramOp(CellOp):
 
     __slots__ = ("firsts", "same")
 
-    def __init__(self, name: str, cell: Steps, firsts: list[int], same: list[tuple[Dim, Dim]], key: str) -> None:
+    def __init__(
+        self, name: str, cell: Steps, firsts: list[int], same: list[tuple[Dim, Dim]], key: str
+    ) -> None:
         self.cell, self.firsts, self.same = cell, firsts, same
         params = [Param("tensors", "L", REQUIRED)]
         if cell.numbers:
@@ -94,7 +96,9 @@ def identity_of(graph: Graph, cell: Steps, same: list[tuple[Dim, Dim]]) -> str:
 _known: dict[str, ProgramOp] = {}
 
 
-def program_op(name: str, graph: Graph, cell: Steps, firsts: list[int], same: list[tuple[Dim, Dim]]) -> ProgramOp:
+def program_op(
+    name: str, graph: Graph, cell: Steps, firsts: list[int], same: list[tuple[Dim, Dim]]
+) -> ProgramOp:
     """The op of these steps; the same for the same steps, as ops live as long as the process."""
     key = identity_of(graph, cell, same)
     if not key:

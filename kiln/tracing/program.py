@@ -11,7 +11,6 @@ from kiln.graph.size import Size, evaluate
 from kiln.tracing.capture import Captured
 from kiln.tracing.trees import alike, build, constants
 
-
 MOST = 64  # operands of one call that may have gradients
 
 
@@ -115,7 +114,9 @@ class Program:
             n = evaluate(dim.symbol, of)
             if n < dim.min or (dim.max is not None and n > dim.max):
                 most = "any" if dim.max is None else dim.max
-                raise RuntimeError(f"{found.place_of(dim)} is {n}, {dim.name} must be from {dim.min} to {most}")
+                raise RuntimeError(
+                    f"{found.place_of(dim)} is {n}, {dim.name} must be from {dim.min} to {most}"
+                )
         for guard in found.guards:
             if not guard.holds(of):
                 asked = f"{found.size_text(guard.left)} {guard.sign} {found.size_text(guard.right)}"

@@ -206,14 +206,16 @@ class Recorder(Tracer):
         """A size that is read as a number."""
         value = self.known.value_of(dim)
         if self.on_data != "check":
-            raise self.size_read(dim, f"has the size {self.known.text(dim)} {what}, which would be {value} ever after")
+            raise self.size_read(
+                dim, f"has the size {self.known.text(dim)} {what}, which would be {value} ever after"
+            )
         self.known.guard(dim, "==", value, user_line())
         return value
 
     def size_read(self, dim: Dim, what: str) -> TracingError:
         """The error for a read of a size."""
         names = self.known.fixed_names(dim)
-        ways = f"declare {names} with one size, or on_data=\"check\" keeps it and checks it at each call"
+        ways = f'declare {names} with one size, or on_data="check" keeps it and checks it at each call'
         self.failure = TracingError(f"{self.name}: {user_line()} {what}; {ways}")  # type: ignore[assignment]
         return self.failure  # type: ignore[return-value]
 

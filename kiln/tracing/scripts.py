@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln import _core
-from kiln.nn import Module
 from kiln.errors import describe, message
+from kiln.nn import Module
 from kiln.tracing.capture import Captured, capture
 from kiln.tracing.compare import compare
 from kiln.tracing.program import Program
@@ -114,7 +114,25 @@ def trace(
     dynamic_shapes: Any = None,
     on_data: str = "refuse",
 ) -> Any:
-    """See `kiln.jit.trace`."""
+    """A function or module of tensors as a program: what it does for the example inputs, done again for others,
+    without its Python; gradients flow, and every value has the bits the function gives.
+
+    `dynamic_shapes` says which sizes vary, by the names of the inputs: `{"x": {0: kiln.export.Dim("batch")}}`; the
+    same name is the same size everywhere, `2 * Dim("n") + 1` one that follows. All other sizes, dtypes, and arguments
+    that are no tensors are those of the example, and checked at each call. Random numbers are drawn anew, as the
+    function does. A module's trace has its parameters and buffers, which it shares.
+
+    Nothing computes while the function is followed, so what reads a value (`if x.sum() > 0`, `item()`) is a
+    RuntimeError that names the line; `on_data="check"` lets sizes that vary be read, and checks at each call that they
+    are the same. With `check_trace` it is followed twice: RuntimeError where what it does changes. `check_inputs`
+    are more inputs for which function and trace are compared, within `check_tolerance`. The other arguments are
+    PyTorch's, and change nothing.
+
+    >>> import kiln
+    >>> double = kiln.jit.trace(lambda x: 2 * x, kiln.ones(3), dynamic_shapes={"x": {0: kiln.export.Dim("n")}})
+    >>> double(kiln.tensor([1.0, 2.0]))
+    tensor([2., 4.])
+    """
     if on_data not in ("refuse", "check"):
         raise ValueError(message("trace", "on_data 'refuse' or 'check'", describe(on_data)))
     if isinstance(func, (ScriptFunction, TracedModule)):
@@ -122,7 +140,9 @@ def trace(
     if not callable(func):
         raise TypeError(message("trace", "a function or a module", describe(func)))
     if example_inputs is None and example_kwarg_inputs is None:
-        raise RuntimeError("example_kwarg_inputs should be a dict: give example_inputs or example_kwarg_inputs")
+        raise RuntimeError(
+            "example_kwarg_inputs should be a dict: give example_inputs or example_kwarg_inputs"
+        )
     args, kwargs = _example(example_inputs), dict(example_kwarg_inputs or {})
     found = capture(func, args, kwargs, dynamic_shapes, on_data=on_data)
     if check_trace:
