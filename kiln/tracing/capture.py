@@ -45,8 +45,8 @@ class State(NamedTuple):
 class Captured:
     """A function as a graph.
 
-    The graph's inputs are those of `inputs`, then those of `state`, then the numbers of `random` ("seed", or a
-    position counted from that of the call); its outputs are the tensors of `out_tree`, then what the states
+    The graph's inputs are those of `inputs`, then those of `state`, then the numbers of `random` ("seed", or
+    a position counted from that of the call); its outputs are the tensors of `out_tree`, then what the states
     named in `mutated` hold afterwards.
     """
 
@@ -134,7 +134,13 @@ class Captured:
         for k, first in enumerate(self.aliases):
             if given[k] is not given[first]:
                 raise RuntimeError(
-                    f"{self.name}: arguments {first} and {k} were one tensor in the example and are two here: "
+                    f"{self.name}: inputs {first} and {k} were one tensor in the example, here are two; "
+                    f""
+                    f""
+                    f""
+                    f""
+                    f""
+                    f""
                     "trace with two tensors"
                 )
 
@@ -147,7 +153,8 @@ class Captured:
 class Check(NamedTuple):
     """What an op refuses of values: positions out of range, division of integers by 0.
 
-    `parts`: what the op is called with, each ("number", x), ("operand", k), ("result", k) or ("like", tensor);
+    `parts`: what the op is called with, each ("number", x), ("operand", k), ("result", k) or ("like",
+    tensor);
     """
 
     op: Any
@@ -195,7 +202,7 @@ def capture(
     names: list[str] = []
     found.parameters = parameter_names(fn, len(args))
     found.in_tree = _flat(args, kwargs, leaves, names, found.parameters)
-    place = {}
+    place: dict[int, int] = {}
     found.aliases = tuple(place.setdefault(id(x), k) for k, x in enumerate(leaves))
     found.distinct = sorted(set(found.aliases))
     distinct = list({id(x): x for x in leaves}.values())
@@ -306,7 +313,7 @@ def _finish(
             "sizes do: leave it out of dynamic_shapes"
         )
     if found.steps.results:
-        same = []
+        same: list[tuple[Any, Any]] = []
         for first, own in zip(found.firsts, found.inputs):
             same += [(symbol(first + d), n) for d, n in enumerate(own.shape) if isinstance(n, Size)]
         same = [(a, b) for a, b in same if a is not b]

@@ -1,4 +1,5 @@
-"""What tracing cannot see: a function whose two runs on one example differ depends on more than its arguments.
+"""What tracing cannot see: a function whose two runs on one example differ depends on more than its
+arguments.
 
 Python's and NumPy's random numbers are told by their generators' states; time, files, counters, identities of
 objects and the like by what they change.
@@ -32,7 +33,8 @@ def refuse_drawn(name: str, before: tuple[Any, Any]) -> None:
     for who, a, b in (("Python", before[0], python), ("NumPy", before[1], numpy)):
         if a != b and a is not None:
             raise TracingError(
-                f"{name}: draws random numbers from {who}, which would be the same ones at every call; {_WAYS}"
+                f"{name}: draws random numbers from {who}, which would be the same ones at every call; "
+                f"{_WAYS}"
             )
 
 
@@ -67,7 +69,8 @@ def _compare_trees(found: Any, a: Tree, b: Tree, name: str) -> None:
 def _differs(found: Any, what: str, line: str) -> TracingError:
     at = f"{line} " if line else ""
     return TracingError(
-        f"{found.name}: {at}{what}, run twice on one example: it depends on something besides its arguments that "
+        f"{found.name}: {at}{what}, run twice on one example: it depends on something besides its "
+        f"arguments that "
         f"changes, and the trace would keep what it was; {_WAYS}"
     )
 

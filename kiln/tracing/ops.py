@@ -17,8 +17,8 @@ from kiln.table.record import REQUIRED, Op, Param, find
 class ProgramOp(CellOp):
     """Steps as an op of a list of tensors and a list of numbers; sizes in the steps are those of its tensors.
 
-    `firsts`: of every tensor, the slot of its first size in the sizes of the steps; `same`: pairs of sizes that
-    are known to be equal.
+    `firsts`: of every tensor, the slot of its first size in the sizes of the steps; `same`: pairs of sizes
+    that are known to be equal.
     """
 
     __slots__ = ("firsts", "same")
@@ -112,7 +112,7 @@ def program_op(
 def called(step: Step, given: tuple[Any, ...]) -> tuple[Any, ...]:
     """One step on tensors and numbers."""
     if not isinstance(step.op, str):
-        return _core.call_op(step.op.handle, step.structure, given)  # type: ignore[no-any-return]
+        return _core.call_op(step.op.handle, step.structure, given)
     x = given[0]
     if step.op == DETACH:
         return (x.detach(),)

@@ -121,7 +121,8 @@ class Program:
             if not guard.holds(of):
                 asked = f"{found.size_text(guard.left)} {guard.sign} {found.size_text(guard.right)}"
                 raise RuntimeError(
-                    f"{found.name}: was made where {asked} is {guard.answer} ({guard.line}), which it is not here"
+                    f"{found.name}: was made where {asked} is {guard.answer} ({guard.line}), which it is not "
+                    f"here"
                 )
 
 

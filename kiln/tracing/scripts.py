@@ -16,7 +16,9 @@ from kiln.tracing.trees import flatten
 
 
 class ScriptModule(Module):
-    """A module whose calls are a program; its parameters and buffers are those of the module it was made of."""
+    """A module whose calls are a program; its parameters and buffers are those of the module it was made
+    of.
+    """
 
 
 class ScriptFunction:
@@ -114,22 +116,24 @@ def trace(
     dynamic_shapes: Any = None,
     on_data: str = "refuse",
 ) -> Any:
-    """A function or module of tensors as a program: what it does for the example inputs, done again for others,
-    without its Python; gradients flow, and every value has the bits the function gives.
+    """A function or module of tensors as a program: what it does for the example inputs, done again for
+    others, without its Python; gradients flow, and every value has the bits the function gives.
 
-    `dynamic_shapes` says which sizes vary, by the names of the inputs: `{"x": {0: kiln.export.Dim("batch")}}`; the
-    same name is the same size everywhere, `2 * Dim("n") + 1` one that follows. All other sizes, dtypes, and arguments
-    that are no tensors are those of the example, and checked at each call. Random numbers are drawn anew, as the
-    function does. A module's trace has its parameters and buffers, which it shares.
+    `dynamic_shapes` says which sizes vary, by the names of the inputs: `{"x": {0:
+    kiln.export.Dim("batch")}}`; the same name is the same size everywhere, `2 * Dim("n") + 1` one that
+    follows. All other sizes, dtypes, and arguments that are no tensors are those of the example, and checked
+    at each call. Random numbers are drawn anew, as the function does. A module's trace has its parameters
+    and buffers, which it shares.
 
     Nothing computes while the function is followed, so what reads a value (`if x.sum() > 0`, `item()`) is a
-    RuntimeError that names the line; `on_data="check"` lets sizes that vary be read, and checks at each call that they
-    are the same. With `check_trace` it is followed twice: RuntimeError where what it does changes. `check_inputs`
-    are more inputs for which function and trace are compared, within `check_tolerance`. The other arguments are
-    PyTorch's, and change nothing.
+    RuntimeError that names the line; `on_data="check"` lets sizes that vary be read, and checks at each call
+    that they are the same. With `check_trace` it is followed twice: RuntimeError where what it does changes.
+    `check_inputs` are more inputs for which function and trace are compared, within `check_tolerance`. The
+    other arguments are PyTorch's, and change nothing.
 
     >>> import kiln
-    >>> double = kiln.jit.trace(lambda x: 2 * x, kiln.ones(3), dynamic_shapes={"x": {0: kiln.export.Dim("n")}})
+    >>> n = kiln.export.Dim("n")
+    >>> double = kiln.jit.trace(lambda x: 2 * x, kiln.ones(3), dynamic_shapes={"x": {0: n}})
     >>> double(kiln.tensor([1.0, 2.0]))
     tensor([2., 4.])
     """

@@ -1,4 +1,5 @@
-"""Functions for traces: traps, which no trace may get silently wrong, and clean ones, which it must get right.
+"""Functions for traces: traps, which no trace may get silently wrong, and clean ones, which it must get
+right.
 
 Each is the body of `f(x, y)` for float32 arrays of shape [3, 4]; `i` is an int64 vector of 3 indices below 3.
 """

@@ -38,7 +38,8 @@ def _function(body: str) -> Any:
     scope: dict[str, Any] = {
         "kiln": kiln, "F": F, "np": np, "random": random, "time": time, "datetime": datetime, "os": os,
         "uuid": uuid, "math": math, "pickle": pickle, "copy": copy, "operator": operator,
-        "statistics": statistics, "CONSTANT": CONSTANT, "SCALE": 2.5, "COUNTER": [0], "STATE": {}, "GROWS": [],
+        "statistics": statistics, "CONSTANT": CONSTANT, "SCALE": 2.5, "COUNTER": [0], "STATE": {},
+        "GROWS": [],
         "NUMBERS": itertools.count(), "ORDER": [0, 1, 2] * 50,
     }  # fmt: skip
     exec(text, scope)  # the body is one of this module's
