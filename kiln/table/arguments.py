@@ -137,7 +137,7 @@ def broadcast_shape(x: Any, y: Any, op: str) -> tuple[int, ...]:
                 f"{op}: The size of tensor a ({m}) must match the size of tensor b ({n}) at non-singleton "
                 f"dimension {k}"
             )
-    return tuple(n if m == 1 else m for m, n in zip(a, b))
+    return tuple(m if m == n else n if m == 1 else m for m, n in zip(a, b))
 
 
 def is_symbolic(shape: Any) -> bool:
