@@ -21,9 +21,10 @@ from kiln.tracing.scripts import ScriptFunction, ScriptModule, trace
 
 __all__ = [
     "Attribute", "Error", "Final", "RecursiveScriptModule", "ScriptFunction", "ScriptModule",
-    "TracingCheckError", "annotate", "enable_onednn_fusion", "export", "freeze", "fuser", "ignore", "interface", "is_scripting", "is_tracing",
-    "isinstance", "load", "onednn_fusion_enabled", "optimize_for_inference", "optimized_execution", "save",
-    "script", "script_if_tracing", "script_method", "set_fusion_strategy", "trace", "trace_module", "unused",
+    "TracingCheckError", "annotate", "enable_onednn_fusion", "export", "freeze", "fuser", "ignore",
+    "interface", "is_scripting", "is_tracing", "isinstance", "load", "onednn_fusion_enabled",
+    "optimize_for_inference", "optimized_execution", "save", "script", "script_if_tracing",
+    "script_method", "set_fusion_strategy", "trace", "trace_module", "unused",
 ]  # fmt: skip
 
 _F = TypeVar("_F", bound=Callable[..., Any])

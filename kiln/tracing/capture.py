@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -428,8 +429,6 @@ def _flat(
 
 def parameter_names(fn: Any, count: int) -> list[str]:
     """What a function calls its first `count` arguments: `x`, or `args[2]` of `*args`."""
-    import inspect
-
     try:
         parameters = list(inspect.signature(fn.forward if isinstance(fn, Module) else fn).parameters.values())
     except (TypeError, ValueError):

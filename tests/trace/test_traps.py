@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from traced_programs import CLEAN, TRAPS
 
 import kiln
 import kiln.nn.functional as F
-from tests.trace.programs import CLEAN, TRAPS
 
 CONSTANT = kiln.ones(4) * 1.5
 
