@@ -120,8 +120,8 @@ class Sizes:
     def looks(
         self, op: Op, structure: tuple[Any, ...], given: list[Any]
     ) -> tuple[list[Shape], list[tuple[Dim, Dim]]]:
-        """The shapes of an op's results, and which sizes must be equal for it, beyond what is known; arrays are
-        given as (dtype, shape).
+        """The shapes of an op's results, and which sizes must be equal for it beyond what is known; arrays
+        are given as (dtype, shape).
         """
         graph = self.work
         first = len(graph.checks)
