@@ -25,6 +25,8 @@ class Program:
         self.captured = captured
         self.state = state
         self._is_one = captured.out_tree.kind == "leaf"
+        positional, named = captured.in_tree.items
+        self._is_flat = not named.items and all(item.kind == "leaf" for item in positional.items)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the function gives of these arguments."""
@@ -76,15 +78,17 @@ class Program:
         """The tensors among the arguments, checked; TypeError or RuntimeError in the input's own name."""
         found = self.captured
         given: list[Any] = []
-        tree = found.tree_of(args, kwargs, given)
-        if not alike(tree, found.in_tree):
+        plain = self._is_flat and not kwargs and len(args) == len(found.aliases)
+        if plain and all(isinstance(x, _core.Tensor) for x in args):
+            given = list(args)
+        elif not alike(tree := found.tree_of(args, kwargs, given), found.in_tree):
             raise TypeError(f"{found.name}: {found.difference(args, kwargs, tree)}")
         leaves = [given[k] for k in found.distinct]
         if len(leaves) < len(given):
             found.check_aliases(given)
         sizes: list[int] = []
         for x, own in zip(leaves, found.inputs):
-            if str(x.dtype).rpartition(".")[2] != own.dtype:
+            if x.dtype.name != own.dtype:
                 raise RuntimeError(f"{own.name}: expected {own.dtype}, got {describe(x)}")
             came = tuple(x.shape)
             if came != own.shape and (len(came) != len(own.shape) or not found.dims):
