@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 from kiln import _core
-from kiln.capture.pure.steps import Steps
+from kiln.capture.pure.steps import DETACH, Steps
 from kiln.capture.pure.trace import names_of
 from kiln.graph.graph import Graph, Shape
 from kiln.graph.size import Size, symbol
 from kiln.graph.text import dim_text
 from kiln.nn import Module
+from kiln.table.arguments import without_values
 from kiln.table.kinds import FLOATS
+from kiln.tracing.compare import random_states, refuse_drawn
 from kiln.tracing.dims import Range, declared, specs_of
 from kiln.tracing.graphs import Look, graph_of
 from kiln.tracing.ops import ProgramOp, called, program_op, resolved
@@ -43,8 +46,8 @@ class State(NamedTuple):
 class Captured:
     """A function as a graph.
 
-    The graph's inputs are those of `inputs`, then those of `state`, then the numbers of `random` ("seed", or a
-    position counted from that of the call); its outputs are the tensors of `out_tree`, then what the states
+    The graph's inputs are those of `inputs`, then those of `state`, then the numbers of `random` ("seed", or
+    a position counted from that of the call); its outputs are the tensors of `out_tree`, then what the states
     named in `mutated` hold afterwards.
     """
 
@@ -58,7 +61,7 @@ class Captured:
         self.mutated: list[tuple[str, int]] = []  # ("input" or "state", which), of the outputs after those
         self.random: list[tuple[str, int]] = []
         self.drawn = 0  # how far a call moves the generator's position
-        self.history: list[bool] = []  # of each output: whether gradients flow to it
+        self.history: list[tuple[int, ...]] = []  # of each output: the operands whose gradients it gives
         self.same: dict[int, tuple[str, int]] = {}  # outputs that are an input or a state as it came
         self.dims: dict[str, Range] = {}  # by name: the sizes that vary, their bounds, where they are read
         self.gives_sizes = False  # whether sizes are among the results
@@ -66,11 +69,12 @@ class Captured:
         self.firsts: list[int] = []  # of each input and state: the slot of its first size
         self.steps: Steps
         self.op: ProgramOp | None = None
-        self.lines: list[str] = []
+        self.step_lines: list[str] = []
         self.checks: list[Check] = []
         self.distinct: list[int] = []  # of the tensors among the arguments: the first of each
         self.parameters: list[str] = []  # what the function calls its positional arguments
         self.aliases: tuple[int, ...] = ()  # of the tensors among the arguments: which is the same as which
+        self.kept: Any = None  # so that the next run's objects are others
         self._shapes: dict[int, Any] = {}
         self._graph: Graph | None = None
 
@@ -82,6 +86,10 @@ class Captured:
             looks += [Look(_dtype(s.tensor), tuple(s.tensor.shape)) for s in self.state]
             self._graph = graph_of(self.steps, looks, self._shapes)
         return self._graph
+
+    def line_of(self, which: int) -> str:
+        """The line of the program that did a step."""
+        return self.step_lines[which] if which < len(self.step_lines) else ""
 
     def replay(self, tensors: list[Any], numbers: list[int]) -> tuple[Any, ...]:
         """The results, the ops called one by one."""
@@ -127,7 +135,13 @@ class Captured:
         for k, first in enumerate(self.aliases):
             if given[k] is not given[first]:
                 raise RuntimeError(
-                    f"{self.name}: arguments {first} and {k} were one tensor in the example and are two here: "
+                    f"{self.name}: inputs {first} and {k} were one tensor in the example, here are two; "
+                    f""
+                    f""
+                    f""
+                    f""
+                    f""
+                    f""
                     "trace with two tensors"
                 )
 
@@ -140,7 +154,8 @@ class Captured:
 class Check(NamedTuple):
     """What an op refuses of values: positions out of range, division of integers by 0.
 
-    `parts`: what the op is called with, each ("number", x), ("operand", k), ("result", k) or ("like", tensor);
+    `parts`: what the op is called with, each ("number", x), ("operand", k), ("result", k) or ("like",
+    tensor);
     """
 
     op: Any
@@ -188,7 +203,7 @@ def capture(
     names: list[str] = []
     found.parameters = parameter_names(fn, len(args))
     found.in_tree = _flat(args, kwargs, leaves, names, found.parameters)
-    place = {}
+    place: dict[int, int] = {}
     found.aliases = tuple(place.setdefault(id(x), k) for k, x in enumerate(leaves))
     found.distinct = sorted(set(found.aliases))
     distinct = list({id(x): x for x in leaves}.values())
@@ -222,8 +237,11 @@ def capture(
         returned.append(result)
 
     state = _core.random_state()
+    outside = random_states()
+    grad = _core.set_grad_enabled(True)  # what a call records is decided by the call
     try:
-        _core.trace(recorder, True, run, (), {}, ())
+        with without_values():
+            _core.trace(recorder, True, run, (), {}, ())
         if recorder.failure is not None:
             raise recorder.failure
     except BaseException:
@@ -231,8 +249,11 @@ def capture(
             raise recorder.failure from None
         raise
     finally:
+        _core.set_grad_enabled(grad)
         found.drawn = _core.random_state()[1] - state[1]
         _core.set_random_state(*state)
+    refuse_drawn(name, outside)
+    found.kept = recorder
     _finish(found, recorder, leaves, names, distinct, stand_ins, state_of, outputs)
     return found
 
@@ -255,7 +276,6 @@ def _finish(
         Input(first_name[id(x)], _dtype(x), shapes.get(k) or tuple(x.shape)) for k, x in enumerate(distinct)
     ]
     values = [recorder.value(y) for y in outputs]  # may meet constants
-    found.history = [bool(y.requires_grad) for y in outputs]
     changed: list[int] = []
     for k, x in enumerate(distinct):
         value = recorder.written(stand_ins[id(x)])
@@ -276,9 +296,10 @@ def _finish(
         if at is not None and values[k] == at:
             found.same[k] = ("input", at) if at < count else ("state", at - count)
     found.random = recorder.numbers
-    found.lines = recorder.lines
     extra = add_checks(found, recorder, len(values) + len(changed))
     found.steps = recorder.steps_of([*values, *changed, *extra])
+    found.history = _histories(found, len(values))
+    found.step_lines = recorder.lines_of([*values, *changed, *extra])
     again = len(found.steps.again)
     found._shapes = {**dict(recorder.numbered(again)), **recorder.numbered_shapes(again)}
     found.guards = list(recorder.known.guards.values())
@@ -286,8 +307,14 @@ def _finish(
     for x in (*(i.shape for i in found.inputs), *(s.tensor.shape for s in found.state)):
         found.firsts.append(slot)
         slot += len(x)
+    if found.graph.checks and found.dims:
+        a, b = found.graph.checks[0]
+        raise TracingError(
+            f"{found.name}: needs {found.size_text(a)} to equal {found.size_text(b)}, which not all declared "
+            "sizes do: leave it out of dynamic_shapes"
+        )
     if found.steps.results:
-        same = []
+        same: list[tuple[Any, Any]] = []
         for first, own in zip(found.firsts, found.inputs):
             same += [(symbol(first + d), n) for d, n in enumerate(own.shape) if isinstance(n, Size)]
         same = [(a, b) for a, b in same if a is not b]
@@ -354,6 +381,20 @@ def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
     return extra
 
 
+def _histories(found: Captured, count: int) -> list[tuple[int, ...]]:
+    """Of each result, the operands that gradients flow to from it."""
+    steps = found.steps
+    own = [x.dtype for x in found.inputs] + [_dtype(s.tensor) for s in found.state]
+    reach: dict[int, frozenset[int]] = {k: frozenset((k,)) for k, dtype in enumerate(own) if dtype in FLOATS}
+    none: frozenset[int] = frozenset()
+    for step in steps.steps:
+        flows = step.history and step.op != DETACH and (isinstance(step.op, str) or step.op.differentiable)
+        if flows:
+            joined = none.union(*(reach.get(k, none) for kind, k in step.args if kind == "value"))
+            reach.update((k, joined) for k, dtype in zip(step.outs, step.dtypes) if dtype in FLOATS)
+    return [tuple(sorted(reach.get(k, none))) for k in steps.results[:count]]
+
+
 def _size_given(found: Captured, value: Any) -> Any:
     """A result that is no tensor; a size as graphs have it."""
     found.gives_sizes = found.gives_sizes or isinstance(value, Size)
@@ -365,7 +406,9 @@ def _refuse_others(tree: Tree, recorder: Recorder) -> None:
     if tree.kind == "constant" and not isinstance(
         tree.value, (int, float, bool, complex, str, bytes, type(None), _core.dtype, Size)
     ):
-        recorder.refuse(f"returns a {type(tree.value).__name__}, which is made of neither tensors nor numbers")
+        recorder.refuse(
+            f"returns a {type(tree.value).__name__}, which is made of neither tensors nor numbers"
+        )
     for item in tree.items:
         _refuse_others(item, recorder)
 
@@ -386,8 +429,6 @@ def _flat(
 
 def parameter_names(fn: Any, count: int) -> list[str]:
     """What a function calls its first `count` arguments: `x`, or `args[2]` of `*args`."""
-    import inspect
-
     try:
         parameters = list(inspect.signature(fn.forward if isinstance(fn, Module) else fn).parameters.values())
     except (TypeError, ValueError):

@@ -93,8 +93,8 @@ def declared(
 ) -> dict[int, Shape]:
     """The shapes of tensors, by id, with symbols where a size varies; `ranges` and `known` are filled.
 
-    A symbol is the slot of the first size that has the name alone; of a name that occurs in derived sizes only
-    it is a quotient.
+    A symbol is the slot of the first size that has the name alone; of a name that occurs in derived sizes
+    only it is a quotient.
     """
     places: list[tuple[int, int, Dim, Any, str]] = []  # slot, size, its Dim, tensor, where
     slot = 0
@@ -148,7 +148,9 @@ def _range_of(ranges: dict[str, Range], slot: int, size: int, dim: Dim, where: s
         raise ValueError(f"{where} is {size} in the example, which is no {dim!r}")
     if own is None:
         own = ranges[dim.__name__] = Range(dim.__name__, 0 if dim.min is None else dim.min, dim.max)
-        own.symbol = symbol(slot) if dim.times == 1 and not dim.plus else quotient(symbol(slot) - dim.plus, dim.times)
+        own.symbol = (
+            symbol(slot) if dim.times == 1 and not dim.plus else quotient(symbol(slot) - dim.plus, dim.times)
+        )
         own.slot, own.example = slot, n
         # 1 and 0 are like no other size: what is true of them is true of few
         own.hint = n if n > 1 else min(max(own.min, 3), _LARGEST if own.max is None else own.max)
@@ -161,7 +163,9 @@ def _range_of(ranges: dict[str, Range], slot: int, size: int, dim: Dim, where: s
 
 
 def specs_of(tree: Tree, given: Any, names: list[str], what: str = "dynamic_shapes") -> list[Any]:
-    """For every tensor of a tree what is said of its dims: {dim: Dim or None}. ValueError for what fits not."""
+    """For every tensor of a tree what is said of its dims: {dim: Dim or None}. ValueError for what fits
+    not.
+    """
     if tree.kind == "leaf":
         if given is None:
             return [{}]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kiln.capture.function import NUMBER
+from kiln.capture.pure.function import described, function_for, inline
 from kiln.capture.pure.steps import CAST, DETACH, STRIDED, WRITE, Step, Steps
 from kiln.graph.graph import Graph, Node, Shape, Value, building, is_weak
 from kiln.table.kinds import FLOATS
@@ -47,6 +48,10 @@ def _add(graph: Graph, step: Step, values: dict[int, Value], shapes: dict[int, S
     if isinstance(step.op, str):
         values[step.outs[0]] = _memory(graph, step, given)
         return
+    if is_ambiguous(step.op, step.structure):
+        function = function_for(step.op, step.structure)
+        values.update(zip(step.outs, inline(graph, function.graph(tuple(map(described, given))), given)))
+        return
     inputs, attrs = arguments(graph, step.op, step.structure, given)
     for which, (k, dtype) in enumerate(zip(step.outs, step.dtypes)):
         op = step.op.result(which) if len(step.outs) > 1 else step.op
@@ -77,6 +82,34 @@ def arguments(
     """The inputs and attributes of a node, from what the core was called with."""
     inputs, attrs = arguments_of(op, structure, given)
     return tuple([x if isinstance(x, Value) else constant(graph, x) for x in inputs]), attrs
+
+
+def bound_of(op: Op, structure: tuple[Any, ...], given: list[Any]) -> list[Any]:
+    """The arguments in parameter order, None for what is missing."""
+    rest, entries = iter(given), iter(structure)
+    bound: list[Any] = []
+    for param in op.params:
+        if op.kind == "pointwise" and param.kind != "S":
+            bound.append(next(rest))
+            continue
+        entry = next(entries)
+        if param.kind == "S":
+            bound.append(entry[0] if op.kind == "slice" else entry)
+        elif param.kind == "Z":
+            bound.append(tuple([next(rest) for _ in range(entry)]))
+        elif param.kind == "L":
+            bound.append([next(rest) for _ in range(entry)])
+        else:
+            bound.append(None if entry is None else next(rest))
+    return bound
+
+
+def is_ambiguous(op: Op, structure: tuple[Any, ...]) -> bool:
+    """Whether a node, which has no place for an operand that is missing, would mistake the one after it."""
+    if op.kind == "pointwise":
+        return False
+    optional = [entry for param, entry in zip(op.params, structure) if param.kind == "O"]
+    return None in optional and any(x is not None for x in optional[optional.index(None) :])
 
 
 def arguments_of(op: Op, structure: tuple[Any, ...], given: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:

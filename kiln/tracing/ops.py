@@ -17,13 +17,15 @@ from kiln.table.record import REQUIRED, Op, Param, find
 class ProgramOp(CellOp):
     """Steps as an op of a list of tensors and a list of numbers; sizes in the steps are those of its tensors.
 
-    `firsts`: of every tensor, the slot of its first size in the sizes of the steps; `same`: pairs of sizes that
-    are known to be equal.
+    `firsts`: of every tensor, the slot of its first size in the sizes of the steps; `same`: pairs of sizes
+    that are known to be equal.
     """
 
     __slots__ = ("firsts", "same")
 
-    def __init__(self, name: str, cell: Steps, firsts: list[int], same: list[tuple[Dim, Dim]], key: str) -> None:
+    def __init__(
+        self, name: str, cell: Steps, firsts: list[int], same: list[tuple[Dim, Dim]], key: str
+    ) -> None:
         self.cell, self.firsts, self.same = cell, firsts, same
         params = [Param("tensors", "L", REQUIRED)]
         if cell.numbers:
@@ -94,7 +96,9 @@ def identity_of(graph: Graph, cell: Steps, same: list[tuple[Dim, Dim]]) -> str:
 _known: dict[str, ProgramOp] = {}
 
 
-def program_op(name: str, graph: Graph, cell: Steps, firsts: list[int], same: list[tuple[Dim, Dim]]) -> ProgramOp:
+def program_op(
+    name: str, graph: Graph, cell: Steps, firsts: list[int], same: list[tuple[Dim, Dim]]
+) -> ProgramOp:
     """The op of these steps; the same for the same steps, as ops live as long as the process."""
     key = identity_of(graph, cell, same)
     if not key:
@@ -108,7 +112,7 @@ def program_op(name: str, graph: Graph, cell: Steps, firsts: list[int], same: li
 def called(step: Step, given: tuple[Any, ...]) -> tuple[Any, ...]:
     """One step on tensors and numbers."""
     if not isinstance(step.op, str):
-        return _core.call_op(step.op.handle, step.structure, given)  # type: ignore[no-any-return]
+        return _core.call_op(step.op.handle, step.structure, given)
     x = given[0]
     if step.op == DETACH:
         return (x.detach(),)

@@ -11,7 +11,6 @@ from kiln.graph.size import Size, evaluate
 from kiln.tracing.capture import Captured
 from kiln.tracing.trees import alike, build, constants
 
-
 MOST = 64  # operands of one call that may have gradients
 
 
@@ -26,6 +25,8 @@ class Program:
         self.captured = captured
         self.state = state
         self._is_one = captured.out_tree.kind == "leaf"
+        positional, named = captured.in_tree.items
+        self._is_flat = not named.items and all(item.kind == "leaf" for item in positional.items)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the function gives of these arguments."""
@@ -59,7 +60,8 @@ class Program:
                 outputs.append(operands[which if kind == "input" else count + which])
                 continue
             y = results[k]
-            outputs.append(y if history or not y.requires_grad else y.detach())
+            flows = not y.requires_grad or any(operands[j].requires_grad for j in history)
+            outputs.append(y if flows else y.detach())
         first = len(found.history)
         for k, (kind, which) in enumerate(found.mutated):
             target = operands[which if kind == "input" else count + which]
@@ -76,15 +78,17 @@ class Program:
         """The tensors among the arguments, checked; TypeError or RuntimeError in the input's own name."""
         found = self.captured
         given: list[Any] = []
-        tree = found.tree_of(args, kwargs, given)
-        if not alike(tree, found.in_tree):
+        plain = self._is_flat and not kwargs and len(args) == len(found.aliases)
+        if plain and all(isinstance(x, _core.Tensor) for x in args):
+            given = list(args)
+        elif not alike(tree := found.tree_of(args, kwargs, given), found.in_tree):
             raise TypeError(f"{found.name}: {found.difference(args, kwargs, tree)}")
         leaves = [given[k] for k in found.distinct]
         if len(leaves) < len(given):
             found.check_aliases(given)
         sizes: list[int] = []
         for x, own in zip(leaves, found.inputs):
-            if str(x.dtype).rpartition(".")[2] != own.dtype:
+            if x.dtype.name != own.dtype:
                 raise RuntimeError(f"{own.name}: expected {own.dtype}, got {describe(x)}")
             came = tuple(x.shape)
             if came != own.shape and (len(came) != len(own.shape) or not found.dims):
@@ -114,12 +118,15 @@ class Program:
             n = evaluate(dim.symbol, of)
             if n < dim.min or (dim.max is not None and n > dim.max):
                 most = "any" if dim.max is None else dim.max
-                raise RuntimeError(f"{found.place_of(dim)} is {n}, {dim.name} must be from {dim.min} to {most}")
+                raise RuntimeError(
+                    f"{found.place_of(dim)} is {n}, {dim.name} must be from {dim.min} to {most}"
+                )
         for guard in found.guards:
             if not guard.holds(of):
                 asked = f"{found.size_text(guard.left)} {guard.sign} {found.size_text(guard.right)}"
                 raise RuntimeError(
-                    f"{found.name}: was made where {asked} is {guard.answer} ({guard.line}), which it is not here"
+                    f"{found.name}: was made where {asked} is {guard.answer} ({guard.line}), which it is not "
+                    f"here"
                 )
 
 

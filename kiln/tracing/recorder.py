@@ -16,7 +16,6 @@ from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, Size
 from kiln.late import later
 from kiln.table.record import Op
-from kiln.tracing.graphs import arguments_of
 from kiln.tracing.sizes import Sizes
 
 _made_size = later("kiln.tracing.symbolic", "made_size")
@@ -33,7 +32,8 @@ _MOVES = {
     "calls backward": "calls backward: take gradients of what the trace gives",
 }
 _WAYS = (
-    "compute it with ops of tensors (where(condition, a, b) for a branch), make it an argument that is no tensor, "
+    "compute it with ops of tensors (where(condition, a, b) for a branch), make it an "
+    "argument that is no tensor, "
     "or use kiln.compile, which runs any Python"
 )
 
@@ -89,7 +89,9 @@ class Recorder(Tracer):
             self._generalise(before)
 
     def _generalise(self, before: int) -> None:
-        """Puts sizes as they were given into the steps that a call has added, and finds those of its results."""
+        """Puts sizes as they were given into the steps that a call has added, and finds those of its
+        results.
+        """
         symbols = self.pending[1] if self.pending is not None else None
         self.pending = None
         for at in range(before, len(self.steps)):
@@ -107,17 +109,16 @@ class Recorder(Tracer):
             if not varies:
                 continue
             self.steps[at] = step = step._replace(args=tuple(args))
-            self._infer(step)
+            self._infer(step, at)
 
-    def _infer(self, step: Any) -> None:
+    def _infer(self, step: Any, at: int) -> None:
         given: list[Any] = []
         for kind, k in step.args:
             if kind == "value":
                 given.append((self._dtype_of(k), self.shapes.get(k) or self.sizes[k]))
             else:
                 given.append(k if kind != "operand" else 0)
-        inputs, attrs = arguments_of(step.op, step.structure, given)
-        found, checks = self.known.looks(step.op, inputs, attrs)
+        found, checks = self.known.looks(step.op, step.structure, given)
         for a, b in checks:
             self._tie(a, b, step.name)
         for k, shape in zip(step.outs, found):
@@ -125,6 +126,16 @@ class Recorder(Tracer):
                 self.refuse(f"calls {step.name}, whose sizes a trace cannot follow here")
             if any(isinstance(d, Size) for d in shape):
                 self.shapes[k] = shape
+        self._note_ones(at)
+
+    def _note_ones(self, at: int) -> None:
+        """A size that varies is no 1, though the trace's may be."""
+        step = self.steps[at]
+        ones = [
+            tuple([d for d, n in enumerate(self.shapes[k]) if n == 1]) if k in self.shapes else own
+            for k, own in zip(step.outs, step.ones)
+        ]
+        self.steps[at] = step._replace(ones=tuple(ones))
 
     def _tie(self, a: Dim, b: Dim, what: str) -> None:
         """What an op asks of sizes is more than they were declared to be."""
@@ -137,16 +148,18 @@ class Recorder(Tracer):
     def _generalise_memory(self, at: int) -> None:
         step = self.steps[at]
         sources = [k for kind, k in step.args if kind == "value"]
-        if not any(k in self.shapes for k in sources):
-            return
         (made,) = step.outs
-        if step.op == DETACH:
-            self.shapes[made] = self.shapes[sources[0]]
-        elif step.op == CAST and self._target is not None:
+        if step.op == CAST and self._target is not None:
             shape = self._target
             self.steps[at] = step._replace(structure=(shape,))
             if any(isinstance(d, Size) for d in shape):
                 self.shapes[made] = shape
+            self._note_ones(at)
+        elif not any(k in self.shapes for k in sources):
+            return
+        elif step.op == DETACH:
+            self.shapes[made] = self.shapes[sources[0]]
+            self._note_ones(at)
         else:
             self.refuse("writes into a part of a tensor whose sizes vary, or reads one that was written so")
 
@@ -206,14 +219,16 @@ class Recorder(Tracer):
         """A size that is read as a number."""
         value = self.known.value_of(dim)
         if self.on_data != "check":
-            raise self.size_read(dim, f"has the size {self.known.text(dim)} {what}, which would be {value} ever after")
+            raise self.size_read(
+                dim, f"has the size {self.known.text(dim)} {what}, which would be {value} ever after"
+            )
         self.known.guard(dim, "==", value, user_line())
         return value
 
     def size_read(self, dim: Dim, what: str) -> TracingError:
         """The error for a read of a size."""
         names = self.known.fixed_names(dim)
-        ways = f"declare {names} with one size, or on_data=\"check\" keeps it and checks it at each call"
+        ways = f'declare {names} with one size, or on_data="check" keeps it and checks it at each call'
         self.failure = TracingError(f"{self.name}: {user_line()} {what}; {ways}")  # type: ignore[assignment]
         return self.failure  # type: ignore[return-value]
 
@@ -244,6 +259,20 @@ class Recorder(Tracer):
         if self.shapes and isinstance(op, str):
             self._generalise_memory(len(self.steps) - 1)
 
+    def _look_again(self, tensor: Any) -> int:
+        k = super()._look_again(tensor)
+        # (whether gradients flow is decided by the call: only a detached alias has none)
+        self.steps[-1] = self.steps[-1]._replace(history=not self._is_detached(tensor))
+        return k
+
+    def _is_detached(self, tensor: Any) -> bool:
+        viewed = self._views.get(id(tensor))
+        while viewed is not None:
+            if viewed.op is None:
+                return True
+            viewed = self._views.get(id(viewed.source))
+        return False
+
     def written(self, stand_in: Any) -> int | None:
         """The value that a stand-in has at the end, if it was written."""
         first = self._value.get(id(stand_in))
@@ -255,6 +284,15 @@ class Recorder(Tracer):
     def operand_of(self, tensor: Any) -> int | None:
         """The operand that a tensor is."""
         return next((k for k, x in enumerate(self.operands) if x is tensor), None)
+
+    def lines_of(self, results: Sequence[int]) -> list[str]:
+        """The lines of the steps that these values need."""
+        wanted, lines = set(results), []
+        for step, line in zip(reversed(self.steps), reversed(self.lines)):
+            if wanted.intersection(step.outs):
+                lines.append(line)
+                wanted.update(k for kind, k in step.args if kind == "value")
+        return lines[::-1]
 
     def steps_of(self, results: Sequence[int]) -> Any:
         """The steps that these values need."""

@@ -1,7 +1,8 @@
-"""What a recorder knows of sizes that vary: of every value its sizes in general, and what may be asked of them.
+"""What a recorder knows of sizes that vary: of every value its sizes in general, and what may be asked of
+them.
 
-A question whose answer does not follow from the declared ranges is answered as for the sizes the trace is made
-with, and becomes a guard: the program raises where the answer would be another one.
+A question whose answer does not follow from the declared ranges is answered as for the sizes the trace is
+made with, and becomes a guard: the program raises where the answer would be another one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any, NamedTuple
 from kiln.graph.graph import Graph, Shape, Value, building
 from kiln.graph.size import Dim, Size, evaluate, slots_named
 from kiln.graph.text import dim_text
-from kiln.table.record import Op, constant
+from kiln.table.record import Op
+from kiln.tracing.graphs import arguments, bound_of
 
 _WAYS = "declare it with that size, or leave it out of dynamic_shapes"
 _NO_END = float("inf")
@@ -70,7 +72,10 @@ class Sizes:
             return dim, dim
         low = high = 0.0
         for monomial, many in dim.terms:
-            least, most = 1.0, 1.0
+            least: float = 1
+            most: float = 1
+            a: float
+            b: float
             for atom in monomial:
                 if atom.slot >= 0:
                     a, b = self.ranges.get(atom.slot, (0, _NO_END))
@@ -113,29 +118,20 @@ class Sizes:
     # -- shapes of results ------------------------------------------------------------------------------
 
     def looks(
-        self,
-        op: Op,
-        inputs: list[tuple[str, Shape] | Any],
-        attrs: tuple[Any, ...],
+        self, op: Op, structure: tuple[Any, ...], given: list[Any]
     ) -> tuple[list[Shape], list[tuple[Dim, Dim]]]:
-        """The shapes of an op's results, and which sizes must be equal for it, beyond what is known."""
+        """The shapes of an op's results, and which sizes must be equal for it beyond what is known; arrays
+        are given as (dtype, shape).
+        """
         graph = self.work
         first = len(graph.checks)
         with building(graph):
-            values = tuple(
-                [Value(graph, None, *x) if isinstance(x, tuple) else constant(graph, x) for x in inputs]
-            )
+            values = [Value(graph, None, *x) if isinstance(x, tuple) else x for x in given]
             if op.kind == "composite":
                 assert op.body is not None
-                known = op.known(values, attrs)
-                result = op.body(*op.lifted([known[param.name] for param in op.params]))
+                result = op.body(*op.lifted(bound_of(op, structure, values)))
                 results = list(result) if isinstance(result, (tuple, list)) else [result]
             else:
-                results = [graph.add(op, values, attrs)]
+                results = [graph.add(op, *arguments(graph, op, structure, values))]
         graph.nodes.clear()
-        found = [tuple([graph.canonical(d) for d in y.shape]) for y in results]
-        return found, graph.checks[first:]
-
-    def fixing(self, checks: list[tuple[Dim, Dim]]) -> tuple[Dim, Dim] | None:
-        """The first check that not all declared sizes pass."""
-        return next(((a, b) for a, b in checks if self.value_of(a) != self.value_of(b) or a != b), None)
+        return [tuple([graph.canonical(d) for d in y.shape]) for y in results], graph.checks[first:]

@@ -21,7 +21,6 @@ from kiln.graph.size import Dim, Size, product
 from kiln.ops.creation import interop
 from kiln.ops.elementwise import arithmetic
 from kiln.ops.indexing import getitem
-from kiln.ops.views import splits
 from kiln.scalars.scalar import Scalar
 from kiln.table import registry
 from kiln.table.record import INTERPRETERS, Op
@@ -75,8 +74,8 @@ class TracedSize(Size):
     def __ge__(self, other: object) -> Any:
         return self._compared(other, ">=", lambda a, b: a >= b)
 
-    def __bool__(self) -> Any:
-        return self != 0
+    def __bool__(self) -> bool:  # type: ignore[override]
+        return bool(self != 0)
 
     def __hash__(self) -> int:
         if not _from_own():
@@ -147,7 +146,7 @@ def _arithmetic(name: str) -> Callable[[TracedSize, Any], Any]:
 
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv"):
     setattr(TracedSize, f"__{_name}__", _arithmetic(f"__{_name}__"))
-TracedSize.__neg__ = lambda self: self.recorder.size(-plain(self))  # type: ignore[method-assign]
+setattr(TracedSize, "__neg__", lambda self: self.recorder.size(-plain(self)))  # noqa: B010
 
 
 def made_size(recorder: Recorder, dim: Dim) -> Any:
@@ -240,7 +239,7 @@ class Traced:
     def __iter__(self) -> Any:
         if not self.ndim:
             raise TypeError("iteration over a 0-d tensor")
-        return iter(splits.unbind(self, 0))
+        return iter([getitem.getitem(self, k) for k in range(int(self.shape[0]))])
 
     def __repr__(self) -> str:
         return f"Traced({self.whole.dtype}, {self.recorder.shape_text(self.whole)})"
@@ -334,7 +333,7 @@ def _attach() -> None:
 def _recorder_of(values: Any) -> Recorder | None:
     for x in values:
         if type(x) is Traced or type(x) is TracedSize:
-            return x.recorder  # type: ignore[no-any-return]
+            return x.recorder
         if type(x) in (list, tuple, Shape):
             found = _recorder_of(x)
             if found is not None:
@@ -378,7 +377,7 @@ def interpret(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         else:
             symbols.append(value)
             concrete.append(_whole(value))
-    recorder.pending = (op, [x for x in symbols])
+    recorder.pending = (op, symbols)
     try:
         if out is not None:
             op.handle(*concrete, out=_whole(out))

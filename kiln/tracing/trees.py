@@ -112,7 +112,13 @@ def difference(expected: Tree, came: Tree, names: list[str], name: str) -> str:
         if expected.kind == "dict":
             missing = [k for k in expected.keys if k not in came.keys]
             extra = [k for k in came.keys if k not in expected.keys]
-            of = f"missing {missing}" if missing else f"unexpected {extra}" if extra else "another order of keys"
+            of = (
+                f"missing {missing}"
+                if missing
+                else f"unexpected {extra}"
+                if extra
+                else "another order of keys"
+            )
             return f"{name}: {of}"
         return f"{name}: expected {len(expected.items)}, got {len(came.items)}"
     inner = names if len(names) >= len(came.items) else [f"{name}[{k}]" for k in range(len(came.items))]
@@ -126,4 +132,8 @@ def told(tree: Tree) -> str:
     """A tree in a word or two."""
     if tree.kind == "leaf":
         return "Tensor"
-    return describe(tree.value) if tree.kind == "constant" else f"a {tree.type.__name__ if tree.type else tree.kind}"
+    return (
+        describe(tree.value)
+        if tree.kind == "constant"
+        else f"a {tree.type.__name__ if tree.type else tree.kind}"
+    )

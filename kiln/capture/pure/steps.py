@@ -65,7 +65,8 @@ class Steps(NamedTuple):
         """(step, argument) -> the operand that gets the gradient it gives."""
         first = self.tensors - len(self.again)
         left = {k: [k, *(first + j for j, own in enumerate(self.again) if own == k)] for k in range(first)}
-        return {at: left[k].pop(0) for at, k in using(self.steps, first)}
+        # (of integers, which get none, there is one)
+        return {at: left[k].pop(0) if left[k][1:] else left[k][0] for at, k in using(self.steps, first)}
 
     def identity(self) -> str | None:
         """The same text for the same computation in every process; None if an op has none."""
