@@ -64,7 +64,7 @@ def save(
 def _chunks(ep: ExportedProgram, extra: dict[str, Any]) -> Iterator[Any]:
     captured = ep._captured
     graph = captured.graph
-    kept = len(captured.history) + len(captured.mutated)
+    kept = len(captured.outputs) + len(captured.mutated)
     own = graph.outputs
     graph.outputs = own[:kept]  # what checks look at is found again
     try:

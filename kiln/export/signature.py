@@ -19,7 +19,7 @@ from kiln.graph.size import Size, slots_named, symbol
 from kiln.graph.places import PlaceError, conditions
 from kiln.graph.text import TextError, dim_text, parse_dim
 from kiln.table.kinds import FLOATS
-from kiln.tracing.capture import Captured, Input, State, add_checks
+from kiln.tracing.capture import Captured, Input, State, add_checks, histories
 from kiln.tracing.dims import Range
 from kiln.tracing.expand import expand
 from kiln.tracing.ops import program_op
@@ -51,7 +51,6 @@ def signature(captured: Captured, trains: list[bool]) -> dict[str, Any]:
         "distinct": captured.distinct,
         "results": _tree_out(captured.out_tree, "results"),
         "outputs": captured.outputs,
-        "history": captured.history,
         "same": [[k, kind, which] for k, (kind, which) in captured.same.items()],
         "state": [[s.name, s.kind, wanted] for s, wanted in zip(captured.state, trains)],
         "mutated": [list(x) for x in captured.mutated],
@@ -82,6 +81,8 @@ def _constant_out(value: Any, where: str) -> Any:
         return value
     if isinstance(value, float):
         return {"f": repr(value)}
+    if isinstance(value, Size):
+        return {"size": dim_text(value)}
     if isinstance(value, _core.dtype):
         return {"dtype": str(value).rpartition(".")[2]}
     raise TypeError(
@@ -161,9 +162,9 @@ def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[
         found.state.append(State(own, kind, tensor))
     found.parameters = entries.rows("parameters", str)
     found.in_tree = _tree_in(entries.take("arguments"), 0)
-    found.out_tree = _tree_in(entries.take("results"), 0)
+    found.out_tree = _tree_in(entries.take("results"), sum(v.ndim for v in values))
+    found.gives_sizes = _gives_sizes(found.out_tree)
     found.outputs = entries.rows("outputs", str)
-    found.history = entries.rows("history", bool)
     found.aliases = tuple(entries.rows("aliases", int))
     found.distinct = entries.rows("distinct", int)
     found.mutated = [tuple(row) for row in entries.rows("mutated", str, int)]
@@ -184,6 +185,7 @@ def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[
     kept = list(rest.results)
     extra = add_checks(found, rest, len(kept))
     found.steps = rest.finish([*kept, *extra])
+    found.history = histories(found, len(found.outputs))
     found._graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
     if found.steps.results:
         same = []
@@ -207,7 +209,7 @@ def _check_counts(found: Captured, graph: Graph, numbers: list[Any]) -> None:
     _need(found.distinct == sorted(set(found.aliases)), "distinct tensors that are not those of the aliases")
     _need(len(found.distinct) == inputs, f"{inputs} inputs, {len(found.distinct)} distinct tensors among the arguments")
     count = found.out_tree.leaves
-    _need(len(found.history) == len(found.outputs) == count, f"{count} tensors in the results")
+    _need(len(found.outputs) == count, f"{count} tensors in the results")
     _need(len(graph.outputs) == count + len(found.mutated), f"the graph returns {len(graph.outputs)} values")
     of = {"input": inputs, "state": state}
     for kind, k in [*found.mutated, *found.same.values()]:
@@ -262,13 +264,13 @@ def _check_places(found: Captured, graph: Graph) -> None:
             found.guards.append(Guard(left, "<=", right, True, where))
 
 
-def _tree_in(tree: Any, depth: int) -> Tree:
+def _tree_in(tree: Any, slots: int, depth: int = 0) -> Tree:
     _need(depth < _DEPTH, "containers nested too deeply")
     if tree == "t":
         return LEAF
     _need(isinstance(tree, dict) and len(tree) in (1, 3), "a container that is none")
     if "c" in tree:
-        return Tree("constant", value=_constant_in(tree["c"]))
+        return Tree("constant", value=_constant_in(tree["c"], slots))
     if "named" in tree:
         name, fields, items = tree["named"], tree.get("fields"), tree.get("items")
         right = isinstance(name, str) and isinstance(fields, list) and isinstance(items, list)
@@ -277,22 +279,28 @@ def _tree_in(tree: Any, depth: int) -> Tree:
             kind = namedtuple(name, fields)  # type: ignore[misc]
         except ValueError as error:
             raise TextError(f"signature: {error}") from None
-        return Tree("named", tuple([_tree_in(x, depth + 1) for x in items]), tuple(fields), kind)
+        return Tree("named", tuple([_tree_in(x, slots, depth + 1) for x in items]), tuple(fields), kind)
     ((kind, items),) = tree.items()
     _need(kind in ("tuple", "list", "dict") and isinstance(items, list), f"no container {kind!r:.20}")
     if kind != "dict":
-        return Tree(kind, tuple([_tree_in(x, depth + 1) for x in items]))
+        return Tree(kind, tuple([_tree_in(x, slots, depth + 1) for x in items]))
     _need(all(isinstance(pair, list) and len(pair) == 2 for pair in items), "a dict of pairs")
-    keys = tuple([_constant_in(k) for k, _ in items])
+    keys = tuple([_constant_in(k, 0) for k, _ in items])
     _need(len(set(keys)) == len(keys), "a dict with a key twice")
-    return Tree("dict", tuple([_tree_in(x, depth + 1) for _, x in items]), keys)
+    return Tree("dict", tuple([_tree_in(x, slots, depth + 1) for _, x in items]), keys)
 
 
-def _constant_in(value: Any) -> Any:
+def _gives_sizes(tree: Tree) -> bool:
+    return isinstance(tree.value, Size) or any(map(_gives_sizes, tree.items))
+
+
+def _constant_in(value: Any, slots: int) -> Any:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     _need(isinstance(value, dict) and len(value) == 1, "a constant that is none")
     ((kind, text),) = value.items()
+    if kind == "size" and isinstance(text, str):
+        return parse_dim(text, slots)
     _need(kind in ("f", "dtype") and isinstance(text, str) and len(text) < 40, "a constant that is none")
     if kind == "dtype":
         _need(text in _DTYPES, f"no dtype {text!r}")

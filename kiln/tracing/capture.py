@@ -298,7 +298,7 @@ def _finish(
     found.random = recorder.numbers
     extra = add_checks(found, recorder, len(values) + len(changed))
     found.steps = recorder.steps_of([*values, *changed, *extra])
-    found.history = _histories(found, len(values))
+    found.history = histories(found, len(values))
     found.step_lines = recorder.lines_of([*values, *changed, *extra])
     again = len(found.steps.again)
     found._shapes = {**dict(recorder.numbered(again)), **recorder.numbered_shapes(again)}
@@ -381,7 +381,7 @@ def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
     return extra
 
 
-def _histories(found: Captured, count: int) -> list[tuple[int, ...]]:
+def histories(found: Captured, count: int) -> list[tuple[int, ...]]:
     """Of each result, the operands that gradients flow to from it."""
     steps = found.steps
     own = [x.dtype for x in found.inputs] + [_dtype(s.tensor) for s in found.state]
