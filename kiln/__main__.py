@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 
 import kiln
 from kiln.as_torch import __version__, missing, run
 
 USAGE = """usage: python -m kiln [--missing] (program.py | -m module | -c text) [argument ...]
+       python -m kiln (show | run) program.kiln [option ...]
 
 Runs a program that says `import torch`, unchanged, on kiln. At its end, names of PyTorch that
 it asked for and kiln has not are listed on stderr.
@@ -18,6 +20,7 @@ it asked for and kiln has not are listed on stderr.
   -c text       the program itself
   --missing     reads the program and those of its own modules that it imports, without running
                 anything, and lists the names of PyTorch that kiln has not; 1 if there are any
+  show, run     what an exported program holds; runs it on NumPy's files (--help says more)
   --version     kiln's version, and that of PyTorch which programs see
 """
 
@@ -32,6 +35,11 @@ def main() -> None:
         raise SystemExit(0 if args else 2)
     if args[0] in ("--version", "-V"):
         print(f"kiln {kiln.__version__}, as torch {__version__}")
+        return
+    if args[0] in ("show", "run") and not os.path.exists(args[0]):
+        from kiln.export import command
+
+        (command.show if args[0] == "show" else command.run)(args[1:])
         return
     if args[0] in ("-m", "-c") and len(args) < 2:
         print(f"Argument expected for the {args[0]} option\n{USAGE}", end="", file=sys.stderr)

@@ -1,7 +1,8 @@
-"""TorchScript's names, as PyTorch has them where it is switched off (`PYTORCH_JIT=0`): Python runs as it is.
+"""TorchScript's names: `trace` makes a program of a function or a module; the rest is as PyTorch has it where
+scripts are switched off (`PYTORCH_JIT=0`): Python runs as it is.
 
 A function that is decorated stays that function, so modules that use `@torch.jit.script` are imported and
-compute the same. Scripts that are to be kept, of modules or by tracing, are refused when they are asked for.
+compute the same. Scripts of modules, and files of them, are refused when they are asked for.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from typing import Any, Final, NoReturn, TypeVar, get_origin
 from kiln.absent import hint_missing as _hint_missing
 from kiln.absent import refuse as _refuse
 from kiln.nn import Module as _Module
+from kiln.table.arguments import is_traced as _is_traced
+from kiln.tracing.recorder import TracingError as TracingCheckError
+from kiln.tracing.scripts import ScriptFunction, ScriptModule, trace
 
 __all__ = [
-    "Attribute", "Error", "Final", "RecursiveScriptModule", "ScriptFunction", "ScriptModule", "annotate",
-    "enable_onednn_fusion", "export", "freeze", "fuser", "ignore", "interface", "is_scripting", "is_tracing",
-    "isinstance", "load", "onednn_fusion_enabled", "optimize_for_inference", "optimized_execution", "save",
-    "script", "script_if_tracing", "script_method", "set_fusion_strategy", "trace", "trace_module", "unused",
+    "Attribute", "Error", "Final", "RecursiveScriptModule", "ScriptFunction", "ScriptModule",
+    "TracingCheckError", "annotate", "enable_onednn_fusion", "export", "freeze", "fuser", "ignore",
+    "interface", "is_scripting", "is_tracing", "isinstance", "load", "onednn_fusion_enabled",
+    "optimize_for_inference", "optimized_execution", "save", "script", "script_if_tracing",
+    "script_method", "set_fusion_strategy", "trace", "trace_module", "unused",
 ]  # fmt: skip
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -29,19 +34,8 @@ class Error(RuntimeError):
     """What TorchScript raises of a script."""
 
 
-class ScriptModule(_Module):
-    """A module whose methods would be scripts: here they are Python, and the class is Module's."""
-
-
 class RecursiveScriptModule(ScriptModule):
     """What PyTorch makes of a module: nothing here is one."""
-
-
-class ScriptFunction:
-    """What PyTorch makes of a function: NotImplementedError; functions stay what they are."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _refuse("jit.ScriptFunction")
 
 
 class Attribute:
@@ -61,8 +55,8 @@ def is_scripting() -> bool:
 
 
 def is_tracing() -> bool:
-    """False: what runs is not being traced."""
-    return False
+    """Whether what runs is being traced."""
+    return _is_traced()
 
 
 def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs: Any) -> Any:
@@ -89,11 +83,6 @@ def script_method(fn: _F) -> _F:
 def script_if_tracing(fn: _F) -> _F:
     """A function as it is."""
     return fn
-
-
-def trace(func: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    """NotImplementedError: kiln writes no scripts; `kiln.compile(func)` records and runs faster."""
-    _refuse("jit.trace")
 
 
 def trace_module(mod: Any, *args: Any, **kwargs: Any) -> NoReturn:

@@ -369,6 +369,8 @@ class _Reader:
             out = self.graph.add(op, tuple(inputs), attrs)
         except Exception as error:
             raise line.error(f"{name} refuses its arguments: {error}") from error
+        if any(type(d) is not int and not isinstance(d, Size) for d in out.shape):
+            raise line.error(f"{name} of sizes that are none")
         if out.dtype != dtype or not self.graph.same_shape(out.shape, shape):
             given, inferred = type_text(dtype, shape), type_text(out.dtype, out.shape)
             raise line.error(f"says {given}, but {name} gives {inferred}")
@@ -485,6 +487,18 @@ def _parse(lines: list[str], first: int, slots: int, find_op: FindOp, depth: int
         if row.place == 0:
             reader.statement(row)
     return reader.finish()
+
+
+def parse_dim(source: str, slots: int) -> Dim:
+    """A size as `dim_text` writes it, of slots below `slots`; TextError."""
+    line = _Line(source, 1)
+    found = _Reader(_no_op, slots).dim(line)
+    line.end()
+    return found
+
+
+def _no_op(name: str) -> OpLike:
+    raise KeyError(name)
 
 
 def _is_input(row: _Line) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from _thread import _local
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from kiln import _core
@@ -35,8 +37,34 @@ def expect_count(op: str, count: Any, what: str, most: int = MOST_RESULTS) -> No
 
 
 def has_values(x: Any) -> bool:
-    """Whether an array can be looked at, as a value of a graph and a sample of a batch (kiln.func) cannot."""
-    return not isinstance(x, g.Value) and not hasattr(type(x), "whole")
+    """Whether an array can be looked at, as a value of a graph, a sample of a batch (kiln.func) and what is
+    traced cannot.
+    """
+    return not isinstance(x, g.Value) and not hasattr(type(x), "whole") and not _traced.depth
+
+
+class _Traced(_local):
+    """Of a thread: how many functions it traces, one inside the other."""
+
+    depth = 0
+
+
+_traced = _Traced()
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Where tensors have no values (kiln.tracing)."""
+    _traced.depth += 1
+    try:
+        yield
+    finally:
+        _traced.depth -= 1
+
+
+def is_traced() -> bool:
+    """Whether this thread traces a function."""
+    return bool(_traced.depth)
 
 
 def fitting(value: Any, dtype: str) -> Any:
@@ -109,7 +137,7 @@ def broadcast_shape(x: Any, y: Any, op: str) -> tuple[int, ...]:
                 f"{op}: The size of tensor a ({m}) must match the size of tensor b ({n}) at non-singleton "
                 f"dimension {k}"
             )
-    return tuple(n if m == 1 else m for m, n in zip(a, b))
+    return tuple(m if m == n else n if m == 1 else m for m, n in zip(a, b))
 
 
 def is_symbolic(shape: Any) -> bool:

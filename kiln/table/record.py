@@ -145,7 +145,7 @@ class Op:
         "algorithm", "at_once", "body", "checks", "differentiable", "differs", "divides", "doc", "dtypes",
         "explain", "failures", "gives_positions", "gradient", "handle", "identity", "inplace",
         "inplace_function", "kind", "method", "name", "native", "onnx", "params", "public", "reference",
-        "rule", "samples", "shapes", "tests",
+        "results", "rule", "samples", "shapes", "tests",
     )  # fmt: skip
 
     def __init__(
@@ -183,6 +183,7 @@ class Op:
         self.method = True  # a method of Tensor, if public
         self.inplace = False  # has an in-place form `name_`
         self.inplace_function = False  # which is a function too, though it needs more than the tensor
+        self.results: dict[int, Op] = {}
         self.tests = NOTHING_MORE
         self.checks: IndexCheck | None = None
         self.gives_positions = False  # along `dim` (None: in the flat array): they need no check there
@@ -263,6 +264,13 @@ class Op:
             return a + 0 if is_flag else a
 
         return [lift(p.kind, a) for p, a in zip(self.params, bound)]
+
+    def result(self, which: int) -> Op:
+        """One of several results as an op of its own, "unbind__2": nodes have one output."""
+        found = self.results.get(which)
+        if found is None:
+            found = self.results.setdefault(which, _result_of(self, which))
+        return found
 
     def graph_of(self, bound: list[Any]) -> g.Graph:
         """The graph the arguments belong to; without arrays the one under construction."""
@@ -355,6 +363,17 @@ class Op:
         result = self.gradient(*(known[name] for name in names))
         results = result if isinstance(result, tuple) else (result,)
         return tuple(_as(r, d) for r, d in zip(results, wanted))
+
+
+def _result_of(op: Op, which: int) -> Op:
+    def body(*args: Any) -> Any:
+        assert op.body is not None
+        return op.body(*args)[which]
+
+    made = Op(f"{op.name}__{which}", "composite", op.params, body, listed=False)
+    made.identity = None if op.identity is None else made.name
+    made.public = False
+    return made
 
 
 def in_place_doc(name: str) -> str:
@@ -459,7 +478,10 @@ def table() -> list[Op]:
 
 
 def find(name: str) -> Op:
-    """The op called `name`. KeyError if there is none."""
+    """The op called `name`, or "name__2" for one of its results. KeyError if there is none."""
+    whole, _, which = name.rpartition("__")
+    if whole and which.isdigit():
+        return find(whole).result(int(which))
     op: Op = registry.op(name)
     return op
 

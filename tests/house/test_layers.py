@@ -52,7 +52,7 @@ ALLOWED = {
     "futures": set(),
     "overrides": {"_core"},
     # names that refuse when they are used
-    "jit": {"nn"},
+    "jit": {"nn", "table", "tracing"},
     "fx": {"_core", "device", "layout", "table", "switches", "utils", "capture", "nn"},
     "onnx": set(),
     "library": {"autograd"},
@@ -64,7 +64,8 @@ ALLOWED = {
     "passes": {"_core", "graph", "ops", "codegen", "table", "scalars"},
     # fx: a backend of the program's own gets what fx captures
     "capture": {"_core", "graph", "ops", "tensor", "passes", "codegen", "table", "scalars", "fx"},
-    "export": {"_core", "graph", "passes", "codegen", "ops"},
+    "tracing": {"_core", "graph", "ops", "table", "scalars", "codegen", "capture", "func", "nn"},
+    "export": {"_core", "graph", "ops", "codegen", "table", "tracing", "nn", "files", "serialization", "version", "viz", "random"},
     "autograd": {"_core", "graph", "ops", "table"},
     "func": {"_core", "graph", "ops", "passes", "capture", "autograd", "table", "scalars"},
     "batching": {"_core", "ops", "func", "table", "capture", "graph"},
@@ -131,6 +132,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/as_torch/reading.py": {"*": "a name of PyTorch's that a program asks for"},
     "kiln/__main__.py": {"kiln.as_torch.reading": "a program is read, not run"},
     "kiln/profiler.py": {"kiln.capture.flops": "few profiles count operations"},
+    "kiln/tracing/recorder.py": {"kiln.tracing.symbolic": "sizes that vary know who follows them"},
     "kiln/hub.py": {"hashlib": "when something is downloaded"},
     "kiln/autograd/profiler_events.py": {"json": "a trace is written", "gzip": "a trace is written"},
     "kiln/as_torch/finder.py": {

@@ -234,7 +234,6 @@ def test_flags_are_kept_and_restored() -> None:
 
 
 REFUSED = {
-    "kiln.jit.trace(kiln.nn.ReLU(), kiln.ones(1))": "jit.trace: kiln writes no programs",
     "kiln.jit.script(kiln.nn.ReLU())": "jit.script of a module: kiln writes no programs",
     "kiln.jit.load('x.pt')": "jit.load: kiln writes no programs",
     "kiln.onnx.export(kiln.nn.ReLU(), (kiln.ones(1),), 'x.onnx')": "onnx.export: kiln writes no programs",

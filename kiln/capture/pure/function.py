@@ -291,7 +291,7 @@ def function_for(op: Op, structure: tuple[Any, ...]) -> Forward:
 def described(x: Given) -> Described:
     """A value as functions are asked for it: every value is contiguous here."""
     if not isinstance(x, Value):
-        return "b" if isinstance(x, bool) else "i" if isinstance(x, int) else "f"
+        return "b" if isinstance(x, bool) else "i" if isinstance(x, (int, Size)) else "f"
     if x.weak and x.node is None:
         return {kind: letter for letter, kind in NUMBER.items()}[x.dtype]
     return x.dtype, tuple(int(d == 1) for d in x.shape), None

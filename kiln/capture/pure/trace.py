@@ -239,7 +239,7 @@ class Tracer:
         for target in out:
             self.value(target)
             storage = _core.place(target)[0]
-            if storage not in self._made:
+            if not self.may_write(storage):
                 self._expect_buffer(storage)
         dtypes = [self._dtype(target) for target in out]
         raw = [self._new() for _ in out]
@@ -251,6 +251,10 @@ class Tracer:
             self._append(CAST, (shape,), (("value", r),), [k], [dtype], [shape], history)
             self.numbers_seen.update(shape)
             self._written(target, k, history)
+
+    def may_write(self, storage: int) -> bool:
+        """Whether what lies in a storage may be written: what ops of this run made."""
+        return storage in self._made
 
     def _expect_buffer(self, storage: int) -> None:
         """Refuses a write to what was not made here, unless it is a module's buffer."""
@@ -353,7 +357,7 @@ class Tracer:
 
         def argument(arg: Argument) -> Argument:
             kind, x = arg
-            if kind == "number":
+            if kind in ("number", "size"):
                 return arg
             return kind, self._number(x, again) if kind == "value" else x + tensors
 
@@ -372,6 +376,10 @@ class Tracer:
     def numbered_sizes(self) -> list[tuple[int, tuple[int, ...]]]:
         """The sizes of every value, as `finish` numbers them."""
         return [(self._number(k), sizes) for k, sizes in self.sizes.items()]
+
+    def numbered(self, again: int) -> list[tuple[int, tuple[int, ...]]]:
+        """The same, as `finish` numbers them where so many operands are used again."""
+        return [(self._number(k, again), sizes) for k, sizes in self.sizes.items()]
 
     def reads(self, k: int, dim: int) -> bool:
         """Whether the size of a value, as `finish` numbers it, became a number."""

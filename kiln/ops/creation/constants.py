@@ -13,6 +13,7 @@ from typing import Any
 from kiln import _core
 from kiln.device import check as check_device
 from kiln.graph import graph as g
+from kiln.graph.size import Size
 from kiln.layout import strided
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
@@ -395,20 +396,28 @@ def arange(
     if end is None:
         start, end = 0, start
     start, end, step = number_of(0 if start is None else start), number_of(end), number_of(step)
-    if not (math.isfinite(start) and math.isfinite(end)):
+    if not all(isinstance(x, Size) or math.isfinite(x) for x in (start, end)):
         raise RuntimeError(f"unsupported range: {start} -> {end}")
     if dtype is not None and dtype_name(dtype) == "int64":
-        start, end, step = int(start), int(end), int(step)
+        start, end, step = _whole(start), _whole(end), _whole(step)
     if step == 0:
         raise RuntimeError("step must be nonzero")
     if (end - start) * step < 0:
         raise RuntimeError("upper bound and lower bound inconsistent with step sign")
-    integers = all(isinstance(v, int) for v in (start, end, step))
-    count = -((start - end) // step) if integers else math.ceil((end - start) / step)
+    integers = all(isinstance(v, (int, Size)) for v in (start, end, step))
+    if isinstance(end - start, Size) and integers:
+        count = (end - start + step - 1) // step
+    else:
+        count = -((start - end) // step) if integers else math.ceil((end - start) / step)
     name = chosen_dtype(dtype, "int64" if integers else None, options)
     if name not in kinds.FLOATS:
-        start, step = int(start), int(step)
+        start, step = _whole(start), _whole(step)
     return settle(run(progression, start, step, (count,), name), requires_grad, device, "arange", options)
+
+
+def _whole(x: Any) -> Any:
+    """A number as an int; a size of a graph as it is."""
+    return x if isinstance(x, Size) else int(x)
 
 
 def expect_numbers(op: str, start: Any, end: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from kiln import _core
 from kiln.errors import warn
-from kiln.graph.size import quotient
+from kiln.graph.size import Size, quotient
 from kiln.ops.creation.constants import full
 from kiln.ops.creation.data import beside
 from kiln.ops.elementwise import arithmetic as p
@@ -117,14 +117,25 @@ def _sliced(x: Tensor, dim: int, key: slice) -> Any:
         raise ValueError("step must be greater than zero")
     if key.start is None and key.stop is None and step == 1:
         return x
-    if isinstance(size, int):
+    if isinstance(size, int) and not isinstance(key.start, Size) and not isinstance(key.stop, Size):
         start, stop, step = key.indices(size)
         return slice_(x, dim, (start, max(0, -(-(stop - start) // step)), step))
     if key.start in (None, 0) and key.stop is None:
         return slice_(x, dim, (0, quotient(size + step - 1, step), step))
+    if not is_value(x):  # whose sizes may be asked about: the answers are checked at each call
+        start, stop = _cut(key.start, 0, size), _cut(key.stop, size, size)
+        return slice_(x, dim, (start, (stop - start + step - 1) // step if start < stop else 0, step))
     raise TypeError(
         f"x[{key.start}:{key.stop}]: the size of dim {dim} is symbolic ({size}): a slice cannot be cut to fit"
     )
+
+
+def _cut(end: Any, default: Any, size: Any) -> Any:
+    """An end of a slice, counted from the front and within the dim."""
+    if end is None:
+        return default
+    end = size + end if end < 0 else end
+    return 0 if end < 0 else size if end > size else end
 
 
 class _Block(NamedTuple):

@@ -1,0 +1,147 @@
+"""The file of a program: safetensors, with these texts in its metadata.
+
+    kiln.program     the format's version
+    kiln.version     of what wrote it
+    kiln.graph       the graph's text (kiln/graph/text.py): inputs, state, numbers, results, what buffers become
+    kiln.signature   JSON: names and containers of inputs and results, what the state's tensors are called, sizes
+                     that vary with their ranges and the answers that were assumed of them
+    kiln.expanded    a digest of the graph without composites: another one says that a composite of this version
+                     is made of other ops than it was
+
+Parameters, buffers and constants are the file's tensors. Nothing in it is executed; the graph is read by a
+grammar and inferred anew, and what ops refuse of values (positions out of range) is found from the graph, so an
+edited file can be wrong but not unsafe.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+from kiln import _core
+from kiln.errors import describe, message, warn
+from kiln.export.program import ExportedProgram
+from kiln.export.signature import from_signature, signature
+from kiln.files import write_atomically, write_to
+from kiln.graph.graph import Graph
+from kiln.graph.text import TextError, parse, text
+from kiln.graph.verify import VerifyError, verify
+from kiln.serialization.source import Damaged, opened
+from kiln.serialization.tensor_file import named_chunks, read_entry, read_header
+from kiln.table.record import find
+from kiln.version import __version__
+
+FORMAT = "1"
+_KEYS = ("kiln.program", "kiln.version", "kiln.graph", "kiln.signature", "kiln.expanded")
+
+FileLike = str | os.PathLike[str] | IO[bytes]
+
+
+@_core.Function
+def save(
+    ep: ExportedProgram,
+    f: FileLike,
+    *,
+    extra_files: Mapping[str, Any] | None = None,
+    opset_version: dict[str, int] | None = None,
+    pickle_protocol: int = 2,
+) -> None:
+    """Writes a program into one file, which any reader of safetensors opens as its tensors.
+
+    `extra_files`: texts that are kept with it. A path is replaced in one move once all is on disk.
+    """
+    if not isinstance(ep, ExportedProgram):
+        raise TypeError(message("export.save", "an ExportedProgram", describe(ep), "export.export makes one"))
+    chunks = _chunks(ep, dict(extra_files or {}))
+    if isinstance(f, (str, os.PathLike)):
+        write_atomically(os.fspath(f), chunks)
+    else:
+        write_to(f, chunks)
+
+
+def _chunks(ep: ExportedProgram, extra: dict[str, Any]) -> Iterator[Any]:
+    captured = ep._captured
+    graph = captured.graph
+    kept = len(captured.outputs) + len(captured.mutated)
+    own = graph.outputs
+    graph.outputs = own[:kept]  # what checks look at is found again
+    try:
+        written = text(graph)
+        expanded = _expanded(graph)
+    finally:
+        graph.outputs = own
+    tensors = {s.name: held[key].detach() for s, (held, key) in zip(captured.state, ep._homes)}
+    trains = [bool(held[key].requires_grad) for held, key in ep._homes]
+    texts = {
+        "kiln.program": FORMAT,
+        "kiln.version": __version__,
+        "kiln.graph": written,
+        "kiln.signature": json.dumps(signature(captured, trains), ensure_ascii=False, separators=(",", ":")),
+        "kiln.expanded": expanded,
+    }
+    for name, content in extra.items():
+        if not isinstance(content, (str, bytes)):
+            raise TypeError(message("export.save", "texts in extra_files", f"{describe(content)} at {name}"))
+        texts[f"extra.{name}"] = content if isinstance(content, str) else content.decode()
+    return named_chunks(tensors, texts)
+
+
+def _expanded(graph: Graph) -> str:
+    from kiln.codegen.store.identity import digest
+    from kiln.tracing.expand import expand
+
+    return digest(b"expanded", text(expand(graph)).encode()).hex()
+
+
+@_core.Function
+def load(
+    f: FileLike,
+    *,
+    extra_files: dict[str, Any] | None = None,
+    expected_opset_version: dict[str, int] | None = None,
+) -> ExportedProgram:
+    """The program that a file holds, verified; ValueError for what is none, with the line of the graph at fault.
+
+    `extra_files`: names of texts that were kept with it, which are put in as values.
+    """
+    with opened(f) as source:
+        where = source.where
+        try:
+            entries, texts, start = read_header(source)
+            tensors = {e.name: read_entry(source, start, e) for e in entries}
+        except Damaged as damage:
+            raise ValueError(f"export.load: {where} is not a whole safetensors file: {damage}") from None
+    version = texts.get("kiln.program")
+    if version is None:
+        raise ValueError(f"export.load: {where} holds tensors but no program: kiln.load reads it")
+    if version != FORMAT:
+        raise ValueError(
+            f"export.load: {where} is a program of format {version:.20}; this kiln ({__version__}) reads {FORMAT}"
+        )
+    missing = [key for key in _KEYS if key not in texts]
+    if missing:
+        raise ValueError(f"export.load: {where} has no {missing[0]}")
+    try:
+        graph = verify(parse(texts["kiln.graph"], find))
+        captured, trains = from_signature(graph, texts["kiln.signature"], tensors)
+    except (TextError, VerifyError) as error:
+        raise ValueError(f"export.load: {where}: {error}") from None
+    for state, wanted in zip(captured.state, trains):
+        if wanted:
+            state.tensor.requires_grad_()
+    if texts["kiln.version"] != __version__ and _expanded(graph) != texts["kiln.expanded"]:
+        warn(
+            f"export.load: {where} was written by kiln {texts['kiln.version']:.20}, which computes some of its ops "
+            "otherwise: results may differ in their last digits",
+            UserWarning,
+        )
+    for name in extra_files or {}:
+        if f"extra.{name}" not in texts:
+            raise ValueError(f"export.load: {where} keeps no text called {name!r}")
+        assert extra_files is not None
+        extra_files[name] = texts[f"extra.{name}"]
+    made = ExportedProgram(captured)
+    made.train(False)
+    return made

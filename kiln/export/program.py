@@ -1,0 +1,149 @@
+"""An exported program: a module that runs a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kiln import _core
+from kiln.errors import describe, message
+from kiln.graph.graph import Graph
+from kiln.nn import Module, Parameter
+from kiln.tracing.capture import Captured, capture
+from kiln.tracing.program import Program
+from kiln.tracing.trees import build, flatten
+
+
+class _Part(Module):
+    """What holds the tensors of one module of the model."""
+
+
+class ExportedProgram(Module):
+    """A program with its tensors: a module, whose parameters and buffers have the names they had in the model.
+
+    Arguments are checked at each call, in the names of the inputs, and results come in the containers the
+    model gave them in. Buffers that the model wrote are written here too; random numbers are drawn anew at each
+    call, the same as the model would draw.
+    """
+
+    def __init__(
+        self, captured: Captured, source: Callable[..., Any] | None = None, example: Any = None
+    ) -> None:
+        super().__init__()
+        self._captured = captured
+        self._source = source, example  # what it was made of; not in a file
+        self._constants: dict[str, Any] = {}
+        homes: list[tuple[dict[str, Any], str]] = []
+        for state in captured.state:
+            homes.append(_home(self, state.name, state.kind, state.tensor))
+        self._homes = homes
+        self._program = Program(captured, lambda: [held[key] for held, key in homes])
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._program(args, kwargs)
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        """The tensors of the results, of the inputs' tensors in the order of the program's inputs."""
+        found = self._captured
+        args, kwargs = build(found.in_tree, iter([inputs[found.distinct.index(k)] for k in found.aliases]))
+        results: list[Any] = []
+        flatten(self(*args, **kwargs), results)
+        return results
+
+    def module(self) -> Module:
+        """The program as a module: itself."""
+        return self
+
+    @property
+    def graph(self) -> Graph:
+        """The graph: inputs, then parameters, buffers and constants, then numbers; composites are nodes."""
+        return self._captured.graph
+
+    @property
+    def range_constraints(self) -> dict[str, tuple[int, int | None]]:
+        """The least and the largest of every size that varies, by name; None: any."""
+        return {name: (dim.min, dim.max) for name, dim in self._captured.dims.items()}
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Tensors that are neither parameters nor buffers, by name."""
+        return dict(self._constants)
+
+    @property
+    def example_inputs(self) -> Any:
+        """The arguments (args, kwargs) that the program was made with; None of one that was loaded."""
+        return self._source[1]
+
+    def verify(self, cases: int = 8, *, against: Callable[..., Any] | None = None, seed: int = 0) -> Any:
+        """Runs the program and the model it was made of at the corners of the declared sizes (0 or 1 where allowed,
+        odd ones, the largest) and at `cases` random ones: a report with the largest difference of every output in
+        units in the last place, 0 if the bits are equal. `against`: the model, of a program that was loaded.
+        """
+        from kiln.export.verification import verified
+
+        return verified(self, cases, against, seed)
+
+    def _get_name(self) -> str:
+        return "ExportedProgram"
+
+    def __str__(self) -> str:
+        from kiln.export.shown import described
+
+        return described(self)
+
+
+def _home(root: Module, name: str, kind: str, tensor: Any) -> tuple[dict[str, Any], str]:
+    """Puts a tensor where its name says, and gives the dict and key that hold it."""
+    if kind == "constant":
+        constants = root._constants
+        constants[name] = tensor
+        return constants, name
+    *path, key = name.split(".")
+    module = root
+    for part in path:
+        found = module._modules.get(part)
+        if found is None:
+            found = module._modules[part] = _Part()
+        module = found
+    if kind == "parameter":
+        own = (
+            tensor if isinstance(tensor, Parameter) else Parameter(tensor, requires_grad=tensor.requires_grad)
+        )
+        module._parameters[key] = own
+        return module._parameters, key
+    module._buffers[key] = tensor
+    return module._buffers, key
+
+
+@_core.Function
+def export(
+    mod: Module | Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+    preserve_module_call_signature: tuple[str, ...] = (),
+    prefer_deferred_runtime_asserts_over_guards: bool = False,
+) -> ExportedProgram:
+    """What a module or function computes of arguments like these, as a program.
+
+    `dynamic_shapes` says which sizes may vary, by input: `{"x": {0: Dim("batch")}}` or one entry for each argument;
+    the others are those of `args`. The model is traced in the mode it is in (`train()` or `eval()`): what depends on
+    the value of a tensor is refused with its line (`kiln.jit.TracingError`, a RuntimeError). Its parameters and
+    buffers are the program's too, not copies.
+
+    >>> import kiln
+    >>> program = kiln.export.export(kiln.nn.Linear(3, 2), (kiln.ones(4, 3),))
+    >>> program(kiln.ones(4, 3)).shape
+    kiln.Size([4, 2])
+    """
+    if not isinstance(args, tuple):
+        raise TypeError(message("export", "a tuple of example arguments", describe(args), "(x,) holds one"))
+    if not callable(mod):
+        raise TypeError(message("export", "a module or a function", describe(mod)))
+    kwargs = dict(kwargs or {})
+    captured = capture(mod, args, kwargs, dynamic_shapes)
+    made = ExportedProgram(captured, mod, (args, kwargs))
+    made.train(getattr(mod, "training", False))
+    return made

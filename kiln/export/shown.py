@@ -1,0 +1,64 @@
+"""A program in words: `print(program)` and `python -m kiln show`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+from kiln.export.program import ExportedProgram
+from kiln.graph.text import text
+
+_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "float32": 4}
+
+
+def described(program: ExportedProgram) -> str:
+    """Inputs, outputs, sizes that vary, state, what ops it has."""
+    found = program._captured
+    graph = found.graph
+    lines = [f"program {found.name}", "", "inputs"]
+    for own in found.inputs:
+        lines.append(f"  {own.name}: {own.dtype}[{', '.join(found.size_text(n) for n in own.shape)}]")
+    lines += ["", "outputs"]
+    for name, value in zip(found.outputs, graph.outputs):
+        lines.append(f"  {name}: {value.dtype}[{', '.join(found.size_text(n) for n in value.shape)}]")
+    for kind, k in found.mutated:
+        lines.append(
+            f"  {found.inputs[k].name if kind == 'input' else found.state[k].name}: written in place"
+        )
+    if found.dims:
+        lines += ["", "sizes", *(f"  {dim!r}" for dim in found.dims.values())]
+    for guard in found.guards:
+        sign = guard.sign if guard.answer else f"not {guard.sign}"
+        lines.append(
+            f"  {found.size_text(guard.left)} {sign} {found.size_text(guard.right)}   ({guard.line})"
+        )
+    if found.random:
+        lines += ["", f"draws {found.drawn} random numbers a call"]
+    total = sum(_bytes(s.tensor) for s in found.state)
+    kinds = Counter(s.kind for s in found.state)
+    told = ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in kinds.items()) or "none"
+    lines += ["", f"state: {told}, {_size(total)}"]
+    for s in found.state:
+        shape = ", ".join(map(str, s.tensor.shape))
+        lines.append(f"  {s.name}: {str(s.tensor.dtype).rpartition('.')[2]}[{shape}]")
+    ops = Counter(n.op.name for n in graph.nodes if n.op.kind != "constant")
+    lines += ["", "ops", "  " + ", ".join(f"{n} {name}" if n > 1 else name for name, n in ops.most_common())]
+    return "\n".join(lines)
+
+
+def graph_text(program: ExportedProgram) -> str:
+    """The graph as it stands in the file."""
+    return text(program.graph)
+
+
+def _bytes(tensor: Any) -> int:
+    return math.prod(tensor.shape) * _BYTES.get(str(tensor.dtype).rpartition(".")[2], 8)
+
+
+def _size(count: int) -> str:
+    for unit in ("bytes", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000  # type: ignore[assignment]
+    return f"{count:.3g} GB"

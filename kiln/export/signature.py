@@ -1,0 +1,327 @@
+"""What a program's file says beside its graph: names, containers, state, sizes that vary. JSON both ways.
+
+    tree := "t" (a tensor) | {"c": constant} | {"tuple": [tree...]} | {"list": [tree...]}
+          | {"dict": [[constant, tree]...]} | {"named": name, "fields": [...], "items": [tree...]}
+
+Reading takes what writing gives and nothing else: a TextError names the entry that is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import namedtuple
+from typing import Any
+
+from kiln import _core
+from kiln.errors import message
+from kiln.graph.graph import Graph, Shape
+from kiln.graph.places import PlaceError, conditions
+from kiln.graph.size import Size, slots_named, symbol
+from kiln.graph.text import TextError, dim_text, parse_dim
+from kiln.table.kinds import FLOATS
+from kiln.tracing.capture import Captured, Input, State, add_checks, histories
+from kiln.tracing.dims import Range
+from kiln.tracing.expand import expand
+from kiln.tracing.ops import program_op
+from kiln.tracing.restore import Restored
+from kiln.tracing.sizes import SIGNS, Guard, Sizes
+from kiln.tracing.trees import LEAF, Tree
+
+_DEPTH = 64
+_DTYPES = {
+    str(d).rpartition(".")[2]: d
+    for d in (
+        _core.bool, _core.uint8, _core.int8, _core.int16, _core.int32, _core.int64,
+        _core.float16, _core.bfloat16, _core.float32, _core.float64,
+    )
+}  # fmt: skip
+
+
+# -- writing ------------------------------------------------------------------------------------------
+
+
+def signature(captured: Captured, trains: list[bool]) -> dict[str, Any]:
+    """All that a graph does not say of a program; `trains`: of every state, whether it takes a gradient."""
+    return {
+        "name": captured.name,
+        "inputs": [x.name for x in captured.inputs],
+        "parameters": captured.parameters,
+        "arguments": _tree_out(captured.in_tree, "arguments"),
+        "aliases": list(captured.aliases),
+        "distinct": captured.distinct,
+        "results": _tree_out(captured.out_tree, "results"),
+        "outputs": captured.outputs,
+        "same": [[k, kind, which] for k, (kind, which) in captured.same.items()],
+        "state": [[s.name, s.kind, wanted] for s, wanted in zip(captured.state, trains)],
+        "mutated": [list(x) for x in captured.mutated],
+        "random": [list(x) for x in captured.random],
+        "drawn": captured.drawn,
+        "dims": [
+            [d.name, d.min, d.max, dim_text(d.symbol), d.slot, d.example] for d in captured.dims.values()
+        ],
+        "guards": [[dim_text(g.left), g.sign, dim_text(g.right), g.answer, g.line] for g in captured.guards],
+    }
+
+
+def _tree_out(tree: Tree, where: str) -> Any:
+    if tree.kind == "leaf":
+        return "t"
+    if tree.kind == "constant":
+        return {"c": _constant_out(tree.value, where)}
+    items = [_tree_out(item, f"{where}[{k}]") for k, item in enumerate(tree.items)]
+    if tree.kind in ("dict", "data"):
+        return {"dict": [[_constant_out(k, where), item] for k, item in zip(tree.keys, items)]}
+    if tree.kind == "named":
+        return {"named": tree.type.__name__, "fields": list(tree.keys), "items": items}
+    return {tree.kind: items}
+
+
+def _constant_out(value: Any, where: str) -> Any:
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if type(value) is int:
+        return value
+    if isinstance(value, float):
+        return {"f": repr(value)}
+    if isinstance(value, Size):
+        return {"size": dim_text(value)}
+    if isinstance(value, _core.dtype):
+        return {"dtype": str(value).rpartition(".")[2]}
+    raise TypeError(
+        message("export.save", "None, numbers, texts and dtypes beside tensors", f"{value!r:.60} in {where}")
+    )
+
+
+# -- reading ------------------------------------------------------------------------------------------
+
+
+class _Entries:
+    """The entries of a signature, each checked as it is taken."""
+
+    def __init__(self, source: str) -> None:
+        try:
+            held = json.loads(source, parse_constant=_no_float, parse_float=_no_float)
+        except (ValueError, RecursionError) as error:
+            raise TextError(f"signature: no JSON: {str(error)[:100]}") from None
+        if not isinstance(held, dict):
+            raise TextError("signature: expected an object")
+        self.held = held
+
+    def take(self, key: str) -> Any:
+        """An entry, which must be there."""
+        if key not in self.held:
+            raise TextError(f"signature: no entry {key!r}")
+        return self.held[key]
+
+    def rows(self, key: str, *kinds: Any) -> list[Any]:
+        """A list whose items are of a type, or lists of items of these types."""
+        rows = self.take(key)
+        if not isinstance(rows, list):
+            raise TextError(f"signature: {key} must be a list")
+        for k, row in enumerate(rows):
+            items = [row] if len(kinds) == 1 else row
+            if not isinstance(items, list) or len(items) != len(kinds):
+                raise TextError(f"signature: {key}[{k}] must have {len(kinds)} items")
+            for item, kind in zip(items, kinds):
+                if not isinstance(item, kind) or (isinstance(item, bool) and kind is int):
+                    raise TextError(f"signature: {key}[{k}] holds {item!r:.40}")
+        return rows
+
+
+def _no_float(text: str) -> Any:
+    raise ValueError(f"a number {text[:20]}")
+
+
+def _need(holds: bool, what: str) -> None:
+    if not holds:
+        raise TextError(f"signature: {what}")
+
+
+def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[Captured, list[bool]]:
+    """A program as `capture` gives it, from its graph and what is said beside it, and which state takes gradients.
+    TextError for what does not fit together.
+    """
+    entries = _Entries(source)
+    name = entries.take("name")
+    _need(isinstance(name, str), "name must be a text")
+    found = Captured(name)
+    names = entries.rows("inputs", str)
+    state = entries.rows("state", str, str, bool)
+    values = [v for v in graph.inputs if not v.weak]
+    numbers = [v for v in graph.inputs if v.weak]
+    _need(
+        len(values) == len(names) + len(state),
+        f"{len(names)} inputs and {len(state)} tensors, graph has {len(values)}",
+    )
+    _need(all(v.layout is None for v in values), "an input that states its strides")
+    found.inputs = [Input(n, v.dtype, tuple(v.shape)) for n, v in zip(names, values)]
+    for (own, kind, wanted), v in zip(state, values[len(names) :]):
+        _need(kind in ("parameter", "buffer", "constant"), f"{own}: no kind {kind!r:.20}")
+        _need(own in tensors, f"no tensor called {own!r:.60} in the file")
+        tensor = tensors[own]
+        came = str(tensor.dtype).rpartition(".")[2], tuple(tensor.shape)
+        _need(
+            came == (v.dtype, tuple(v.shape)),
+            f"{own} is {came[0]}{list(came[1])} in the file, the graph has {v!r}",
+        )
+        _need(not wanted or v.dtype in FLOATS, f"{own} takes no gradient")
+        _need(all(own != s.name for s in found.state), f"{own} stands twice")
+        _need(kind == "constant" or all(own.split(".")), f"no name {own!r:.60}")
+        found.state.append(State(own, kind, tensor))
+    found.parameters = entries.rows("parameters", str)
+    found.in_tree = _tree_in(entries.take("arguments"), 0)
+    found.out_tree = _tree_in(entries.take("results"), sum(v.ndim for v in values))
+    found.gives_sizes = _gives_sizes(found.out_tree)
+    found.outputs = entries.rows("outputs", str)
+    found.aliases = tuple(entries.rows("aliases", int))
+    found.distinct = entries.rows("distinct", int)
+    found.mutated = [tuple(row) for row in entries.rows("mutated", str, int)]
+    found.random = [tuple(row) for row in entries.rows("random", str, int)]
+    drawn = entries.take("drawn")
+    _need(type(drawn) is int and 0 <= drawn < 1 << 62, "drawn must be a count")
+    found.drawn = drawn
+    found.same = {k: (kind, which) for k, kind, which in entries.rows("same", int, str, int)}
+    _check_counts(found, graph, numbers)
+    slots = 0
+    for v in values:
+        found.firsts.append(slots)
+        slots += v.ndim
+    _need(slots + len(numbers) <= graph.slots, "fewer slots than sizes")
+    _read_dims(found, entries, slots)
+    _check_places(found, graph)
+    rest = Restored(graph)
+    kept = list(rest.results)
+    extra = add_checks(found, rest, len(kept))
+    found.steps = rest.finish([*kept, *extra])
+    found.history = histories(found, len(found.outputs))
+    found._graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
+    if found.steps.results:
+        same = []
+        for first, own_input in zip(found.firsts, found.inputs):
+            same += [(symbol(first + d), n) for d, n in enumerate(own_input.shape) if isinstance(n, Size)]
+        same = [(a, b) for a, b in same if a is not b]
+        firsts = [*found.firsts, *(found.firsts[k] for k in found.steps.again)]
+        found.op = program_op(found.name, graph, found.steps, firsts, same)
+    return found, [wanted for _, _, wanted in state]
+
+
+def _check_counts(found: Captured, graph: Graph, numbers: list[Any]) -> None:
+    """Every index is of something, every count is the same wherever it is said."""
+    inputs, state = len(found.inputs), len(found.state)
+    tree = found.in_tree
+    shaped = tree.kind == "tuple" and len(tree.items) == 2 and tree.items[0].kind == "tuple"
+    _need(shaped and tree.items[1].kind == "dict", "arguments must be a tuple and a dict")
+    leaves = found.in_tree.leaves
+    _need(len(found.aliases) == leaves, f"{len(found.aliases)} aliases of {leaves} tensors")
+    _need(all(0 <= k <= at for at, k in enumerate(found.aliases)), "an alias of a later tensor")
+    _need(found.distinct == sorted(set(found.aliases)), "distinct tensors that are not those of the aliases")
+    _need(
+        len(found.distinct) == inputs,
+        f"{inputs} inputs, {len(found.distinct)} distinct tensors among the arguments",
+    )
+    count = found.out_tree.leaves
+    _need(len(found.outputs) == count, f"{count} tensors in the results")
+    _need(len(graph.outputs) == count + len(found.mutated), f"the graph returns {len(graph.outputs)} values")
+    of = {"input": inputs, "state": state}
+    for kind, k in [*found.mutated, *found.same.values()]:
+        _need(kind in of and 0 <= k < of[kind], f"there is no {kind!r:.20} {k}")
+    _need(all(0 <= k < count for k in found.same), "a result that is none")
+    for (kind, k), value in zip(found.mutated, graph.outputs[count:]):
+        target = found.inputs[k] if kind == "input" else None
+        look = (target.dtype, target.shape) if target else _look(found.state[k].tensor)
+        _need((value.dtype, tuple(value.shape)) == look, f"{kind} {k} becomes {value!r}")
+    _need(len(numbers) == len(found.random), f"{len(numbers)} numbers, {len(found.random)} that are drawn")
+    _need(all(v.dtype == "int64" for v in numbers), "a number that is no integer")
+    _need(all(kind in ("seed", "position") for kind, _ in found.random), "a number that is not drawn")
+
+
+def _look(tensor: Any) -> tuple[str, Shape]:
+    return str(tensor.dtype).rpartition(".")[2], tuple(tensor.shape)
+
+
+def _read_dims(found: Captured, entries: _Entries, slots: int) -> None:
+    for name, least, most, symbol_text, slot, example in entries.rows(
+        "dims", str, int, (int, type(None)), str, int, int
+    ):
+        _need(name.isidentifier() and name not in found.dims, f"no name of a size: {name!r:.40}")
+        _need(0 <= slot < slots and least >= 0 and (most is None or most >= least), f"no range of {name}")
+        own = found.dims[name] = Range(name, least, most)
+        own.symbol, own.slot = parse_dim(symbol_text, slots), slot
+        own.example = own.hint = example
+    named = {d.slot for d in found.dims.values()}
+    for own in found.inputs:
+        for n in own.shape:
+            _need(
+                isinstance(n, int) or slots_named(n) <= named,
+                f"{own.name} has a size that no name is given for",
+            )
+    for left, sign, right, answer, line in entries.rows("guards", str, str, str, bool, str):
+        _need(sign in SIGNS, f"no comparison {sign!r:.10}")
+        found.guards.append(Guard(parse_dim(left, slots), sign, parse_dim(right, slots), answer, line))
+
+
+def _check_places(found: Captured, graph: Graph) -> None:
+    """TextError for a node that leaves its operands' memory; where that depends on sizes, a guard more."""
+    if layer := next((n for n in graph.nodes if n.op.kind == "layer" and n.op.name != "attend"), None):
+        raise TextError(f"{layer.op.name} is a part of ops, not one that a program calls")
+    try:
+        asked = conditions(graph)
+        asked += conditions(expand(graph))
+    except PlaceError as error:
+        raise TextError(str(error)) from None
+    known = Sizes()
+    for dim in found.dims.values():
+        if dim.symbol is symbol(dim.slot):
+            known.ranges[dim.slot] = dim.min, float("inf") if dim.max is None else dim.max
+    for left, right, where in asked:
+        if known.known(left, "<=", right) is not True:
+            found.guards.append(Guard(left, "<=", right, True, where))
+
+
+def _tree_in(tree: Any, slots: int, depth: int = 0) -> Tree:
+    _need(depth < _DEPTH, "containers nested too deeply")
+    if tree == "t":
+        return LEAF
+    _need(isinstance(tree, dict) and len(tree) in (1, 3), "a container that is none")
+    if "c" in tree:
+        return Tree("constant", value=_constant_in(tree["c"], slots))
+    if "named" in tree:
+        name, fields, items = tree["named"], tree.get("fields"), tree.get("items")
+        right = isinstance(name, str) and isinstance(fields, list) and isinstance(items, list)
+        _need(
+            right and all(isinstance(f, str) for f in fields) and len(fields) == len(items), "a named tuple"
+        )
+        try:
+            kind = namedtuple(name, fields)  # type: ignore[misc]
+        except ValueError as error:
+            raise TextError(f"signature: {error}") from None
+        return Tree("named", tuple([_tree_in(x, slots, depth + 1) for x in items]), tuple(fields), kind)
+    ((kind, items),) = tree.items()
+    _need(kind in ("tuple", "list", "dict") and isinstance(items, list), f"no container {kind!r:.20}")
+    if kind != "dict":
+        return Tree(kind, tuple([_tree_in(x, slots, depth + 1) for x in items]))
+    _need(all(isinstance(pair, list) and len(pair) == 2 for pair in items), "a dict of pairs")
+    keys = tuple([_constant_in(k, 0) for k, _ in items])
+    _need(len(set(keys)) == len(keys), "a dict with a key twice")
+    return Tree("dict", tuple([_tree_in(x, slots, depth + 1) for _, x in items]), keys)
+
+
+def _gives_sizes(tree: Tree) -> bool:
+    return isinstance(tree.value, Size) or any(map(_gives_sizes, tree.items))
+
+
+def _constant_in(value: Any, slots: int) -> Any:
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    _need(isinstance(value, dict) and len(value) == 1, "a constant that is none")
+    ((kind, text),) = value.items()
+    if kind == "size" and isinstance(text, str):
+        return parse_dim(text, slots)
+    _need(kind in ("f", "dtype") and isinstance(text, str) and len(text) < 40, "a constant that is none")
+    if kind == "dtype":
+        _need(text in _DTYPES, f"no dtype {text!r}")
+        return _DTYPES[text]
+    try:
+        return float(text)
+    except ValueError:
+        raise TextError(f"signature: no number {text!r}") from None

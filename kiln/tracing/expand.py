@@ -1,0 +1,116 @@
+"""Composites as what they are made of: every node is a primitive or a layer afterwards.
+
+    linear(x, w, b)  ->  matmul(x, permute(w)) + b
+
+A composite is captured as the core would ask for it, so float16 and bfloat16 are rounded once at its end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.capture.pure.function import function_for, inline
+from kiln.graph.graph import Graph, Node, Value, building, is_weak
+from kiln.table.record import find
+
+
+def expand(graph: Graph) -> Graph:
+    """A graph without composites that computes the same."""
+    if not any(node.op.kind == "composite" for node in graph.nodes):
+        return graph
+    work = Graph()
+    work.slots, work.checks, work.equal = graph.slots, list(graph.checks), graph.equal.copy()
+    values: dict[int, Value] = {}
+    for value in graph.inputs:
+        values[id(value)] = made = Value(work, None, value.dtype, value.shape)
+        made.layout, made.weak, made.slot = value.layout, value.weak, value.slot
+        work.inputs.append(made)
+    several: dict[tuple[Any, ...], list[Value]] = {}
+    with building(work):
+        for node in graph.nodes:
+            inputs = tuple([values[id(v)] for v in node.inputs])
+            made = _made(work, node, inputs, several)
+            made.shape = tuple([work.canonical(d) for d in made.shape])
+            values[id(node.out)] = made
+    work.updates.update(graph.updates)
+    return work.finish([values[id(v)] for v in graph.outputs])
+
+
+def _made(
+    work: Graph, node: Node, inputs: tuple[Value, ...], several: dict[tuple[Any, ...], list[Value]]
+) -> Value:
+    op: Any = node.op
+    if op.kind != "composite":
+        made = Node(op, inputs, node.attrs)
+        made.out = Value(work, made, node.out.dtype, node.out.shape)
+        made.out.weak = is_weak(op, inputs)
+        work.nodes.append(made)
+        return made.out
+    whole, which = whole_of(op)
+    key = whole.name, tuple(map(id, inputs)), node.attrs
+    if key not in several:
+        given = [_number(v) for v in inputs]
+        structure, operands = call_of(whole, given, node.attrs)
+        function = function_for(whole, structure)
+        described = tuple([_described(x) for x in operands])
+        several[key] = inline(work, function.graph(described), operands)
+    value = several[key][which]
+    if value.weak or value.dtype != node.out.dtype:
+        value = work.add(find("convert"), (value,), (node.out.dtype,))
+    for a, b in zip(value.shape, node.out.shape):
+        work.require_equal(a, b, op.name)
+    return value
+
+
+def whole_of(op: Any) -> tuple[Any, int]:
+    """The op that gives a node's result, and which of its results that is."""
+    name, _, which = op.name.rpartition("__")
+    return (find(name), int(which)) if name and which.isdigit() else (op, 0)
+
+
+def _number(value: Value) -> Any:
+    """A literal as a Python number; other values as they are."""
+    if value.weak and value.node is not None and value.node.op.name == "constant":
+        return value.node.attrs[0]
+    return value
+
+
+def _described(x: Any) -> Any:
+    if isinstance(x, Value) and not (x.weak and x.node is None):
+        return x.dtype, tuple([int(d == 1) for d in x.shape]), None
+    return _letter(x)
+
+
+def _letter(x: Any) -> str:
+    if isinstance(x, Value):
+        return {"float64": "f", "int64": "i", "bool": "b"}[x.dtype] if x.weak else "t"
+    return "b" if isinstance(x, bool) else "i" if isinstance(x, int) else "f"
+
+
+def call_of(op: Any, inputs: list[Any], attrs: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
+    """(structure, operands) of a node, as the core has a call: what `graphs.arguments` takes apart."""
+    structure: list[Any] = []
+    operands: list[Any] = []
+    rest, settings = iter(inputs), iter(attrs)
+    optional = sum(p.kind == "O" for p in op.params)
+    left = len(inputs) - sum(p.kind in "TVN" for p in op.params)
+    for param in op.params:
+        if param.kind == "S":
+            value = next(settings)
+            structure.append((value,) if op.kind == "slice" else value)
+        elif param.kind == "Z":
+            sizes = next(settings)
+            structure.append(len(sizes))
+            operands += sizes
+        elif param.kind == "L":
+            count = left - optional
+            structure.append(count)
+            operands += [next(rest) for _ in range(count)]
+        elif param.kind == "O" and left <= 0:
+            structure.append(None)
+        else:
+            left -= param.kind == "O"
+            operands.append(next(rest))
+            if op.kind != "pointwise":
+                structure.append(_letter(operands[-1]))
+    return tuple(structure), operands

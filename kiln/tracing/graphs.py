@@ -1,0 +1,152 @@
+"""Steps as a graph: one node per op that was called, composites among them.
+
+inputs   tensors in the order of the operands, then numbers (a seed, a position)
+nodes    op(values; attributes); of an op with several results, one node for each that is used
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.capture.function import NUMBER
+from kiln.capture.pure.function import described, function_for, inline
+from kiln.capture.pure.steps import CAST, DETACH, STRIDED, WRITE, Step, Steps
+from kiln.graph.graph import Graph, Node, Shape, Value, building, is_weak
+from kiln.table.kinds import FLOATS
+from kiln.table.record import Op, constant, find
+
+
+class Look:
+    """What is known of a step's results: a dtype and a shape each."""
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, dtype: str, shape: Shape) -> None:
+        self.dtype, self.shape = dtype, shape
+
+
+def graph_of(steps: Steps, inputs: list[Look], shapes: dict[int, Shape]) -> Graph:
+    """The graph of steps on inputs that look so; `shapes` of every value by its number."""
+    graph = Graph()
+    values: dict[int, Value] = {}
+    for k, look in enumerate(inputs):
+        for _ in look.shape:
+            graph.new_symbol()
+        values[k] = graph.add_input(look.dtype, look.shape)
+    for k, own in enumerate(steps.again):
+        values[len(inputs) + k] = values[own]
+    for k, letter in enumerate(steps.numbers):
+        values[steps.tensors + k] = graph.add_number(NUMBER[letter])
+    with building(graph):
+        for step in steps.steps:
+            _add(graph, step, values, shapes)
+    return graph.finish([values[k] for k in steps.results])
+
+
+def _add(graph: Graph, step: Step, values: dict[int, Value], shapes: dict[int, Shape]) -> None:
+    given = [x if kind in ("number", "size") else values[x] for kind, x in step.args]
+    if isinstance(step.op, str):
+        values[step.outs[0]] = _memory(graph, step, given)
+        return
+    if is_ambiguous(step.op, step.structure):
+        function = function_for(step.op, step.structure)
+        values.update(zip(step.outs, inline(graph, function.graph(tuple(map(described, given))), given)))
+        return
+    inputs, attrs = arguments(graph, step.op, step.structure, given)
+    for which, (k, dtype) in enumerate(zip(step.outs, step.dtypes)):
+        op = step.op.result(which) if len(step.outs) > 1 else step.op
+        # (of what is written into something else, the op itself knows the look)
+        known = shapes.get(k)
+        made = (
+            graph.add(op, inputs, attrs) if known is None else append(graph, op, inputs, attrs, dtype, known)
+        )
+        if not step.history and dtype in FLOATS and any(v.dtype in FLOATS and not v.weak for v in inputs):
+            made = graph.add(find("detach"), (made,))  # it ran under no_grad
+        values[k] = made
+
+
+def append(
+    graph: Graph, op: Op, inputs: tuple[Value, ...], attrs: tuple[Any, ...], dtype: str, shape: Shape
+) -> Value:
+    """A node whose result is known to look so."""
+    if is_weak(op, inputs):  # a number of numbers alone: a cast makes an array of it
+        number = graph.add(op, inputs, attrs)
+        return graph.add(find("convert"), (number,), (dtype,))
+    node = Node(op, inputs, attrs)
+    node.out = Value(graph, node, dtype, shape)
+    graph.nodes.append(node)
+    return node.out
+
+
+def arguments(
+    graph: Graph, op: Op, structure: tuple[Any, ...], given: list[Any]
+) -> tuple[tuple[Value, ...], tuple[Any, ...]]:
+    """The inputs and attributes of a node, from what the core was called with."""
+    inputs, attrs = arguments_of(op, structure, given)
+    return tuple([x if isinstance(x, Value) else constant(graph, x) for x in inputs]), attrs
+
+
+def bound_of(op: Op, structure: tuple[Any, ...], given: list[Any]) -> list[Any]:
+    """The arguments in parameter order, None for what is missing."""
+    rest, entries = iter(given), iter(structure)
+    bound: list[Any] = []
+    for param in op.params:
+        if op.kind == "pointwise" and param.kind != "S":
+            bound.append(next(rest))
+            continue
+        entry = next(entries)
+        if param.kind == "S":
+            bound.append(entry[0] if op.kind == "slice" else entry)
+        elif param.kind == "Z":
+            bound.append(tuple([next(rest) for _ in range(entry)]))
+        elif param.kind == "L":
+            bound.append([next(rest) for _ in range(entry)])
+        else:
+            bound.append(None if entry is None else next(rest))
+    return bound
+
+
+def is_ambiguous(op: Op, structure: tuple[Any, ...]) -> bool:
+    """Whether a node, which has no place for an operand that is missing, would mistake the one after it."""
+    if op.kind == "pointwise":
+        return False
+    optional = [entry for param, entry in zip(op.params, structure) if param.kind == "O"]
+    return None in optional and any(x is not None for x in optional[optional.index(None) :])
+
+
+def arguments_of(op: Op, structure: tuple[Any, ...], given: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:
+    """The same, numbers as they are."""
+    rest, entries = iter(given), iter(structure)
+    inputs: list[Any] = []
+    attrs: list[Any] = []
+    for param in op.params:
+        if op.kind == "pointwise" and param.kind != "S":
+            inputs.append(next(rest))
+            continue
+        entry = next(entries)
+        if param.kind == "S":
+            attrs.append(entry[0] if op.kind == "slice" else entry)
+        elif param.kind == "Z":
+            attrs.append(tuple([next(rest) for _ in range(entry)]))
+        elif param.kind == "L":
+            inputs += [next(rest) for _ in range(entry)]
+        elif entry is not None:
+            inputs.append(next(rest))
+    return inputs, tuple(attrs)
+
+
+def _memory(graph: Graph, step: Step, given: list[Any]) -> Value:
+    """A step that is no op of the table."""
+    x = given[0]
+    if step.op == DETACH:
+        return graph.add(find("detach"), (x,))
+    if step.op == CAST:
+        (sizes,) = step.structure
+        if x.weak or x.dtype != step.dtypes[0]:
+            x = graph.add(find("convert"), (x,), (step.dtypes[0],))
+        return x if tuple(x.shape) == tuple(sizes) else graph.add(find("expand"), (x,), (tuple(sizes),))
+    sizes, strides, offset = step.structure
+    if step.op == STRIDED:
+        return graph.add(find("as_strided"), (x,), (tuple(sizes), tuple(strides), (offset,)))
+    assert step.op == WRITE
+    return graph.add(find("write"), (x, given[1]), (tuple(strides), (offset,)))

@@ -1,0 +1,310 @@
+"""Follows the run of a function that is traced: nothing computes, calls of ops become steps.
+
+Arguments, parameters and buffers are stand-ins: tensors of the same look without values, so that no value can
+be read. What is written into them is a result more; other tensors that are met are constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kiln import _core, ops
+from kiln.capture.pure.steps import CAST, DETACH
+from kiln.capture.pure.trace import Tracer, user_line
+from kiln.graph.graph import Shape
+from kiln.graph.size import Dim, Size
+from kiln.late import later
+from kiln.table.record import Op
+from kiln.tracing.sizes import Sizes
+
+_made_size = later("kiln.tracing.symbolic", "made_size")
+_traced = later("kiln.tracing.symbolic", "Traced")
+
+
+class TracingError(RuntimeError):
+    """What a function does that a trace of it would not do again."""
+
+
+_MOVES = {
+    "a value was read": "reads the value of a tensor: the trace would keep the one of its example",
+    "of a write": "writes to memory that a trace cannot follow",
+    "calls backward": "calls backward: take gradients of what the trace gives",
+}
+_WAYS = (
+    "compute it with ops of tensors (where(condition, a, b) for a branch), make it an "
+    "argument that is no tensor, "
+    "or use kiln.compile, which runs any Python"
+)
+
+
+class Recorder(Tracer):
+    """A tracer whose operands are stand-ins."""
+
+    def __init__(self, name: str, on_data: str = "refuse") -> None:
+        super().__init__(name, ())
+        self._quiet = False
+        self.on_data = on_data
+        self.known = Sizes()
+        self.shapes: dict[int, Shape] = {}  # of values some of whose sizes vary
+        self._target: Shape | None = None  # of what is written
+        self.pending: Any = None  # of the call that is being made: the op, its operands as they were given
+        self._stand_ins: dict[int, tuple[Any, bool]] = {}  # storage of a stand-in -> it, may be written
+        self.constants: list[int] = []  # operands that stand for nothing: tensors that were met
+
+    def stand_in(self, tensor: Any, argument: bool, shape: Shape | None = None) -> Any:
+        """A tensor of the same look without values, which becomes an operand when it is used; `shape` where
+        some of its sizes vary.
+        """
+        self._quiet = True
+        try:
+            sizes = tuple(tensor.shape) if shape is None else tuple(map(self.known.value_of, shape))
+            made = ops.empty(sizes, dtype=tensor.dtype)
+            if tensor.requires_grad:
+                made.requires_grad_()
+        finally:
+            self._quiet = False
+        self._stand_ins[_core.place(made)[0]] = made, True
+        if argument:
+            self._arguments.add(id(made))
+            k = self.value(made)
+            if shape is not None and any(isinstance(d, Size) for d in shape):
+                self.shapes[k] = shape
+        return made
+
+    def called(
+        self,
+        op: Op,
+        structure: tuple[Any, ...],
+        operands: tuple[Any, ...],
+        out: tuple[Any, ...],
+        results: tuple[Any, ...],
+        history: bool,
+    ) -> None:
+        if self._quiet:
+            return
+        before = len(self.steps)
+        super().called(op, structure, operands, out, results, history)
+        if self.shapes or self.pending is not None:
+            self._generalise(before)
+
+    def _generalise(self, before: int) -> None:
+        """Puts sizes as they were given into the steps that a call has added, and finds those of its
+        results.
+        """
+        symbols = self.pending[1] if self.pending is not None else None
+        self.pending = None
+        for at in range(before, len(self.steps)):
+            step = self.steps[at]
+            if isinstance(step.op, str):
+                continue  # as it was added
+            args = list(step.args)
+            if symbols is not None and len(symbols) == len(args):
+                args = [
+                    ("size", x) if kind == "number" and isinstance(x, Size) else (kind, own)
+                    for (kind, own), x in zip(args, symbols)
+                ]
+                symbols = None
+            varies = any(kind == "size" or (kind == "value" and k in self.shapes) for kind, k in args)
+            if not varies:
+                continue
+            self.steps[at] = step = step._replace(args=tuple(args))
+            self._infer(step, at)
+
+    def _infer(self, step: Any, at: int) -> None:
+        given: list[Any] = []
+        for kind, k in step.args:
+            if kind == "value":
+                given.append((self._dtype_of(k), self.shapes.get(k) or self.sizes[k]))
+            else:
+                given.append(k if kind != "operand" else 0)
+        found, checks = self.known.looks(step.op, step.structure, given)
+        for a, b in checks:
+            self._tie(a, b, step.name)
+        for k, shape in zip(step.outs, found):
+            if k in self.sizes and tuple(map(self.known.value_of, shape)) != self.sizes[k]:
+                self.refuse(f"calls {step.name}, whose sizes a trace cannot follow here")
+            if any(isinstance(d, Size) for d in shape):
+                self.shapes[k] = shape
+        self._note_ones(at)
+
+    def _note_ones(self, at: int) -> None:
+        """A size that varies is no 1, though the trace's may be."""
+        step = self.steps[at]
+        ones = [
+            tuple([d for d, n in enumerate(self.shapes[k]) if n == 1]) if k in self.shapes else own
+            for k, own in zip(step.outs, step.ones)
+        ]
+        self.steps[at] = step._replace(ones=tuple(ones))
+
+    def _tie(self, a: Dim, b: Dim, what: str) -> None:
+        """What an op asks of sizes is more than they were declared to be."""
+        names = self.known.fixed_names(a, b)
+        self.refuse(
+            f"calls {what}, which makes {self.known.text(a)} equal {self.known.text(b)}: not all sizes that "
+            f"{names} may have are right"
+        )
+
+    def _generalise_memory(self, at: int) -> None:
+        step = self.steps[at]
+        sources = [k for kind, k in step.args if kind == "value"]
+        (made,) = step.outs
+        if step.op == CAST and self._target is not None:
+            shape = self._target
+            self.steps[at] = step._replace(structure=(shape,))
+            if any(isinstance(d, Size) for d in shape):
+                self.shapes[made] = shape
+            self._note_ones(at)
+        elif not any(k in self.shapes for k in sources):
+            return
+        elif step.op == DETACH:
+            self.shapes[made] = self.shapes[sources[0]]
+            self._note_ones(at)
+        else:
+            self.refuse("writes into a part of a tensor whose sizes vary, or reads one that was written so")
+
+    def _dtype_of(self, k: int) -> str:
+        if k in self.dtypes:
+            return self.dtypes[k]
+        return str(self.operands[k].dtype).rpartition(".")[2]
+
+    def numbered_shapes(self, again: int) -> dict[int, Shape]:
+        """The sizes of values some of whose sizes vary, as `finish` numbers them."""
+        return {self._number(k, again): shape for k, shape in self.shapes.items()}
+
+    # -- what the function asks of sizes ----------------------------------------------------------------
+
+    def shape_of(self, tensor: Any) -> Shape:
+        """The sizes of a tensor, in general."""
+        k = self.value(tensor)
+        return self.shapes.get(k) or _core.place(tensor)[2]
+
+    def shape_text(self, tensor: Any) -> str:
+        """The same as text."""
+        return f"({', '.join(map(self.known.text, self.shape_of(tensor)))})"
+
+    def wrapped(self, result: Any) -> Any:
+        """Results as the function is to see them."""
+        if isinstance(result, (tuple, list)):
+            return type(result)([self.wrapped(y) for y in result])
+        if isinstance(result, _core.Tensor) and self.value(result) in self.shapes:
+            return _traced(result, self)
+        return result
+
+    def size(self, dim: Dim) -> Any:
+        """A size as the function is to see it."""
+        return _made_size(self, dim)
+
+    def size_text(self, dim: Dim) -> str:
+        """A size as text."""
+        return self.known.text(dim)
+
+    def value_of(self, dim: Dim) -> int:
+        """A size as the trace is made with."""
+        return self.known.value_of(dim)
+
+    def decide(self, left: Dim, sign: str, right: Dim, holds: Any, own: bool) -> bool:
+        """The answer to a question about sizes; a guard where it depends on them."""
+        known = self.known.known(left, sign, right)
+        if known is not None:
+            return known
+        answer = self.known.guard(left, sign, right, user_line())
+        fixes = answer if sign == "==" else not answer if sign == "!=" else False
+        if fixes and self.on_data != "check":
+            text = f"{self.known.text(left)} {sign} {self.known.text(right)}"
+            raise self.size_read(left - right, f"branches on {text}, which is {answer} for the example alone")
+        return answer
+
+    def fix(self, dim: Dim, what: str) -> int:
+        """A size that is read as a number."""
+        value = self.known.value_of(dim)
+        if self.on_data != "check":
+            raise self.size_read(
+                dim, f"has the size {self.known.text(dim)} {what}, which would be {value} ever after"
+            )
+        self.known.guard(dim, "==", value, user_line())
+        return value
+
+    def size_read(self, dim: Dim, what: str) -> TracingError:
+        """The error for a read of a size."""
+        names = self.known.fixed_names(dim)
+        ways = f'declare {names} with one size, or on_data="check" keeps it and checks it at each call'
+        self.failure = TracingError(f"{self.name}: {user_line()} {what}; {ways}")  # type: ignore[assignment]
+        return self.failure  # type: ignore[return-value]
+
+    def fixed(self, attr: Any) -> Any:
+        """A setting of an op, in which sizes are numbers."""
+        if isinstance(attr, (tuple, list)):
+            return type(attr)([self.fixed(a) for a in attr])
+        return self.fix(attr, "as a setting of an op") if isinstance(attr, Size) else attr
+
+    def sizes_read(self, tensor: Any) -> None:
+        """Sizes are those of the example."""
+
+    def refuse(self, what: str) -> None:
+        self.failure = TracingError(  # type: ignore[assignment]
+            f"{self.name}: {user_line()} {_MOVES.get(what, what)}; {_WAYS}"
+        )
+        raise self.failure  # type: ignore[misc]
+
+    def _expect_buffer(self, storage: int) -> None:
+        """Refuses a write to what is neither an argument nor the module's own."""
+        of = "an argument" if self._is_of_argument(storage) else "a tensor made elsewhere"
+        self.refuse(f"writes {of} in place")
+
+    def may_write(self, storage: int) -> bool:
+        return storage in self._made or storage in self._stand_ins
+
+    def _write(self, op: Any, structure: Any, args: Any, out: Any, made: Any, history: bool) -> None:
+        self._target = self.shape_of(out[0]) if out else None
+        super()._write(op, structure, args, out, made, history)
+
+    def _append(self, op: Any, *rest: Any) -> None:
+        super()._append(op, *rest)
+        if self.shapes and isinstance(op, str):
+            self._generalise_memory(len(self.steps) - 1)
+
+    def _look_again(self, tensor: Any) -> int:
+        k = super()._look_again(tensor)
+        # (whether gradients flow is decided by the call: only a detached alias has none)
+        self.steps[-1] = self.steps[-1]._replace(history=not self._is_detached(tensor))
+        return k
+
+    def _is_detached(self, tensor: Any) -> bool:
+        viewed = self._views.get(id(tensor))
+        while viewed is not None:
+            if viewed.op is None:
+                return True
+            viewed = self._views.get(id(viewed.source))
+        return False
+
+    def written(self, stand_in: Any) -> int | None:
+        """The value that a stand-in has at the end, if it was written."""
+        first = self._value.get(id(stand_in))
+        if first is None:
+            return None
+        last = self.value(stand_in)
+        return None if last < len(self.operands) else last
+
+    def operand_of(self, tensor: Any) -> int | None:
+        """The operand that a tensor is."""
+        return next((k for k, x in enumerate(self.operands) if x is tensor), None)
+
+    def lines_of(self, results: Sequence[int]) -> list[str]:
+        """The lines of the steps that these values need."""
+        wanted, lines = set(results), []
+        for step, line in zip(reversed(self.steps), reversed(self.lines)):
+            if wanted.intersection(step.outs):
+                lines.append(line)
+                wanted.update(k for kind, k in step.args if kind == "value")
+        return lines[::-1]
+
+    def steps_of(self, results: Sequence[int]) -> Any:
+        """The steps that these values need."""
+        return self.finish(list(results))
+
+    def _meet(self, tensor: Any) -> int:
+        own = self._stand_ins.get(_core.place(tensor)[0])
+        if own is not None and own[0] is not tensor:
+            self.value(own[0])  # the whole comes first
+        return super()._meet(tensor)

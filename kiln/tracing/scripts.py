@@ -1,0 +1,180 @@
+"""What `kiln.jit` gives: functions and modules that are programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kiln import _core
+from kiln.errors import describe, message
+from kiln.nn import Module
+from kiln.tracing.capture import Captured, capture
+from kiln.tracing.compare import compare
+from kiln.tracing.program import Program
+from kiln.tracing.recorder import TracingError
+from kiln.tracing.trees import flatten
+
+
+class ScriptModule(Module):
+    """A module whose calls are a program; its parameters and buffers are those of the module it was made
+    of.
+    """
+
+
+class ScriptFunction:
+    """A function as a program."""
+
+    def __init__(self, function: Callable[..., Any], captured: Captured) -> None:
+        self.captured = captured
+        self._program = Program(captured, lambda: self._state)
+        self._state = [s.tensor for s in captured.state]
+        self.__name__ = getattr(function, "__name__", "traced")
+        self.__qualname__ = getattr(function, "__qualname__", self.__name__)
+        self.__doc__ = getattr(function, "__doc__", None)
+        self.__wrapped__ = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._program(args, kwargs)
+
+    @property
+    def graph(self) -> Any:
+        """The graph; composites are nodes."""
+        return self.captured.graph
+
+
+class TracedModule(ScriptModule):
+    """A module that was traced; see `kiln.jit.trace`."""
+
+    def __init__(self, module: Module, captured: Captured) -> None:
+        super().__init__()
+        _mirror(self, module)
+        self.training = module.training
+        self._name = type(module).__name__
+        self.captured = captured
+        where = dict(_homes(self))
+        constants = {s.name: s.tensor for s in captured.state if s.kind == "constant"}
+        self._homes = [where.get(s.name) or (constants, s.name) for s in captured.state]
+        self._program = Program(captured, lambda: [held[key] for held, key in self._homes])
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._program(args, kwargs)
+
+    @property
+    def graph(self) -> Any:
+        """The graph; composites are nodes."""
+        return self.captured.graph
+
+    @property
+    def original_name(self) -> str:
+        """The name of the class that was traced."""
+        return self._name
+
+    def _get_name(self) -> str:
+        return self._name
+
+
+def _mirror(made: Module, module: Module, seen: dict[int, Module] | None = None) -> None:
+    """Gives a module the parameters, buffers and modules of another one, each module a new one."""
+    seen = {id(module): made} if seen is None else seen
+    made._parameters.update(module._parameters)
+    made._buffers.update(module._buffers)
+    made._non_persistent_buffers_set = set(module._non_persistent_buffers_set)
+    for name, child in module._modules.items():
+        if child is None:
+            made._modules[name] = None
+            continue
+        twin = seen.get(id(child))
+        if twin is None:
+            twin = seen[id(child)] = ScriptModule()
+            twin.training = child.training
+            _mirror(twin, child, seen)
+        made._modules[name] = twin
+
+
+def _homes(module: Module) -> list[tuple[str, tuple[dict[str, Any], str]]]:
+    found: list[tuple[str, tuple[dict[str, Any], str]]] = []
+    for prefix, own in module.named_modules(remove_duplicate=False):
+        for held in (own._parameters, own._buffers):
+            found += [(f"{prefix}.{key}" if prefix else key, (held, key)) for key in held]
+    return found
+
+
+def trace(
+    func: Any,
+    example_inputs: Any = None,
+    optimize: Any = None,
+    check_trace: bool = True,
+    check_inputs: Any = None,
+    check_tolerance: float = 1e-5,
+    strict: bool = True,
+    _force_outplace: bool = False,
+    _module_class: Any = None,
+    _compilation_unit: Any = None,
+    example_kwarg_inputs: dict[str, Any] | None = None,
+    _store_inputs: bool = True,
+    *,
+    dynamic_shapes: Any = None,
+    on_data: str = "refuse",
+) -> Any:
+    """A function or module of tensors as a program: what it does for the example inputs, done again for
+    others, without its Python; gradients flow, and every value has the bits the function gives.
+
+    `dynamic_shapes` says which sizes vary, by the names of the inputs: `{"x": {0:
+    kiln.export.Dim("batch")}}`; the same name is the same size everywhere, `2 * Dim("n") + 1` one that
+    follows. All other sizes, dtypes, and arguments that are no tensors are those of the example, and checked
+    at each call. Random numbers are drawn anew, as the function does. A module's trace has its parameters
+    and buffers, which it shares.
+
+    Nothing computes while the function is followed, so what reads a value (`if x.sum() > 0`, `item()`) is a
+    RuntimeError that names the line; `on_data="check"` lets sizes that vary be read, and checks at each call
+    that they are the same. With `check_trace` it is followed twice: RuntimeError where what it does changes.
+    `check_inputs` are more inputs for which function and trace are compared, within `check_tolerance`. The
+    other arguments are PyTorch's, and change nothing.
+
+    >>> import kiln
+    >>> n = kiln.export.Dim("n")
+    >>> double = kiln.jit.trace(lambda x: 2 * x, kiln.ones(3), dynamic_shapes={"x": {0: n}})
+    >>> double(kiln.tensor([1.0, 2.0]))
+    tensor([2., 4.])
+    """
+    if on_data not in ("refuse", "check"):
+        raise ValueError(message("trace", "on_data 'refuse' or 'check'", describe(on_data)))
+    if isinstance(func, (ScriptFunction, TracedModule)):
+        return func
+    if not callable(func):
+        raise TypeError(message("trace", "a function or a module", describe(func)))
+    if example_inputs is None and example_kwarg_inputs is None:
+        raise RuntimeError(
+            "example_kwarg_inputs should be a dict: give example_inputs or example_kwarg_inputs"
+        )
+    args, kwargs = _example(example_inputs), dict(example_kwarg_inputs or {})
+    found = capture(func, args, kwargs, dynamic_shapes, on_data=on_data)
+    if check_trace:
+        held = [object() for _ in range(1000)]  # so that new objects lie elsewhere
+        compare(found, capture(func, args, kwargs, dynamic_shapes, on_data=on_data))
+        del held
+    made = TracedModule(func, found) if isinstance(func, Module) else ScriptFunction(func, found)
+    for given in check_inputs or ():
+        _check(func, made, given, check_tolerance)
+    return made
+
+
+def _example(given: Any) -> tuple[Any, ...]:
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, (tuple, list)) else (given,)
+
+
+def _check(func: Any, made: Any, given: Any, tolerance: float) -> None:
+    """RuntimeError where the function and its trace give other values."""
+    args = () if isinstance(given, dict) else _example(given)
+    kwargs = given if isinstance(given, dict) else {}
+    state = _core.random_state()
+    expected: list[Any] = []
+    came: list[Any] = []
+    flatten(func(*args, **kwargs), expected)
+    _core.set_random_state(*state)
+    flatten(made(*args, **kwargs), came)
+    for k, (a, b) in enumerate(zip(expected, came, strict=True)):
+        if not bool(((a - b).abs() <= tolerance + tolerance * a.abs()).all()):
+            raise TracingError(f"trace: result {k} differs from the function's for one of check_inputs")

@@ -1,0 +1,137 @@
+"""What a recorder knows of sizes that vary: of every value its sizes in general, and what may be asked of
+them.
+
+A question whose answer does not follow from the declared ranges is answered as for the sizes the trace is
+made with, and becomes a guard: the program raises where the answer would be another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kiln.graph.graph import Graph, Shape, Value, building
+from kiln.graph.size import Dim, Size, evaluate, slots_named
+from kiln.graph.text import dim_text
+from kiln.table.record import Op
+from kiln.tracing.graphs import arguments, bound_of
+
+_WAYS = "declare it with that size, or leave it out of dynamic_shapes"
+_NO_END = float("inf")
+
+
+class Guard(NamedTuple):
+    """A question about sizes, and the answer that the program was made with."""
+
+    left: Dim
+    sign: str
+    right: Dim
+    answer: bool
+    line: str
+
+    def holds(self, slots: Callable[[int], int]) -> bool:
+        """Whether the answer is the same for these sizes."""
+        a, b = evaluate(self.left, slots), evaluate(self.right, slots)
+        return bool(SIGNS[self.sign](a, b)) == self.answer
+
+
+SIGNS: dict[str, Callable[[Any, Any], bool]] = {
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+}
+
+
+class Sizes:
+    """The sizes of one trace."""
+
+    def __init__(self) -> None:
+        self.hints: dict[int, int] = {}  # slot -> the size the trace is made with
+        self.ranges: dict[int, tuple[int, float]] = {}  # slot -> least and most
+        self.names: dict[int, str] = {}
+        self.guards: dict[tuple[Dim, str, Dim], Guard] = {}
+        self.work = Graph()  # where shapes are inferred
+
+    def value_of(self, dim: Dim) -> int:
+        """A size as the trace is made with."""
+        return evaluate(dim, self.hints.__getitem__)
+
+    def text(self, dim: Dim) -> str:
+        """A size in the user's names."""
+        found = dim_text(dim)
+        for slot in sorted(self.names, reverse=True):
+            found = found.replace(f"s{slot}", self.names[slot])
+        return found
+
+    def bounds(self, dim: Dim) -> tuple[float, float]:
+        """The least and the most a size may be."""
+        if isinstance(dim, int):
+            return dim, dim
+        low = high = 0.0
+        for monomial, many in dim.terms:
+            least: float = 1
+            most: float = 1
+            a: float
+            b: float
+            for atom in monomial:
+                if atom.slot >= 0:
+                    a, b = self.ranges.get(atom.slot, (0, _NO_END))
+                else:
+                    (n0, n1), (d0, d1) = self.bounds(atom.numerator), self.bounds(atom.denominator)
+                    a = max(n0, 0) // d1 if d1 != _NO_END else 0
+                    b = n1 // max(d0, 1) if n1 != _NO_END else _NO_END
+                least, most = least * a, most * b if b else 0.0
+            ends = (many * least, many * most)
+            low, high = low + min(ends), high + max(ends)
+        return low, high
+
+    def known(self, left: Dim, sign: str, right: Dim) -> bool | None:
+        """The answer that follows from the ranges; None if it depends on the sizes."""
+        difference = self.work.canonical(left - right)
+        if isinstance(difference, int):
+            return SIGNS[sign](difference, 0)
+        low, high = self.bounds(difference)
+        if low > 0:
+            return SIGNS[sign](1, 0)
+        if high < 0:
+            return SIGNS[sign](-1, 0)
+        if sign in ("<", ">=") and low >= 0:
+            return sign == ">="
+        if sign in (">", "<=") and high <= 0:
+            return sign == "<="
+        return None
+
+    def guard(self, left: Dim, sign: str, right: Dim, line: str) -> bool:
+        """The answer for the trace's sizes, kept."""
+        answer = SIGNS[sign](self.value_of(left), self.value_of(right))
+        self.guards.setdefault((left, sign, right), Guard(left, sign, right, answer, line))
+        return answer
+
+    def fixed_names(self, *dims: Dim) -> str:
+        """The names in some sizes, for messages."""
+        slots = sorted({s for d in dims if isinstance(d, Size) for s in slots_named(d)})
+        return " and ".join(repr(self.names.get(s, f"s{s}")) for s in slots)
+
+    # -- shapes of results ------------------------------------------------------------------------------
+
+    def looks(
+        self, op: Op, structure: tuple[Any, ...], given: list[Any]
+    ) -> tuple[list[Shape], list[tuple[Dim, Dim]]]:
+        """The shapes of an op's results, and which sizes must be equal for it beyond what is known; arrays
+        are given as (dtype, shape).
+        """
+        graph = self.work
+        first = len(graph.checks)
+        with building(graph):
+            values = [Value(graph, None, *x) if isinstance(x, tuple) else x for x in given]
+            if op.kind == "composite":
+                assert op.body is not None
+                result = op.body(*op.lifted(bound_of(op, structure, values)))
+                results = list(result) if isinstance(result, (tuple, list)) else [result]
+            else:
+                results = [graph.add(op, *arguments(graph, op, structure, values))]
+        graph.nodes.clear()
+        return [tuple([graph.canonical(d) for d in y.shape]) for y in results], graph.checks[first:]

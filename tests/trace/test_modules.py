@@ -1,0 +1,128 @@
+"""Traces of modules: eager's bits in values, gradients and buffers; parameters shared; files of weights."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import pytest
+
+import kiln
+from kiln import nn
+
+
+class Pair(NamedTuple):
+    """Two tensors."""
+
+    first: Any
+    second: Any
+
+
+def _net() -> Any:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 2))
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool((a == b).all()) and a.shape == b.shape
+
+
+def test_values_gradients_buffers_and_draws_are_eagers() -> None:
+    """Two steps in training mode; buffers are updated as eager updates them, noise is drawn anew."""
+    kiln.manual_seed(0)
+    net, x = _net(), kiln.randn(5, 4)
+    twin = copy.deepcopy(net)
+    traced = kiln.jit.trace(twin, x)
+    assert [name for _, k in traced.captured.mutated for name in [traced.captured.state[k].name]] == [
+        "1.num_batches_tracked", "1.running_mean", "1.running_var",
+    ]  # fmt: skip
+    for seed in (1, 2):
+        x = kiln.randn(5, 4)
+        kiln.manual_seed(seed)
+        expected = net(x)
+        kiln.manual_seed(seed)
+        came = traced(x)
+        assert _same(expected, came)
+        expected.sum().backward()
+        came.sum().backward()
+    for a, b in zip(net.parameters(), traced.parameters(), strict=True):
+        assert _same(a.grad, b.grad)
+    for name, held in net.state_dict().items():
+        assert _same(held, traced.state_dict()[name])
+    kiln.manual_seed(3)
+    assert not _same(traced(x), traced(x))
+
+
+def test_a_trace_shares_the_modules_parameters() -> None:
+    """What an optimizer or load_state_dict writes is what the trace computes with."""
+    net = nn.Linear(2, 1)
+    traced = kiln.jit.trace(net, kiln.ones(1, 2))
+    assert traced.weight is net.weight and isinstance(traced, nn.Module)
+    assert isinstance(traced, kiln.jit.ScriptModule) and traced.original_name == "Linear"
+    with kiln.no_grad():
+        net.weight.fill_(3.0)
+    traced.load_state_dict({"weight": net.weight.detach().clone(), "bias": kiln.ones(1)})
+    assert traced(kiln.ones(1, 2)).tolist() == [[7.0]]
+
+
+def test_in_place_on_an_argument_is_done_to_it() -> None:
+    """An argument that the function writes is written by the trace."""
+
+    def f(x: Any) -> Any:
+        x.add_(1)
+        x[0] = 5
+        return x * 2
+
+    traced = kiln.jit.trace(f, kiln.zeros(3))
+    x = kiln.zeros(3)
+    assert traced(x).tolist() == [10.0, 2.0, 2.0] and x.tolist() == [5.0, 1.0, 1.0]
+
+
+def test_positions_are_checked_as_eager_checks_them() -> None:
+    """Also those computed on the way."""
+    table = kiln.randn(4, 2)
+    traced = kiln.jit.trace(lambda i: (table[i], nn.functional.embedding(i + 1, table)), kiln.tensor([0, 1]))
+    assert _same(traced(kiln.tensor([2, 1]))[0], table[kiln.tensor([2, 1])])
+    with pytest.raises(IndexError):
+        traced(kiln.tensor([4, 0]))
+    with pytest.raises(IndexError):
+        traced(kiln.tensor([3, 0]))
+
+
+def test_containers_and_keywords() -> None:
+    """Named tuples, keyword examples, what is returned as it came."""
+    traced = kiln.jit.trace(
+        lambda p, *, scale: (Pair(p.second, p.first * scale), [p.first]),
+        (Pair(kiln.ones(1), kiln.zeros(1)),),
+        example_kwarg_inputs={"scale": kiln.ones(1)},
+    )
+    p = Pair(kiln.ones(1) * 2, kiln.ones(1) * 3)
+    pair, (first,) = traced(p, scale=kiln.ones(1) * 4)
+    assert type(pair) is Pair and pair.first is p.second and pair.second.item() == 8.0 and first is p.first
+
+
+def test_many_parameters() -> None:
+    """More of them than one call has gradients for."""
+    kiln.manual_seed(0)
+    net = nn.Sequential(*[nn.Linear(2, 2) for _ in range(40)])
+    x = kiln.randn(1, 2)
+    twin = copy.deepcopy(net)
+    traced = kiln.jit.trace(twin, x)
+    a, b = net(x), traced(x)
+    a.sum().backward()
+    b.sum().backward()
+    assert _same(a, b)
+    assert all(_same(p.grad, q.grad) for p, q in zip(net.parameters(), twin.parameters(), strict=True))
+
+
+def test_graphs_keep_composites_and_expand() -> None:
+    """The graph is read again from its text, and computes the same expanded."""
+    from kiln.graph.text import parse, text
+    from kiln.graph.verify import verify
+    from kiln.ops import find
+    from kiln.tracing.expand import expand
+
+    traced = kiln.jit.trace(_net().eval(), kiln.ones(3, 4))
+    written = text(traced.graph)
+    assert "linear(" in written and text(parse(written, find)) == written
+    whole = verify(expand(traced.graph))
+    assert not any(node.op.kind == "composite" for node in whole.nodes)
