@@ -2,15 +2,15 @@
 
     kiln.program     the format's version
     kiln.version     of what wrote it
-    kiln.graph       the graph's text (kiln/graph/text.py): inputs, state, numbers, results, what buffers become
-    kiln.signature   JSON: names and containers of inputs and results, what the state's tensors are called, sizes
+    kiln.graph       the graph's text (kiln/graph/text.py): inputs, state, numbers, results, written state
+    kiln.signature   JSON: names and containers of inputs and results, names of the state's tensors, sizes
                      that vary with their ranges and the answers that were assumed of them
-    kiln.expanded    a digest of the graph without composites: another one says that a composite of this version
-                     is made of other ops than it was
+    kiln.expanded    a digest of the graph without composites: another one says that a composite of this
+                     version is made of other ops than it was
 
 Parameters, buffers and constants are the file's tensors. Nothing in it is executed; the graph is read by a
-grammar and inferred anew, and what ops refuse of values (positions out of range) is found from the graph, so an
-edited file can be wrong but not unsafe.
+grammar and inferred anew, and what ops refuse of values (positions out of range) is found from the graph: an
+edited file can be wrong, not unsafe.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def load(
     extra_files: dict[str, Any] | None = None,
     expected_opset_version: dict[str, int] | None = None,
 ) -> ExportedProgram:
-    """The program that a file holds, verified; ValueError for what is none, with the line of the graph at fault.
+    """The program that a file holds, verified. ValueError for what is none, with the line at fault.
 
     `extra_files`: names of texts that were kept with it, which are put in as values.
     """
@@ -118,7 +118,8 @@ def load(
         raise ValueError(f"export.load: {where} holds tensors but no program: kiln.load reads it")
     if version != FORMAT:
         raise ValueError(
-            f"export.load: {where} is a program of format {version:.20}; this kiln ({__version__}) reads {FORMAT}"
+            f"export.load: {where} is a program of format {version:.20}; this kiln ({__version__}) reads "
+            f"format {FORMAT}"
         )
     missing = [key for key in _KEYS if key not in texts]
     if missing:
@@ -133,8 +134,8 @@ def load(
             state.tensor.requires_grad_()
     if texts["kiln.version"] != __version__ and _expanded(graph) != texts["kiln.expanded"]:
         warn(
-            f"export.load: {where} was written by kiln {texts['kiln.version']:.20}, which computes some of its ops "
-            "otherwise: results may differ in their last digits",
+            f"export.load: {where} was written by kiln {texts['kiln.version']:.20}, which computes some of "
+            "its ops otherwise: results may differ in their last digits",
             UserWarning,
         )
     for name in extra_files or {}:

@@ -19,11 +19,12 @@ class _Part(Module):
 
 
 class ExportedProgram(Module):
-    """A program with its tensors: a module, whose parameters and buffers have the names they had in the model.
+    """A program with its tensors: a module, whose parameters and buffers have the names they had in the
+    model.
 
     Arguments are checked at each call, in the names of the inputs, and results come in the containers the
-    model gave them in. Buffers that the model wrote are written here too; random numbers are drawn anew at each
-    call, the same as the model would draw.
+    model gave them in. Buffers that the model wrote are written here too; random numbers are drawn anew at
+    each call, the same as the model would draw.
     """
 
     def __init__(
@@ -75,9 +76,10 @@ class ExportedProgram(Module):
         return self._source[1]
 
     def verify(self, cases: int = 8, *, against: Callable[..., Any] | None = None, seed: int = 0) -> Any:
-        """Runs the program and the model it was made of at the corners of the declared sizes (0 or 1 where allowed,
-        odd ones, the largest) and at `cases` random ones: a report with the largest difference of every output in
-        units in the last place, 0 if the bits are equal. `against`: the model, of a program that was loaded.
+        """Runs the program and the model it was made of at the corners of the declared sizes (0 or 1 where
+        allowed, odd ones, the largest) and at `cases` random ones: a report with the largest difference of
+        every output in units in the last place, 0 if the bits are equal. `against`: the model, of a program
+        that was loaded.
         """
         from kiln.export.verification import verified
 
@@ -128,10 +130,10 @@ def export(
 ) -> ExportedProgram:
     """What a module or function computes of arguments like these, as a program.
 
-    `dynamic_shapes` says which sizes may vary, by input: `{"x": {0: Dim("batch")}}` or one entry for each argument;
-    the others are those of `args`. The model is traced in the mode it is in (`train()` or `eval()`): what depends on
-    the value of a tensor is refused with its line (`kiln.jit.TracingError`, a RuntimeError). Its parameters and
-    buffers are the program's too, not copies.
+    `dynamic_shapes` says which sizes may vary, by input (`{"x": {0: Dim("batch")}}`) or one entry for each
+    argument; the others are those of `args`. The model is traced in the mode it is in, `train()` or `eval()`.
+    What depends on the value of a tensor is refused with its line, by a RuntimeError. The model's parameters
+    and buffers are the program's too, not copies.
 
     >>> import kiln
     >>> program = kiln.export.export(kiln.nn.Linear(3, 2), (kiln.ones(4, 3),))

@@ -53,7 +53,8 @@ def graph_text(program: ExportedProgram) -> str:
 
 
 def _bytes(tensor: Any) -> int:
-    return math.prod(tensor.shape) * _BYTES.get(str(tensor.dtype).rpartition(".")[2], 8)
+    count: int = math.prod(tensor.shape)
+    return count * _BYTES.get(str(tensor.dtype).rpartition(".")[2], 8)
 
 
 def _size(count: int) -> str:

@@ -138,8 +138,8 @@ def _need(holds: bool, what: str) -> None:
 
 
 def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[Captured, list[bool]]:
-    """A program as `capture` gives it, from its graph and what is said beside it, and which state takes gradients.
-    TextError for what does not fit together.
+    """A program as `capture` gives it, from its graph and what is said beside it, and which state takes
+    gradients. TextError for what does not fit together.
     """
     entries = _Entries(source)
     name = entries.take("name")
@@ -191,12 +191,12 @@ def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[
     _check_places(found, graph)
     rest = Restored(graph)
     kept = list(rest.results)
-    extra = add_checks(found, rest, len(kept))
+    extra = add_checks(found, rest, len(kept))  # type: ignore[arg-type]  # of a recorder it asks as much
     found.steps = rest.finish([*kept, *extra])
     found.history = histories(found, len(found.outputs))
     found._graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
     if found.steps.results:
-        same = []
+        same: list[tuple[Any, Any]] = []
         for first, own_input in zip(found.firsts, found.inputs):
             same += [(symbol(first + d), n) for d, n in enumerate(own_input.shape) if isinstance(n, Size)]
         same = [(a, b) for a, b in same if a is not b]
@@ -249,12 +249,9 @@ def _read_dims(found: Captured, entries: _Entries, slots: int) -> None:
         own.symbol, own.slot = parse_dim(symbol_text, slots), slot
         own.example = own.hint = example
     named = {d.slot for d in found.dims.values()}
-    for own in found.inputs:
-        for n in own.shape:
-            _need(
-                isinstance(n, int) or slots_named(n) <= named,
-                f"{own.name} has a size that no name is given for",
-            )
+    for given in found.inputs:
+        known = all(isinstance(n, int) or slots_named(n) <= named for n in given.shape)
+        _need(known, f"{given.name} has a size that no name is given for")
     for left, sign, right, answer, line in entries.rows("guards", str, str, str, bool, str):
         _need(sign in SIGNS, f"no comparison {sign!r:.10}")
         found.guards.append(Guard(parse_dim(left, slots), sign, parse_dim(right, slots), answer, line))
@@ -292,10 +289,10 @@ def _tree_in(tree: Any, slots: int, depth: int = 0) -> Tree:
             right and all(isinstance(f, str) for f in fields) and len(fields) == len(items), "a named tuple"
         )
         try:
-            kind = namedtuple(name, fields)  # type: ignore[misc]
+            made = namedtuple(name, fields)  # type: ignore[misc]
         except ValueError as error:
             raise TextError(f"signature: {error}") from None
-        return Tree("named", tuple([_tree_in(x, slots, depth + 1) for x in items]), tuple(fields), kind)
+        return Tree("named", tuple([_tree_in(x, slots, depth + 1) for x in items]), tuple(fields), made)
     ((kind, items),) = tree.items()
     _need(kind in ("tuple", "list", "dict") and isinstance(items, list), f"no container {kind!r:.20}")
     if kind != "dict":

@@ -17,7 +17,7 @@ from kiln.table.kinds import FLOATS
 from kiln.tracing.dims import Range
 from kiln.tracing.trees import build, flatten
 
-_WIDE = {"float16": np.int16, "bfloat16": np.int16, "float32": np.int32, "float64": np.int64}
+_WIDE: dict[str, Any] = {"float16": np.int16, "bfloat16": np.int16, "float32": np.int32, "float64": np.int64}
 
 
 class Case(NamedTuple):
@@ -110,7 +110,9 @@ def _sizes(dims: list[Range], cases: int, random: Any) -> Iterator[dict[str, int
 
 
 def example_leaves(found: Any, sizes: dict[str, int], example: Any = None, random: Any = None) -> list[Any]:
-    """A tensor for every input, of these sizes; whole numbers are drawn from those of the example, else 0 and 1."""
+    """A tensor for every input, of these sizes; whole numbers are drawn from those of the example, or
+    0 and 1.
+    """
     random = np.random.default_rng(0) if random is None else random
     slots: dict[int, int] = {}
     for dim in found.dims.values():

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kiln import _core
 from kiln.capture.called import called
-from kiln.capture.pure.surroundings import Place, entries_of
+from kiln.capture.pure.guards import Place, entries_of
 from kiln.func.subgraph import (
     Root,
     Tensor,

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from kiln import _core
 from kiln.capture.capturing import STATE
 from kiln.capture.compile import Compiled
-from kiln.capture.pure.surroundings import Place, entries_of
+from kiln.capture.pure.guards import Place, entries_of
 from kiln.device import device
 from kiln.errors import warn
 from kiln.fx import names

@@ -11,7 +11,8 @@ from typing import Any
 
 from kiln import _core
 from kiln.absent import asking
-from kiln.capture.pure.surroundings import Place, Watch
+from kiln.capture.pure.guards import Place
+from kiln.capture.pure.surroundings import Watch
 from kiln.errors import is_own, place
 from kiln.fx import names
 from kiln.fx._symbolic_trace import Tracer

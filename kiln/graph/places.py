@@ -1,8 +1,8 @@
 """What a node's attributes must be so that it stays within its operands' memory, as conditions on sizes.
 
-Ops that are called check their arguments before a graph is made of them, so the rules of kinds do not; a graph
-that was read from a file was made by nobody. `conditions` says what must hold of every primitive; what holds of
-numbers is decided at once, what names a slot is for the reader to check when sizes are known.
+Ops that are called check their arguments before a graph is made of them, so the rules of kinds do not; a
+graph that was read from a file was made by nobody. `conditions` says what must hold of every primitive; what
+holds of numbers is decided at once, what names a slot is for the reader to check when sizes are known.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _Node:
 
 
 def conditions(graph: Graph) -> list[Condition]:
-    """What must hold of sizes so that every primitive of a graph stays in bounds; PlaceError for what cannot."""
+    """What must hold of sizes for every primitive of a graph to stay in bounds; PlaceError if it cannot."""
     found: list[Condition] = []
     for k, node in enumerate(graph.nodes):
         op: Any = node.op
@@ -241,8 +241,24 @@ def _attention(n: _Node, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> N
 
 
 _RULES = {
-    "pointwise": _pointwise, "full": _full, "iota": _iota, "reduce": _reduce, "reshape": _sized, "expand": _expand,
-    "permute": _permute, "as_strided": _as_strided, "write": _write, "slice": _slice, "embed": _embed,
-    "gather": _gather, "scatter": _scatter, "scan": _along, "sort": _sort, "compact": _compact, "search": _search,
-    "attention": _attention, "matmul": _matmul, "concat": _concat,
-}  # fmt: skip
+    "pointwise": _pointwise,
+    "full": _full,
+    "iota": _iota,
+    "reduce": _reduce,
+    "reshape": _sized,
+    "expand": _expand,
+    "permute": _permute,
+    "as_strided": _as_strided,
+    "write": _write,
+    "slice": _slice,
+    "embed": _embed,
+    "gather": _gather,
+    "scatter": _scatter,
+    "scan": _along,
+    "sort": _sort,
+    "compact": _compact,
+    "search": _search,
+    "attention": _attention,
+    "matmul": _matmul,
+    "concat": _concat,
+}

@@ -2,8 +2,8 @@
 
     python -m kiln.testing.program_fuzz --count 10000 --seed 1
 
-A file is one of a few small programs, with bytes of it changed, or the texts of its metadata (the graph's lines,
-the signature's entries) edited so that the file stays whole. What is read is run on inputs as the file
+A file is one of a few small programs, with bytes of it changed, or the texts of its metadata (the graph's
+lines, the signature's entries) edited so that the file stays whole. What is read is run on inputs as the file
 declares them. Anything but a result or one of `ERRORS` is a finding, and so is what takes seconds.
 """
 
@@ -28,10 +28,9 @@ from kiln.tracing.dims import Dim
 ERRORS = (ValueError, RuntimeError, TypeError, IndexError, NotImplementedError, OverflowError)
 SECONDS = 5.0
 _WORDS = (
-    "%0", "%1", "%99", "0", "1", "-1", "2", "s0", "s1", "s99", "4611686018427387904", "float32", "int64", "bool",
-    "linear", "matmul", "add", "slice", "reshape", "embedding", "as_strided", "write", "input", "number", "none",
-    "true", "(", ")", "[", "]", ",", ";", ":", "=", "check", "update", "return", "div(s0, 2)", "nan", "detach",
-)  # fmt: skip
+    "%0 %1 %99 0 1 -1 2 s0 s1 s99 4611686018427387904 float32 int64 bool linear matmul add slice reshape "
+    "embedding as_strided write input number none true ( ) [ ] , ; : = check update return nan detach"
+).split()
 
 
 class _Net(nn.Module):

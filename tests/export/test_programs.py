@@ -1,4 +1,4 @@
-"""Programs: exported, saved, loaded and run give the model's bits; a file that is none is refused in a sentence."""
+"""Programs: exported, saved and loaded they give the model's bits; what is no program is refused."""
 
 from __future__ import annotations
 
@@ -273,33 +273,40 @@ def _signature(**changes: Any) -> Any:
 GRAPH = "graph 7\n%0 = input float32[2, 3]\n%1 = input float32[2, 3]\n%2 = input float32[2]\n"
 
 
+BAD_GRAPHS = {
+    "%3 = linear(%0, %9): float32[2, 2]": "line 5: %9 is used before it is defined",
+    "%3 = os_system(%0): float32[2, 2]": "line 5: no op is called 'os_system'",
+    "%3 = linear(%0, %1, %2): float32[2, 9]": r"line 5: says float32\[2, 9\]",
+    "%3 = slice(%0; 1, (0, 9, 1)): float32[2, 9]": "a place behind the last",
+    "%3 = slice(%0; 1, (-1, 2, 1)): float32[2, 2]": "a place before the first",
+    "%3 = slice(%0; 5, (0, 2, 1)): float32[2, 2]": ".",
+    "%3 = as_strided(%0; (9), (1), (0)): float32[9]": "places outside",
+    "%3 = as_strided(%0; (2), (1), (-1)): float32[2]": "a negative offset",
+    "%3 = write(%0, %1; (9, 1), (0)): float32[2, 3]": "places outside",
+    "%3 = permute(%0; (0, 0)): float32[2, 2]": "no order of dims",
+    "%3 = reshape(%0; (-2, -3)): float32[-2, -3]": "negative size",
+}
+CODE = [["weight", "code", True], ["bias", "parameter", True]]
+NAMELESS = [["x", "parameter", True], ["bias", "parameter", True]]
+
+
 @pytest.mark.parametrize(
     ("texts", "told"),
     [
         ({"program": "7"}, "a program of format 7; this kiln"),
         ({"graph": "graph 7\n"}, "no 'return'"),
-        ({"graph": GRAPH + "%3 = linear(%0, %9): float32[2, 2]\nreturn %3\n"}, "line 5: %9 is used before it is defined"),
-        ({"graph": GRAPH + "%3 = os_system(%0): float32[2, 2]\nreturn %3\n"}, "line 5: no op is called 'os_system'"),
-        ({"graph": GRAPH + "%3 = linear(%0, %1, %2): float32[2, 9]\nreturn %3\n"}, r"line 5: says float32\[2, 9\]"),
-        ({"graph": GRAPH + "%3 = slice(%0; 1, (0, 9, 1)): float32[2, 9]\nreturn %3\n"}, "a place behind the last"),
-        ({"graph": GRAPH + "%3 = slice(%0; 1, (-1, 2, 1)): float32[2, 2]\nreturn %3\n"}, "a place before the first"),
-        ({"graph": GRAPH + "%3 = slice(%0; 5, (0, 2, 1)): float32[2, 2]\nreturn %3\n"}, "."),
-        ({"graph": GRAPH + "%3 = as_strided(%0; (9), (1), (0)): float32[9]\nreturn %3\n"}, "places outside"),
-        ({"graph": GRAPH + "%3 = as_strided(%0; (2), (1), (-1)): float32[2]\nreturn %3\n"}, "a negative offset"),
-        ({"graph": GRAPH + "%3 = write(%0, %1; (9, 1), (0)): float32[2, 3]\nreturn %3\n"}, "places outside"),
-        ({"graph": GRAPH + "%3 = permute(%0; (0, 0)): float32[2, 2]\nreturn %3\n"}, "no order of dims"),
-        ({"graph": GRAPH + "%3 = reshape(%0; (-2, -3)): float32[-2, -3]\nreturn %3\n"}, "negative size"),
+        *(({"graph": f"{GRAPH}{line}\nreturn %3\n"}, told) for line, told in BAD_GRAPHS.items()),
         ({"signature": "{"}, "signature: no JSON"),
         ({"signature": "[]"}, "signature: expected an object"),
         ({"signature": _signature(inputs=["a", "b"])}, "2 inputs and 2 tensors, graph has 3"),
-        ({"signature": _signature(state=[["weight", "code", True], ["bias", "parameter", True]])}, "no kind 'code'"),
-        ({"signature": _signature(state=[["x", "parameter", True], ["bias", "parameter", True]])}, "no tensor called"),
+        ({"signature": _signature(state=CODE)}, "no kind 'code'"),
+        ({"signature": _signature(state=NAMELESS)}, "no tensor called"),
         ({"signature": _signature(mutated=[["state", 9]])}, "the graph returns 1 values"),
         ({"signature": _signature(same=[[0, "state", 5]])}, "there is no 'state' 5"),
         ({"signature": _signature(results={"c": 1})}, "0 tensors in the results"),
         ({"signature": _signature(aliases=[3])}, "an alias of a later tensor"),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_is_edited_is_refused_with_what_is_wrong(texts: dict[str, Any], told: str) -> None:
     file = io.BytesIO()
     save(export(nn.Linear(3, 2), (kiln.rand(2, 3),)), file)

@@ -65,7 +65,10 @@ ALLOWED = {
     # fx: a backend of the program's own gets what fx captures
     "capture": {"_core", "graph", "ops", "tensor", "passes", "codegen", "table", "scalars", "fx"},
     "tracing": {"_core", "graph", "ops", "table", "scalars", "codegen", "capture", "func", "nn"},
-    "export": {"_core", "graph", "ops", "codegen", "table", "tracing", "nn", "files", "serialization", "version", "viz", "random"},
+    "export": {
+        "_core", "graph", "ops", "codegen", "table", "tracing", "nn", "files", "serialization", "version",
+        "viz", "random",
+    },
     "autograd": {"_core", "graph", "ops", "table"},
     "func": {"_core", "graph", "ops", "passes", "capture", "autograd", "table", "scalars"},
     "batching": {"_core", "ops", "func", "table", "capture", "graph"},
@@ -120,6 +123,18 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.capture.pure.cell": "few functions are pure, and what traces captures",
         "kiln.fx.backends": "few programs have a backend of their own",
     },
+    "kiln/export/program.py": {
+        "kiln.export.verification": "with NumPy, for who verifies",
+        "kiln.export.shown": "for who looks at a program",
+    },
+    "kiln/export/files.py": {
+        "kiln.codegen.store.identity": "for who writes a program",
+        "kiln.tracing.expand": "for who writes a program",
+    },
+    "kiln/export/command.py": {
+        "kiln.viz": "for who draws",
+        "kiln.random": "for who gives a seed",
+    },
     "kiln/cpu/__init__.py": {"kiln.cpu.amp": "as kiln's own parts"},
     "kiln/cuda/__init__.py": {"*": "as kiln's own parts"},
     "kiln/distributed/__init__.py": {"*": "as kiln's own parts"},
@@ -130,7 +145,10 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/accelerator.py": {"*": "the module of a device that is asked for"},
     "kiln/as_torch/missing.py": {"kiln.as_torch.reading": "when a name was missing"},
     "kiln/as_torch/reading.py": {"*": "a name of PyTorch's that a program asks for"},
-    "kiln/__main__.py": {"kiln.as_torch.reading": "a program is read, not run"},
+    "kiln/__main__.py": {
+        "kiln.as_torch.reading": "a program is read, not run",
+        "kiln.export.command": "few command lines are about program files",
+    },
     "kiln/profiler.py": {"kiln.capture.flops": "few profiles count operations"},
     "kiln/tracing/recorder.py": {"kiln.tracing.symbolic": "sizes that vary know who follows them"},
     "kiln/hub.py": {"hashlib": "when something is downloaded"},
@@ -194,8 +212,8 @@ LATE_IN: dict[str, dict[str, str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 11880
-LONGEST_BINDING = 7230  # the C API spelled out, which the core proper does not see
+LONGEST_CORE = 13020
+LONGEST_BINDING = 7460  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))
@@ -406,7 +424,8 @@ def test_heavy_modules_come_late() -> None:
         for name, line, late, for_types in imports(path):
             if not late and not for_types and name.split(".")[0] in LATE:
                 late_modules = ("kiln/graph/interpret.py", "kiln/scalars/on_numpy.py", "kiln/codegen/")
-                late_modules += ("kiln/utils/tensorboard/summaries.py",)
+                late_modules += ("kiln/utils/tensorboard/summaries.py", "kiln/export/command.py")
+                late_modules += ("kiln/export/verification.py",)
                 assert str(path.relative_to(ROOT)).startswith(late_modules), f"{path.name}:{line}: {name}"
 
 

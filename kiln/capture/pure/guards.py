@@ -39,6 +39,14 @@ class Place(NamedTuple):
     key: Any
     held: Any
 
+    def holds(self) -> bool:
+        """Whether it is there still."""
+        try:
+            found = self.container.cell_contents if self.key is None else self.container[self.key]
+        except (KeyError, IndexError, ValueError):
+            return False
+        return found is self.held
+
 
 def is_below(file: str) -> bool:
     """Whether code is Python's own, or of what kiln stands on."""
@@ -74,7 +82,7 @@ def names_in(code: CodeType) -> set[str]:
     return found
 
 
-def _entries_of(thing: Any) -> Iterator[Place]:
+def entries_of(thing: Any) -> Iterator[Place]:
     """What an object holds."""
     if isinstance(thing, MethodType):
         yield Place(None, None, thing.__func__)
@@ -123,7 +131,7 @@ def ways_to(roots: list[Any], wanted: list[Any]) -> dict[int, list[Place]]:
     queue, kept = deque(roots), list(roots)
     while queue and left and len(kept) < _MOST:
         thing = queue.popleft()
-        for entry in _entries_of(thing):
+        for entry in entries_of(thing):
             held = entry.held
             if id(held) in came or isinstance(held, _PLAIN):
                 continue
