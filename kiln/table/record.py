@@ -472,9 +472,11 @@ def composite(native: str = "", **settings: Any) -> Callable[[Callable[..., Any]
 
 
 def table() -> list[Op]:
-    """Every op of the table, in the order of its definition; all families are imported for it."""
+    """Every op of the table, in the order of its definition; all families are imported for it. Without those
+    that call graphs: `CONTROL`, and capture/called.py.
+    """
     registry.everything()
-    return list(registry.OPS.values())
+    return [op for op in registry.OPS.values() if op.kind != "control" and op.name != "called"]
 
 
 def find(name: str) -> Op:
