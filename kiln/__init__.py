@@ -150,6 +150,8 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         set_anomaly_enabled as set_anomaly_enabled,
     )
     from kiln.capture.compile import compile as compile
+    from kiln.func.control_flow import cond as cond
+    from kiln.func.control_flow import while_loop as while_loop
     from kiln.func.vmap import vmap as vmap
     from kiln.accelerator import get_device_module as get_device_module
     from kiln.cuda.classes import (

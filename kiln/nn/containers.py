@@ -167,6 +167,13 @@ class ModuleList(_ModuleSequence):
         if modules is not None:
             self.extend(modules)
 
+    def extend(self, modules: Iterable[Module]) -> ModuleList:
+        """Add modules at the end. TypeError for what is none to iterate over."""
+        if not isinstance(modules, Iterable):
+            came = type(modules).__name__
+            raise TypeError(f"ModuleList.extend should be called with an iterable, but got {came}")
+        return super().extend(modules)
+
     def _like(self, held: dict[str, Any]) -> ModuleList:
         return type(self)(held.values())
 

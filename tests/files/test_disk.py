@@ -239,7 +239,7 @@ REQUESTS: dict[str, tuple[str, tuple[Any, ...], tuple[Any, ...]]] = {
     "saves": ("mul", (), ((MATRIX, "f"),)),
     "pointwise": ("mul", (), ((MATRIX, MATRIX), 1, (1, 1, 1), ())),
     "program": ("softmax", ("t", 1, None), ((MATRIX,), 0)),
-    "derivative": ("mul", (), ((MATRIX, MATRIX), 3, 1, 0, 0, -1)),
+    "derivative": ("mul", (), ((MATRIX, MATRIX), 3, 1, 0, 0, -1, -1)),
 }
 
 

@@ -237,7 +237,6 @@ REFUSED = {
     "kiln.jit.script(kiln.nn.ReLU())": "jit.script of a module: kiln writes no programs",
     "kiln.jit.load('x.pt')": "jit.load: kiln writes no programs",
     "kiln.onnx.export(kiln.nn.ReLU(), (kiln.ones(1),), 'x.onnx')": "onnx.export: kiln writes no programs",
-    "kiln.export.export(kiln.nn.ReLU(), (kiln.ones(1),))": "export.export: kiln writes no programs",
     "kiln.distributed.init_process_group('gloo')": "distributed.init_process_group: kiln runs in one process",
     "kiln.hub.load('a/b', 'c')": "hub: expected source='local', got source='github'; clone",
 }
