@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/threads.h"
+
 namespace kiln {
 
 namespace {
@@ -102,6 +104,7 @@ void expect_in_range(const Number& number, DType dtype) {
 bool write_plain(PyObject* item, DType dtype, std::byte* to) {
     if (PyFloat_CheckExact(item) && (dtype == DType::float32 || dtype == DType::float64)) {
         const double value = PyFloat_AS_DOUBLE(item);
+        const FloatEnvironment environment;  // a conversion is arithmetic
         const auto narrow = float(value);
         dtype == DType::float32 ? std::memcpy(to, &narrow, sizeof narrow)
                                 : std::memcpy(to, &value, sizeof value);

@@ -117,7 +117,8 @@ private:
             const int64_t at = control_.reverse ? length - 1 - step : step;
             for (size_t k = 0; k < state; ++k) {
                 const size_t bytes = body.output_bytes(k);
-                if (std::byte* kept = outputs_[results + k]) move_to(kept + size_t(at) * bytes, from[k], bytes);
+                if (std::byte* kept = outputs_[results + k])
+                    move_to(kept + size_t(at) * bytes, from[k], bytes);
             }
             for (size_t k = 0; k < each; ++k) from[state + k] = inputs_[state + k] + at * steps[k];
             for (size_t k = 0; k < parts; ++k) to[state + k] = outputs_[state + k] + at * steps[each + k];

@@ -39,7 +39,7 @@ private:
 // A launch whose sizes are known, small enough for one thread, with no memory of its own.
 struct Ready {
     KernelFunction function;
-    const Step* step;  // whose buffers it uses
+    const Step* step;              // whose buffers it uses
     std::vector<int64_t> offsets;  // in bytes, of each
     Dims args;
     int64_t units;
