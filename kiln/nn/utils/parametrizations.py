@@ -33,13 +33,18 @@ def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Mo
     """From now on a weight is its length times a direction; gives the module back.
 
     The length is `parametrizations.weight.original0`; the direction is `original1`, of any length, at first
-    the weight as it was. The norm is taken over all dims but `dim` (None: all).
+    the weight as it was. The norm is taken over all dims but `dim` (None: all); IndexError if
+    there is none.
 
     >>> import kiln
     >>> layer = kiln.nn.utils.parametrizations.weight_norm(kiln.nn.Linear(4, 3))
     >>> layer.parametrizations.weight.original0.shape
     kiln.Size([3, 1])
     """
+    ndim = getattr(module, name).ndim
+    if dim is not None and not -ndim <= dim < ndim:
+        ends = f"[-{ndim}, {ndim - 1}]"
+        raise IndexError(f"Dimension out of range (expected to be in range of {ends}, but got {dim})")
     return register_parametrization(module, name, _WeightNorm(dim), unsafe=True)
 
 
