@@ -10,7 +10,8 @@ import numpy as np
 from kiln import _core
 from kiln.export.files import load
 from kiln.export.program import ExportedProgram
-from kiln.export.shown import described, graph_text
+from kiln.export.shown import described
+from kiln.graph.text import text
 from kiln.ops.creation.data import from_numpy
 
 
@@ -24,7 +25,7 @@ def show(args: list[str]) -> None:
     program = _loaded(given.program)
     print(described(program))
     if given.graph:
-        print("\n" + graph_text(program), end="")
+        print("\n" + text(program.graph), end="")
     if given.picture:
         from kiln import viz
 
@@ -47,17 +48,17 @@ def run(args: list[str]) -> None:
     found = program._captured
     names = [own.name for own in found.inputs]
     tensors: dict[str, object] = {}
-    for k, text in enumerate(given.input):
-        name, _, path = text.rpartition("=")
+    for k, argument in enumerate(given.input):
+        name, _, path = argument.rpartition("=")
         name = name or (names[k] if k < len(names) else "")
         if name not in names or name in tensors:
-            parser.error(f"--input {text}: the inputs are {', '.join(names)}")
+            parser.error(f"--input {argument}: the inputs are {', '.join(names)}")
         try:
             array = np.load(path, allow_pickle=False)
         except OSError as error:
-            parser.error(f"--input {text}: {error}")
+            parser.error(f"--input {argument}: {error}")
         except ValueError:
-            parser.error(f"--input {text}: {path} is no array of numbers in NumPy's format")
+            parser.error(f"--input {argument}: {path} is no array of numbers in NumPy's format")
         tensors[name] = from_numpy(np.ascontiguousarray(array))
     missing = [name for name in names if name not in tensors]
     if missing:

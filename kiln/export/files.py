@@ -28,6 +28,7 @@ from kiln.files import write_atomically, write_to
 from kiln.graph.graph import Graph
 from kiln.graph.text import TextError, parse, text
 from kiln.graph.verify import VerifyError, verify
+from kiln.passes.rewrite import clone
 from kiln.serialization.source import Damaged, opened
 from kiln.serialization.tensor_file import named_chunks, read_entry, read_header
 from kiln.table.record import find
@@ -63,23 +64,17 @@ def save(
 
 def _chunks(ep: ExportedProgram, extra: dict[str, Any]) -> Iterator[Any]:
     captured = ep._captured
-    graph = captured.graph
-    kept = len(captured.outputs) + len(captured.mutated)
-    own = graph.outputs
-    graph.outputs = own[:kept]  # what checks look at is found again
-    try:
-        written = text(graph)
-        expanded = _expanded(graph)
-    finally:
-        graph.outputs = own
+    kept = len(captured.outputs) + len(captured.mutated)  # what checks look at is found again
+    graph, values = clone(captured.graph)
+    graph.finish([values[id(v)] for v in captured.graph.outputs[:kept]])
     tensors = {s.name: held[key].detach() for s, (held, key) in zip(captured.state, ep._homes)}
     trains = [bool(held[key].requires_grad) for held, key in ep._homes]
     texts = {
         "kiln.program": FORMAT,
         "kiln.version": __version__,
-        "kiln.graph": written,
+        "kiln.graph": text(graph),
         "kiln.signature": json.dumps(signature(captured, trains), ensure_ascii=False, separators=(",", ":")),
-        "kiln.expanded": expanded,
+        "kiln.expanded": _expanded(graph),
     }
     for name, content in extra.items():
         if not isinstance(content, (str, bytes)):

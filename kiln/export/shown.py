@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from typing import Any
 
 from kiln.export.program import ExportedProgram
-from kiln.graph.text import text
-
-_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "float32": 4}
+from kiln.viz.words import amount
 
 
 def described(program: ExportedProgram) -> str:
@@ -35,31 +31,13 @@ def described(program: ExportedProgram) -> str:
         )
     if found.random:
         lines += ["", f"draws {found.drawn} random numbers a call"]
-    total = sum(_bytes(s.tensor) for s in found.state)
+    total = sum(s.tensor.numel() * s.tensor.element_size() for s in found.state)
     kinds = Counter(s.kind for s in found.state)
     told = ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in kinds.items()) or "none"
-    lines += ["", f"state: {told}, {_size(total)}"]
+    lines += ["", f"state: {told}, {amount(total)}"]
     for s in found.state:
         shape = ", ".join(map(str, s.tensor.shape))
-        lines.append(f"  {s.name}: {str(s.tensor.dtype).rpartition('.')[2]}[{shape}]")
+        lines.append(f"  {s.name}: {s.tensor.dtype.name}[{shape}]")
     ops = Counter(n.op.name for n in graph.nodes if n.op.kind != "constant")
     lines += ["", "ops", "  " + ", ".join(f"{n} {name}" if n > 1 else name for name, n in ops.most_common())]
     return "\n".join(lines)
-
-
-def graph_text(program: ExportedProgram) -> str:
-    """The graph as it stands in the file."""
-    return text(program.graph)
-
-
-def _bytes(tensor: Any) -> int:
-    count: int = math.prod(tensor.shape)
-    return count * _BYTES.get(str(tensor.dtype).rpartition(".")[2], 8)
-
-
-def _size(count: int) -> str:
-    for unit in ("bytes", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000  # type: ignore[assignment]
-    return f"{count:.3g} GB"

@@ -17,24 +17,17 @@ from kiln.errors import message
 from kiln.graph.graph import Graph, Shape
 from kiln.graph.places import PlaceError, conditions
 from kiln.graph.size import Size, slots_named, symbol
-from kiln.graph.text import TextError, dim_text, parse_dim
+from kiln.graph.text import DTYPES, TextError, dim_text, parse_dim
 from kiln.table.kinds import FLOATS
 from kiln.tracing.capture import Captured, Input, State, add_checks, histories
 from kiln.tracing.dims import Range
 from kiln.tracing.expand import expand
-from kiln.tracing.ops import program_op
 from kiln.tracing.restore import Restored
 from kiln.tracing.sizes import SIGNS, Guard, Sizes
 from kiln.tracing.trees import LEAF, Tree
 
 _DEPTH = 64
-_DTYPES = {
-    str(d).rpartition(".")[2]: d
-    for d in (
-        _core.bool, _core.uint8, _core.int8, _core.int16, _core.int32, _core.int64,
-        _core.float16, _core.bfloat16, _core.float32, _core.float64,
-    )
-}  # fmt: skip
+_DTYPES = {name: getattr(_core, name) for name in DTYPES}
 
 
 # -- writing ------------------------------------------------------------------------------------------
@@ -86,7 +79,7 @@ def _constant_out(value: Any, where: str) -> Any:
     if isinstance(value, Size):
         return {"size": dim_text(value)}
     if isinstance(value, _core.dtype):
-        return {"dtype": str(value).rpartition(".")[2]}
+        return {"dtype": value.name}
     raise TypeError(
         message("export.save", "None, numbers, texts and dtypes beside tensors", f"{value!r:.60} in {where}")
     )
@@ -159,7 +152,7 @@ def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[
         _need(kind in ("parameter", "buffer", "constant"), f"{own}: no kind {kind!r:.20}")
         _need(own in tensors, f"no tensor called {own!r:.60} in the file")
         tensor = tensors[own]
-        came = str(tensor.dtype).rpartition(".")[2], tuple(tensor.shape)
+        came = _look(tensor)
         _need(
             came == (v.dtype, tuple(v.shape)),
             f"{own} is {came[0]}{list(came[1])} in the file, the graph has {v!r}",
@@ -182,10 +175,7 @@ def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[
     found.drawn = drawn
     found.same = {k: (kind, which) for k, kind, which in entries.rows("same", int, str, int)}
     _check_counts(found, graph, numbers)
-    slots = 0
-    for v in values:
-        found.firsts.append(slots)
-        slots += v.ndim
+    slots = found.number_sizes()
     _need(slots + len(numbers) <= graph.slots, "fewer slots than sizes")
     _read_dims(found, entries, slots)
     _check_places(found, graph)
@@ -195,13 +185,7 @@ def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[
     found.steps = rest.finish([*kept, *extra])
     found.history = histories(found, len(found.outputs))
     found._graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
-    if found.steps.results:
-        same: list[tuple[Any, Any]] = []
-        for first, own_input in zip(found.firsts, found.inputs):
-            same += [(symbol(first + d), n) for d, n in enumerate(own_input.shape) if isinstance(n, Size)]
-        same = [(a, b) for a, b in same if a is not b]
-        firsts = [*found.firsts, *(found.firsts[k] for k in found.steps.again)]
-        found.op = program_op(found.name, graph, found.steps, firsts, same)
+    found.make_op()
     return found, [wanted for _, _, wanted in state]
 
 
@@ -236,7 +220,7 @@ def _check_counts(found: Captured, graph: Graph, numbers: list[Any]) -> None:
 
 
 def _look(tensor: Any) -> tuple[str, Shape]:
-    return str(tensor.dtype).rpartition(".")[2], tuple(tensor.shape)
+    return tensor.dtype.name, tuple(tensor.shape)
 
 
 def _read_dims(found: Captured, entries: _Entries, slots: int) -> None:

@@ -9,8 +9,8 @@ from kiln.graph.graph import Graph, Node, Value
 from kiln.graph.size import Dim, Size, slots_named, substitute
 
 
-def clone(graph: Graph) -> tuple[Graph, dict[int, Value]]:
-    """A copy without outputs and updates, and the copy of every value by the original's id."""
+def begun(graph: Graph) -> tuple[Graph, dict[int, Value]]:
+    """A graph with the inputs and checks of another one, and its inputs by the ids of those."""
     copy = Graph()
     copy.slots, copy.checks, copy.equal = graph.slots, list(graph.checks), graph.equal.copy()
     values: dict[int, Value] = {}
@@ -18,6 +18,12 @@ def clone(graph: Graph) -> tuple[Graph, dict[int, Value]]:
         values[id(value)] = new = Value(copy, None, value.dtype, value.shape)
         new.layout, new.weak, new.slot = value.layout, value.weak, value.slot
         copy.inputs.append(new)
+    return copy, values
+
+
+def clone(graph: Graph) -> tuple[Graph, dict[int, Value]]:
+    """A copy without outputs and updates, and the copy of every value by the original's id."""
+    copy, values = begun(graph)
     for node in graph.nodes:
         values[id(node.out)] = append(copy, node, tuple(values[id(v)] for v in node.inputs))
     return copy, values

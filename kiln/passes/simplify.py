@@ -27,7 +27,7 @@ from kiln.graph.graph import Graph, Node, Value
 from kiln.graph.size import Size
 from kiln.passes.fold import fold_pointwise
 from kiln.passes.narrow import narrow_factors
-from kiln.passes.rewrite import append, reachable
+from kiln.passes.rewrite import append, begun, reachable
 from kiln.table.kinds import VIEWS
 from kiln.table.record import CONSTANT, find
 
@@ -46,13 +46,7 @@ class _Rewriting:
 def simplify(graph: Graph) -> Graph:
     """An equivalent graph with the same inputs, outputs and updates."""
     alive = reachable(graph.outputs)
-    new = Graph()
-    new.slots, new.checks, new.equal = graph.slots, list(graph.checks), graph.equal.copy()
-    values: dict[int, Value] = {}
-    for value in graph.inputs:
-        values[id(value)] = copy = Value(new, None, value.dtype, value.shape)
-        copy.layout, copy.weak, copy.slot = value.layout, value.weak, value.slot
-        new.inputs.append(copy)
+    new, values = begun(graph)
     state = _Rewriting(new)
     uses = _uses(graph, alive)
     for node in graph.nodes:

@@ -87,6 +87,25 @@ class Captured:
             self._graph = graph_of(self.steps, looks, self._shapes)
         return self._graph
 
+    def number_sizes(self) -> int:
+        """Finds `firsts`; how many sizes inputs and state have together."""
+        slot = 0
+        for shape in (*(x.shape for x in self.inputs), *(s.tensor.shape for s in self.state)):
+            self.firsts.append(slot)
+            slot += len(shape)
+        return slot
+
+    def make_op(self) -> None:
+        """Makes the op of the steps, which runs them; none where there is nothing to compute."""
+        if not self.steps.results:
+            return
+        same: list[tuple[Any, Any]] = []
+        for first, own in zip(self.firsts, self.inputs):
+            same += [(symbol(first + d), n) for d, n in enumerate(own.shape) if isinstance(n, Size)]
+        same = [(a, b) for a, b in same if a is not b]
+        firsts = [*self.firsts, *(self.firsts[k] for k in self.steps.again)]
+        self.op = program_op(self.name, self.graph, self.steps, firsts, same)
+
     def line_of(self, which: int) -> str:
         """The line of the program that did a step."""
         return self.step_lines[which] if which < len(self.step_lines) else ""
@@ -303,23 +322,14 @@ def _finish(
     again = len(found.steps.again)
     found._shapes = {**dict(recorder.numbered(again)), **recorder.numbered_shapes(again)}
     found.guards = list(recorder.known.guards.values())
-    slot = 0
-    for x in (*(i.shape for i in found.inputs), *(s.tensor.shape for s in found.state)):
-        found.firsts.append(slot)
-        slot += len(x)
+    found.number_sizes()
     if found.graph.checks and found.dims:
         a, b = found.graph.checks[0]
         raise TracingError(
             f"{found.name}: needs {found.size_text(a)} to equal {found.size_text(b)}, which not all declared "
             "sizes do: leave it out of dynamic_shapes"
         )
-    if found.steps.results:
-        same: list[tuple[Any, Any]] = []
-        for first, own in zip(found.firsts, found.inputs):
-            same += [(symbol(first + d), n) for d, n in enumerate(own.shape) if isinstance(n, Size)]
-        same = [(a, b) for a, b in same if a is not b]
-        firsts = [*found.firsts, *(found.firsts[k] for k in found.steps.again)]
-        found.op = program_op(found.name, found.graph, found.steps, firsts, same)
+    found.make_op()
 
 
 def _declare(

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from kiln.capture.pure.function import function_for, inline
-from kiln.graph.graph import Graph, Node, Value, building, is_weak
+from kiln.graph.graph import Graph, Node, Value, building
+from kiln.passes.rewrite import append, begun
 from kiln.table.record import find
 
 
@@ -18,13 +19,7 @@ def expand(graph: Graph) -> Graph:
     """A graph without composites that computes the same."""
     if not any(node.op.kind == "composite" for node in graph.nodes):
         return graph
-    work = Graph()
-    work.slots, work.checks, work.equal = graph.slots, list(graph.checks), graph.equal.copy()
-    values: dict[int, Value] = {}
-    for value in graph.inputs:
-        values[id(value)] = made = Value(work, None, value.dtype, value.shape)
-        made.layout, made.weak, made.slot = value.layout, value.weak, value.slot
-        work.inputs.append(made)
+    work, values = begun(graph)
     several: dict[tuple[Any, ...], list[Value]] = {}
     with building(work):
         for node in graph.nodes:
@@ -41,15 +36,11 @@ def _made(
 ) -> Value:
     op: Any = node.op
     if op.kind != "composite":
-        made = Node(op, inputs, node.attrs)
-        made.out = Value(work, made, node.out.dtype, node.out.shape)
-        made.out.weak = is_weak(op, inputs)
-        work.nodes.append(made)
-        return made.out
+        return append(work, node, inputs)
     whole, which = whole_of(op)
     key = whole.name, tuple(map(id, inputs)), node.attrs
     if key not in several:
-        given = [_number(v) for v in inputs]
+        given = [literal(v) for v in inputs]
         structure, operands = call_of(whole, given, node.attrs)
         function = function_for(whole, structure)
         described = tuple([_described(x) for x in operands])
@@ -68,7 +59,7 @@ def whole_of(op: Any) -> tuple[Any, int]:
     return (find(name), int(which)) if name and which.isdigit() else (op, 0)
 
 
-def _number(value: Value) -> Any:
+def literal(value: Value) -> Any:
     """A literal as a Python number; other values as they are."""
     if value.weak and value.node is not None and value.node.op.name == "constant":
         return value.node.attrs[0]

@@ -116,22 +116,15 @@ def is_ambiguous(op: Op, structure: tuple[Any, ...]) -> bool:
 
 def arguments_of(op: Op, structure: tuple[Any, ...], given: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:
     """The same, numbers as they are."""
-    rest, entries = iter(given), iter(structure)
     inputs: list[Any] = []
     attrs: list[Any] = []
-    for param in op.params:
-        if op.kind == "pointwise" and param.kind != "S":
-            inputs.append(next(rest))
-            continue
-        entry = next(entries)
-        if param.kind == "S":
-            attrs.append(entry[0] if op.kind == "slice" else entry)
-        elif param.kind == "Z":
-            attrs.append(tuple([next(rest) for _ in range(entry)]))
+    for param, value in zip(op.params, bound_of(op, structure, given)):
+        if param.kind in "SZ":
+            attrs.append(value)
         elif param.kind == "L":
-            inputs += [next(rest) for _ in range(entry)]
-        elif entry is not None:
-            inputs.append(next(rest))
+            inputs += value
+        elif value is not None:
+            inputs.append(value)
     return inputs, tuple(attrs)
 
 

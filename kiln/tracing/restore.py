@@ -14,7 +14,7 @@ from kiln.graph.graph import Graph, Node, Value
 from kiln.graph.size import Size
 from kiln.graph.text import TextError
 from kiln.table.kinds import FLOATS
-from kiln.tracing.expand import call_of, whole_of
+from kiln.tracing.expand import call_of, literal, whole_of
 
 _FIRST = 1 << 20  # what steps make is numbered from here until it is known how many operands there are
 
@@ -69,7 +69,7 @@ class Restored:
             self._memory(node)
             return
         op, which = whole_of(node.op)
-        inputs = [_number(v) for v in node.inputs]
+        inputs = [literal(v) for v in node.inputs]
         structure, operands = call_of(op, inputs, node.attrs)
         args = tuple(map(self._argument, operands))
         if op is node.op:
@@ -147,9 +147,3 @@ class Restored:
         steps = tuple(map(step, found.steps))
         return Steps(whole, found.numbers, steps, tuple(map(number, results)), tuple(again))
 
-
-def _number(value: Value) -> Any:
-    """A literal as a Python number; other values as they are."""
-    if value.weak and value.node is not None and value.node.op.kind == "constant":
-        return value.node.attrs[0]
-    return value

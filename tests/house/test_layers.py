@@ -64,10 +64,10 @@ ALLOWED = {
     "passes": {"_core", "graph", "ops", "codegen", "table", "scalars"},
     # fx: a backend of the program's own gets what fx captures
     "capture": {"_core", "graph", "ops", "tensor", "passes", "codegen", "table", "scalars", "fx"},
-    "tracing": {"_core", "graph", "ops", "table", "scalars", "codegen", "capture", "func", "nn"},
+    "tracing": {"_core", "graph", "ops", "table", "scalars", "codegen", "passes", "capture", "func", "nn"},
     "export": {
-        "_core", "graph", "ops", "codegen", "table", "tracing", "nn", "files", "serialization", "version",
-        "viz", "random",
+        "_core", "graph", "ops", "codegen", "passes", "table", "tracing", "nn", "files", "serialization",
+        "version", "viz", "random",
     },
     "autograd": {"_core", "graph", "ops", "table"},
     "func": {"_core", "graph", "ops", "passes", "capture", "autograd", "table", "scalars"},
