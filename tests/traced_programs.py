@@ -19,7 +19,7 @@ return x * len(str(x))
 return x * len(repr(x.sum()))
 return x * id(x)
 return x * (id(y) % 97)
-return x + hash(x) % 7
+return x + hash(x) % 1000003
 d = {float(x.sum()): 1.0}; return x * list(d)[0]
 return x * kiln.tensor(x.tolist()).sum()
 return x * float(x.numpy().sum())

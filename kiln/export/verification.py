@@ -38,8 +38,8 @@ class Verification:
 
     @property
     def equal(self) -> bool:
-        """Whether every case ran, with equal bits."""
-        return bool(self.cases) and not any(c.ulp or c.problem for c in self.cases)
+        """Whether every case ran, with equal bits; a declared size that is not taken has not run."""
+        return bool(self.cases) and not self.refused and not any(c.ulp or c.problem for c in self.cases)
 
     def __repr__(self) -> str:
         lines = [f"{len(self.cases)} cases: {'equal bits' if self.equal else 'they differ'}"]
@@ -148,8 +148,8 @@ def _run(
 ) -> None:
     found = program._captured
     state = _core.random_state()
-    mine = {k: held[key] for k, (held, key) in enumerate(program._homes)}
-    written = [mine[k] for kind, k in found.mutated if kind == "state"]
+    homes = [program._homes[k] for kind, k in found.mutated if kind == "state"]
+    written = [held[key] for held, key in homes]
     theirs = list(source.buffers()) if isinstance(source, Module) else []
     before = [(x, x.detach().clone()) for x in {id(x): x for x in (*written, *theirs)}.values()]
     grad = _core.set_grad_enabled(False)
@@ -208,16 +208,18 @@ def _twins(program: ExportedProgram, source: Any, written: list[Any]) -> list[An
 
 
 def _difference(a: Any, b: Any) -> float:
-    """The largest distance of two tensors in ULP; of numbers that are no floats, 0 or infinity."""
+    """The largest distance of two tensors in ULP: 0 for equal bits and for NaNs, 1 between 0.0 and -0.0; of
+    numbers that are no floats, 0 or infinity.
+    """
     if a.dtype != b.dtype or tuple(a.shape) != tuple(b.shape):
         return float("inf")
-    kind = str(a.dtype).rpartition(".")[2]
+    kind = a.dtype.name
     if kind not in FLOATS:
         return 0.0 if bool((a == b).all()) else float("inf")
     bits = getattr(_core, {2: "int16", 4: "int32", 8: "int64"}[np.dtype(_WIDE[kind]).itemsize])
     x, y = (t.detach().contiguous().view(bits).numpy().astype(np.int64) for t in (a, b))
     nan = a.isnan().numpy() & b.isnan().numpy()
     lowest = np.int64(np.iinfo(_WIDE[kind]).min)
-    x, y = (np.where(t < 0, lowest - t, t) for t in (x, y))
-    apart = np.abs(x.astype(np.float64) - y.astype(np.float64))
+    first, second = (np.where(t < 0, lowest - t, t).astype(np.float64) for t in (x, y))
+    apart = np.maximum(np.abs(first - second), 1)
     return float(np.where(nan | (x == y), 0, apart).max(initial=0))

@@ -235,6 +235,19 @@ def test_verify_finds_equal_bits_and_a_model_that_differs() -> None:
         again(program).verify()
 
 
+def test_verify_tells_a_zeros_sign_and_sizes_that_are_declared_but_not_taken() -> None:
+    program = export(lambda x: x * 0, (kiln.rand(4),))
+    assert program.verify(2).equal
+    assert program.verify(2, against=lambda x: (x * 0).abs()).largest == {"output": 1.0}
+
+    def halves(x: Any) -> Any:
+        return x[: x.shape[0] // 2] if x.shape[0] > 2 else x
+
+    some = export(halves, (kiln.rand(6),), dynamic_shapes=({0: Dim("n", min=1, max=8)},))
+    report = some.verify(2)
+    assert not report.equal and any(sizes == {"n": 1} for sizes, _ in report.refused)
+
+
 def test_verify_leaves_state_as_it_was() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     program = export(model, (kiln.rand(5, 3),))
