@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import io
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,6 +32,7 @@ from kiln.testing.random_programs import (
     compiler_warnings,
     is_refusal,
     shrink,
+    tell,
 )
 
 # of the gradients of ways that batch, the bits too; else within rounding of sums in another order
@@ -285,16 +285,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"# seed {number}\n{write_dynamic_program(number, options.statements).source}")
         return 0
     other = None if options.no_peer else peer()
-    failed, started = 0, time.monotonic()
     runs = failures(options.count, options.seed, load("kiln"), other, options.statements)
-    for number, failure in enumerate(runs, 1):
-        if failure is not None:
-            failed += 1
-            print(failure.report(), flush=True)
-        if number % 20 == 0:
-            print(f"{number} programs, {failed} failed, {time.monotonic() - started:.0f} s", flush=True)
-    print(f"{options.count} programs from seed {options.seed}: {failed} failed")
-    return 1 if failed else 0
+    return tell(runs, options.seed, 20)
 
 
 if __name__ == "__main__":

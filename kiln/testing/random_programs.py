@@ -15,7 +15,7 @@ import linecache
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -304,6 +304,19 @@ def failures(
         yield failure and shrink(failure, framework, other)
 
 
+def tell(runs: Iterable[Any], seed: int, every: int) -> int:
+    """Prints what failed, as it comes, and now and then how far it is: 1 if anything has, else 0."""
+    number, failed, started = 0, 0, time.monotonic()
+    for number, failure in enumerate(runs, 1):
+        if failure is not None:
+            failed += 1
+            print(failure.report(), flush=True)
+        if number % every == 0:
+            print(f"{number} programs, {failed} failed, {time.monotonic() - started:.0f} s", flush=True)
+    print(f"{number} programs from seed {seed}: {failed} failed")
+    return 1 if failed else 0
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command line; the exit code is 1 if a program failed."""
     parser = argparse.ArgumentParser(
@@ -323,16 +336,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"# seed {number}\n{write(number, options.statements).source}")
         return 0
     other = None if options.no_peer else peer()
-    failed, started = 0, time.monotonic()
     runs = failures(options.count, options.seed, load(options.backend), other, options.statements, write)
-    for number, failure in enumerate(runs, 1):
-        if failure is not None:
-            failed += 1
-            print(failure.report(), flush=True)
-        if number % 100 == 0:
-            print(f"{number} programs, {failed} failed, {time.monotonic() - started:.0f} s", flush=True)
-    print(f"{options.count} programs from seed {options.seed}: {failed} failed")
-    return 1 if failed else 0
+    return tell(runs, options.seed, 100)
 
 
 if __name__ == "__main__":
