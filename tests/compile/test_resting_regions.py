@@ -95,10 +95,10 @@ def test_what_comes_again_after_many_calls_is_found() -> None:
     x = kiln.ones(3)
     for n in range(12000):
         compiled(x, n % 40)
-        if compiled.stats()["compiles"]:
-            break
-    assert compiled.stats()["compiles"]
+        if any(recording["pending"] for recording in told(compiled)["recordings"]):
+            break  # a slow machine might not compile it within so many calls
     compiled.wait()
+    assert compiled.stats()["compiles"]
 
 
 @pytest.mark.parametrize("several", [1, 3])
