@@ -47,19 +47,28 @@ class _Traced(_local):
     """Of a thread: how many functions it traces, one inside the other."""
 
     depth = 0
+    recorder: Any = None  # who follows the innermost
 
 
 _traced = _Traced()
 
 
 @contextmanager
-def without_values() -> Iterator[None]:
-    """Where tensors have no values (kiln.tracing)."""
+def without_values(recorder: Any = None) -> Iterator[None]:
+    """Where tensors have no values (kiln.tracing), and `recorder` follows what is called."""
+    before = _traced.recorder
     _traced.depth += 1
+    _traced.recorder = recorder
     try:
         yield
     finally:
         _traced.depth -= 1
+        _traced.recorder = before
+
+
+def recorder_here() -> Any:
+    """Who follows what this thread calls; None where nothing is traced."""
+    return _traced.recorder
 
 
 def is_traced() -> bool:

@@ -17,11 +17,12 @@ from kiln.graph.text import dim_text
 from kiln.nn import Module
 from kiln.table.arguments import without_values
 from kiln.table.kinds import FLOATS
+from kiln.tracing.custom import CUSTOM
 from kiln.tracing.compare import random_states, refuse_drawn
 from kiln.tracing.dims import Range, declared, specs_of
 from kiln.tracing.graphs import Look, graph_of
 from kiln.tracing.ops import ProgramOp, called, program_op, resolved
-from kiln.tracing.recorder import Recorder, TracingError
+from kiln.tracing.recorder import Kept, Recorder, TracingError
 from kiln.tracing.sizes import Guard
 from kiln.tracing.symbolic import Traced, plain
 from kiln.tracing.trees import Tree, build, constants, difference, flatten
@@ -70,7 +71,7 @@ class Captured:
         self.steps: Steps
         self.op: ProgramOp | None = None
         self.step_lines: list[str] = []
-        self.checks: list[Check] = []
+        self.checks: list[Check | Kept] = []
         self.distinct: list[int] = []  # of the tensors among the arguments: the first of each
         self.parameters: list[str] = []  # what the function calls its positional arguments
         self.aliases: tuple[int, ...] = ()  # of the tensors among the arguments: which is the same as which
@@ -259,7 +260,7 @@ def capture(
     outside = random_states()
     grad = _core.set_grad_enabled(True)  # what a call records is decided by the call
     try:
-        with without_values():
+        with without_values(recorder):
             _core.trace(recorder, True, run, (), {}, ())
         if recorder.failure is not None:
             raise recorder.failure
@@ -272,6 +273,7 @@ def capture(
         found.drawn = _core.random_state()[1] - state[1]
         _core.set_random_state(*state)
     refuse_drawn(name, outside)
+    recorder.expect_unwritten()
     found.kept = recorder
     _finish(found, recorder, leaves, names, distinct, stand_ins, state_of, outputs)
     return found
@@ -316,6 +318,9 @@ def _finish(
             found.same[k] = ("input", at) if at < count else ("state", at - count)
     found.random = recorder.numbers
     extra = add_checks(found, recorder, len(values) + len(changed))
+    kept, more = recorder.check_reads(len(values) + len(changed) + len(extra))
+    found.checks += kept
+    extra += more
     found.steps = recorder.steps_of([*values, *changed, *extra])
     found.history = histories(found, len(values))
     found.step_lines = recorder.lines_of([*values, *changed, *extra])
@@ -400,7 +405,8 @@ def histories(found: Captured, count: int) -> list[tuple[int, ...]]:
     for step in steps.steps:
         flows = step.history and step.op != DETACH and (isinstance(step.op, str) or step.op.differentiable)
         if flows:
-            joined = none.union(*(reach.get(k, none) for kind, k in step.args if kind == "value"))
+            args = step.args[: step.structure[1][0]] if step.op is CUSTOM else step.args
+            joined = none.union(*(reach.get(k, none) for kind, k in args if kind == "value"))
             reach.update((k, joined) for k, dtype in zip(step.outs, step.dtypes) if dtype in FLOATS)
     return [tuple(sorted(reach.get(k, none))) for k in steps.results[:count]]
 

@@ -194,8 +194,11 @@ void check_written(Fn& fn, std::span<const Operand> operands, std::span<const Te
 }
 
 Results run_now(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
-    for (const Operand& operand : operands)
-        if (operand.tensor && operand.tensor->storage) settle(*operand.tensor->storage);
+    for (const Operand& operand : operands) {
+        if (!operand.tensor || !operand.tensor->storage) continue;
+        note_value_read(*operand.tensor);
+        settle(*operand.tensor->storage);
+    }
     for (const TensorRef& target : out) settle_target(*target->storage);
     return execute(fn, operands, out, hidden);
 }
