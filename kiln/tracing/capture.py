@@ -22,7 +22,7 @@ from kiln.tracing.compare import random_states, refuse_drawn
 from kiln.tracing.dims import Range, declared, specs_of
 from kiln.tracing.graphs import Look, graph_of
 from kiln.tracing.ops import ProgramOp, called, program_op, resolved
-from kiln.tracing.recorder import Kept, Recorder, TracingError
+from kiln.tracing.recorder import Expected, Kept, Recorder, TracingError
 from kiln.tracing.sizes import Guard
 from kiln.tracing.symbolic import Traced, plain
 from kiln.tracing.trees import Tree, build, constants, difference, flatten
@@ -71,7 +71,7 @@ class Captured:
         self.steps: Steps
         self.op: ProgramOp | None = None
         self.step_lines: list[str] = []
-        self.checks: list[Check | Kept] = []
+        self.checks: list[Check | Kept | Expected] = []
         self.distinct: list[int] = []  # of the tensors among the arguments: the first of each
         self.parameters: list[str] = []  # what the function calls its positional arguments
         self.aliases: tuple[int, ...] = ()  # of the tensors among the arguments: which is the same as which

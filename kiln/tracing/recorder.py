@@ -78,6 +78,22 @@ class Kept(NamedTuple):
             )
 
 
+class Expected(NamedTuple):
+    """What an op asks of values: the result by its number is true, or the error is raised."""
+
+    which: int
+    error: type[Exception]
+    text: str
+
+    def before(self, operands: list[Any]) -> None:
+        """Nothing of operands alone."""
+
+    def after(self, operands: list[Any], results: tuple[Any, ...]) -> None:
+        """Raises what the op would."""
+        if not bool(results[self.which]):
+            raise self.error(self.text)
+
+
 def _shown(value: Any) -> str:
     return repr(value.tolist()) if value.numel() <= _SHOWN else "a tensor"
 
@@ -89,6 +105,7 @@ class Recorder(Tracer):
         super().__init__(name, ())
         self._quiet = False
         self.reads: list[Read] = []
+        self.expected: list[tuple[int, type[Exception], str]] = []  # what ops ask of values
         self._examples: dict[int, Any] = {}  # id of a stand-in -> what it stands for
         self._computed: dict[int, Any] = {}  # values of the example, where one was read
         self._known_outside: list[tuple[Any, Any]] = []  # tensors whose memory others know, what is in it
@@ -294,9 +311,14 @@ class Recorder(Tracer):
             if not _core.same_bytes(tensor.detach(), found):
                 self.refuse("writes into a tensor's memory from outside, through NumPy for one")
 
-    def check_reads(self, first: int) -> tuple[list[Kept], list[int]]:
+    def expect(self, holds: Any, kind: type[Exception], text: str) -> None:
+        """What an op asks of values: a program raises where it does not hold."""
+        holds = getattr(holds, "whole", holds)
+        self.expected.append((self.value(holds), kind, text))
+
+    def check_reads(self, first: int) -> tuple[list[Any], list[int]]:
         """The reads as checks; the values that they look at as results more, from number `first` on."""
-        found: list[Kept] = []
+        found: list[Any] = []
         extra: list[int] = []
         for k, value, line in self.reads:
             if k < len(self.operands):
@@ -308,6 +330,9 @@ class Recorder(Tracer):
             )
             found.append(Kept("result", first + len(extra), value, line))
             extra.append(detached)
+        for k, kind, text in self.expected:
+            found.append(Expected(first + len(extra), kind, text))
+            extra.append(k)
         return found, extra
 
     # -- functions with a derivative of their own ------------------------------------------------------
