@@ -23,7 +23,7 @@ from typing import IO, Any
 from kiln import _core
 from kiln.errors import describe, message, warn
 from kiln.export.program import ExportedProgram
-from kiln.export.signature import from_signature, signature
+from kiln.export.signature import asked, from_signature, read_name, signature
 from kiln.files import write_atomically, write_to
 from kiln.graph.graph import Graph
 from kiln.graph.text import TextError, parse, text
@@ -32,6 +32,7 @@ from kiln.passes.rewrite import clone
 from kiln.serialization.source import Damaged, opened
 from kiln.serialization.tensor_file import named_chunks, read_entry, read_header
 from kiln.table.record import find
+from kiln.tracing.recorder import Expected
 from kiln.version import __version__
 
 FORMAT = "1"
@@ -66,8 +67,12 @@ def _chunks(ep: ExportedProgram, extra: dict[str, Any]) -> Iterator[Any]:
     captured = ep._captured
     kept = len(captured.outputs) + len(captured.mutated)  # what checks look at is found again
     graph, values = clone(captured.graph)
-    graph.finish([values[id(v)] for v in captured.graph.outputs[:kept]])
+    checks = asked(captured)
+    numbers = [c.which for c in checks if isinstance(c, Expected) or c.kind == "result"]
+    outputs = [*captured.graph.outputs[:kept], *(captured.graph.outputs[k] for k in numbers)]
+    graph.finish([values[id(v)] for v in outputs])
     tensors = {s.name: held[key].detach() for s, (held, key) in zip(captured.state, ep._homes)}
+    tensors.update((read_name(k), c.example) for k, c in enumerate(checks) if not isinstance(c, Expected))
     trains = [bool(held[key].requires_grad) for held, key in ep._homes]
     texts = {
         "kiln.program": FORMAT,

@@ -19,14 +19,16 @@ from kiln.graph.places import PlaceError, conditions
 from kiln.graph.size import Size, slots_named, symbol
 from kiln.graph.text import DTYPES, TextError, dim_text, parse_dim
 from kiln.table.kinds import FLOATS
-from kiln.tracing.capture import Captured, Input, State, add_checks, histories
+from kiln.tracing.capture import Captured, Check, Input, State, add_checks, histories
 from kiln.tracing.dims import Range
 from kiln.tracing.expand import expand
+from kiln.tracing.recorder import Expected, Kept
 from kiln.tracing.restore import Restored
 from kiln.tracing.sizes import SIGNS, Guard, Sizes
 from kiln.tracing.trees import LEAF, Tree
 
 _DEPTH = 64
+ERRORS: dict[str, type[Exception]] = {e.__name__: e for e in (RuntimeError, ValueError, IndexError, TypeError)}
 _DTYPES = {name: getattr(_core, name) for name in DTYPES}
 
 
@@ -52,8 +54,55 @@ def signature(captured: Captured, trains: list[bool]) -> dict[str, Any]:
         "dims": [
             [d.name, d.min, d.max, dim_text(d.symbol), d.slot, d.example] for d in captured.dims.values()
         ],
+        "asked": asked_rows(captured),
         "guards": [[dim_text(g.left), g.sign, dim_text(g.right), g.answer, g.line] for g in captured.guards],
     }
+
+
+def asked(captured: Captured) -> list[Kept | Expected]:
+    """What is asked of values beyond what the graph's ops ask."""
+    return [check for check in captured.checks if not isinstance(check, Check)]
+
+
+def asked_rows(captured: Captured) -> list[list[Any]]:
+    """What is asked of values, of each which operand, or which of the graph's results after the others."""
+    rows: list[list[Any]] = []
+    results = 0
+    for check in asked(captured):
+        of_result = isinstance(check, Expected) or check.kind == "result"
+        which = results if of_result else check.which
+        results += of_result
+        if isinstance(check, Expected):
+            rows.append(["true", which, check.error.__name__, check.text])
+        else:
+            rows.append([check.kind, which, "", check.line])
+    return rows
+
+
+def read_name(k: int) -> str:
+    """What a file calls the value that was read by number `k` of what is asked."""
+    return f"value read ({k})"
+
+
+def _read_asked(found: Captured, entries: _Entries, graph: Graph, tensors: dict[str, Any]) -> None:
+    first = len(found.outputs) + len(found.mutated)
+    rows = entries.rows("asked", str, int, str, str)
+    results = graph.outputs[first:]
+    _need(len(results) == sum(kind != "operand" for kind, *_ in rows), f"the graph returns {len(graph.outputs)} values")
+    operands = [v for v in graph.inputs if not v.weak]
+    for k, (kind, which, error, told) in enumerate(rows):
+        _need(kind in ("true", "operand", "result"), f"nothing is asked as {kind!r:.20}")
+        held = operands if kind == "operand" else results
+        _need(0 <= which < len(held), f"nothing to ask for at {which}")
+        look = held[which].dtype, tuple(held[which].shape)
+        if kind == "true":
+            _need(error in ERRORS and look == ("bool", ()), "what is asked is no truth, or no error")
+            found.checks.append(Expected(first + which, ERRORS[error], told))
+            continue
+        name = read_name(k)
+        _need(name in tensors and _look(tensors[name]) == look, f"no value called {name}")
+        at = which if kind == "operand" else first + which
+        found.checks.append(Kept(kind, at, tensors[name], told))
 
 
 def _tree_out(tree: Tree, where: str) -> Any:
@@ -175,6 +224,7 @@ def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[
     found.drawn = drawn
     found.same = {k: (kind, which) for k, kind, which in entries.rows("same", int, str, int)}
     _check_counts(found, graph, numbers)
+    _read_asked(found, entries, graph, tensors)
     slots = found.number_sizes()
     _need(slots + len(numbers) <= graph.slots, "fewer slots than sizes")
     _read_dims(found, entries, slots)
@@ -205,7 +255,6 @@ def _check_counts(found: Captured, graph: Graph, numbers: list[Any]) -> None:
     )
     count = found.out_tree.leaves
     _need(len(found.outputs) == count, f"{count} tensors in the results")
-    _need(len(graph.outputs) == count + len(found.mutated), f"the graph returns {len(graph.outputs)} values")
     of = {"input": inputs, "state": state}
     for kind, k in [*found.mutated, *found.same.values()]:
         _need(kind in of and 0 <= k < of[kind], f"there is no {kind!r:.20} {k}")

@@ -103,11 +103,16 @@ class CustomOp(Op):
         return CustomFunction(self, structure)
 
 
+def _body(operands: Any, counts: Any, backward: str) -> Any:
+    made = _results(operands, counts, backward)
+    return made[0] if len(made) == 1 else made
+
+
 CUSTOM = CustomOp(
     "custom",
     "composite",
     (Param("operands", "L", REQUIRED), Param("counts", "S", REQUIRED), Param("backward", "S", REQUIRED)),
-    _results,
+    _body,
 )
 CUSTOM.identity = "custom"
 CUSTOM.public = False
