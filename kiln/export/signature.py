@@ -16,7 +16,7 @@ from kiln import _core
 from kiln.errors import message
 from kiln.graph.graph import Graph, Shape
 from kiln.graph.places import PlaceError, conditions
-from kiln.graph.size import Size, slots_named, symbol
+from kiln.graph.size import Dim, Size, slots_named, symbol
 from kiln.graph.text import DTYPES, TextError, dim_text, parse_dim
 from kiln.table.kinds import FLOATS
 from kiln.tracing.capture import Captured, Check, Input, State, add_checks, histories
@@ -49,8 +49,8 @@ def signature(captured: Captured, trains: list[bool]) -> dict[str, Any]:
         "same": [[k, kind, which] for k, (kind, which) in captured.same.items()],
         "state": [[s.name, s.kind, wanted] for s, wanted in zip(captured.state, trains)],
         "mutated": [list(x) for x in captured.mutated],
-        "random": [list(x) for x in captured.random],
-        "drawn": captured.drawn,
+        "random": [[kind, dim_text(n)] for kind, n in captured.random],
+        "drawn": dim_text(captured.drawn),
         "dims": [
             [d.name, d.min, d.max, dim_text(d.symbol), d.slot, d.example] for d in captured.dims.values()
         ],
@@ -218,16 +218,16 @@ def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[
     found.aliases = tuple(entries.rows("aliases", int))
     found.distinct = entries.rows("distinct", int)
     found.mutated = [tuple(row) for row in entries.rows("mutated", str, int)]
-    found.random = [tuple(row) for row in entries.rows("random", str, int)]
-    drawn = entries.take("drawn")
-    _need(type(drawn) is int and 0 <= drawn < 1 << 62, "drawn must be a count")
-    found.drawn = drawn
     found.same = {k: (kind, which) for k, kind, which in entries.rows("same", int, str, int)}
     _check_counts(found, graph, numbers)
     _read_asked(found, entries, graph, tensors)
     slots = found.number_sizes()
     _need(slots + len(numbers) <= graph.slots, "fewer slots than sizes")
     _read_dims(found, entries, slots)
+    found.random = [(kind, _count(n, slots)) for kind, n in entries.rows("random", str, str)]
+    found.drawn = _count(entries.take("drawn"), slots)
+    _need(len(numbers) == len(found.random), f"{len(numbers)} numbers, {len(found.random)} that are drawn")
+    _need(all(kind in ("seed", "position") for kind, _ in found.random), "a number that is not drawn")
     _check_places(found, graph)
     rest = Restored(graph)
     kept = list(rest.results)
@@ -263,9 +263,15 @@ def _check_counts(found: Captured, graph: Graph, numbers: list[Any]) -> None:
         target = found.inputs[k] if kind == "input" else None
         look = (target.dtype, target.shape) if target else _look(found.state[k].tensor)
         _need((value.dtype, tuple(value.shape)) == look, f"{kind} {k} becomes {value!r}")
-    _need(len(numbers) == len(found.random), f"{len(numbers)} numbers, {len(found.random)} that are drawn")
     _need(all(v.dtype == "int64" for v in numbers), "a number that is no integer")
-    _need(all(kind in ("seed", "position") for kind, _ in found.random), "a number that is not drawn")
+
+
+def _count(given: Any, slots: int) -> Dim:
+    """How many random numbers."""
+    _need(isinstance(given, str), "a count of random numbers must be a text")
+    count = parse_dim(given, slots)
+    _need(not isinstance(count, int) or 0 <= count < 1 << 62, "no count of random numbers")
+    return count
 
 
 def _look(tensor: Any) -> tuple[str, Shape]:

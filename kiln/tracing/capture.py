@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from kiln import _core
 from kiln.capture.pure.steps import DETACH, Steps
 from kiln.capture.pure.trace import names_of
+from kiln.errors import is_own, place
 from kiln.graph.graph import Graph, Shape
-from kiln.graph.size import Size, symbol
+from kiln.graph.size import Size, evaluate, symbol
 from kiln.graph.text import dim_text
 from kiln.nn import Module
 from kiln.table.arguments import without_values
@@ -61,7 +62,7 @@ class Captured:
         self.outputs: list[str] = []
         self.mutated: list[tuple[str, int]] = []  # ("input" or "state", which), of the outputs after those
         self.random: list[tuple[str, int]] = []
-        self.drawn = 0  # how far a call moves the generator's position
+        self.drawn: Any = 0  # how far a call moves the generator's position, a size if that varies
         self.history: list[tuple[int, ...]] = []  # of each output: the operands whose gradients it gives
         self.same: dict[int, tuple[str, int]] = {}  # outputs that are an input or a state as it came
         self.dims: dict[str, Range] = {}  # by name: the sizes that vary, their bounds, where they are read
@@ -106,6 +107,14 @@ class Captured:
         same = [(a, b) for a, b in same if a is not b]
         firsts = [*self.firsts, *(self.firsts[k] for k in self.steps.again)]
         self.op = program_op(self.name, self.graph, self.steps, firsts, same)
+
+    def draw(self, tensors: list[Any]) -> list[int]:
+        """The numbers of a call: what `random` says, of the generator's next position."""
+        if isinstance(self.drawn, int) and not self.drawn:
+            return []
+        sizes = [n for x in tensors for n in x.shape] if self.dims else []
+        seed, start = _core.next_random(max(0, evaluate(self.drawn, sizes.__getitem__)))
+        return [seed if kind == "seed" else start + evaluate(n, sizes.__getitem__) for kind, n in self.random]
 
     def line_of(self, which: int) -> str:
         """The line of the program that did a step."""
@@ -264,19 +273,39 @@ def capture(
             _core.trace(recorder, True, run, (), {}, ())
         if recorder.failure is not None:
             raise recorder.failure
-    except BaseException:
+    except BaseException as error:
         if recorder.failure is not None:
             raise recorder.failure from None
+        if isinstance(error, TypeError) and any(word in str(error) for word in _OF_SIZES) and dims:
+            line = _line_of(error)
+            raise TracingError(
+                f"{name}: {line} {error}: a size that varies is no number here; declare it with one size"
+            ) from error
         raise
     finally:
         _core.set_grad_enabled(grad)
         found.drawn = _core.random_state()[1] - state[1]
+        if recorder.known.value_of(recorder.drawn) == found.drawn:
+            found.drawn = recorder.drawn
         _core.set_random_state(*state)
     refuse_drawn(name, outside)
     recorder.expect_unwritten()
     found.kept = recorder
     _finish(found, recorder, leaves, names, distinct, stand_ins, state_of, outputs)
     return found
+
+
+_OF_SIZES = ("TracedSize", "symbolic", "not known here", "Dim")
+
+
+def _line_of(error: BaseException) -> str:
+    """The user's line that an error came from."""
+    line, at = "an unknown line", error.__traceback__
+    while at is not None:
+        if not is_own(at.tb_frame):
+            line = place(at.tb_frame.f_code.co_filename, at.tb_lineno)
+        at = at.tb_next
+    return line
 
 
 def _finish(

@@ -21,6 +21,7 @@ from kiln.tracing.sizes import Sizes
 
 _made_size = later("kiln.tracing.symbolic", "made_size")
 _traced = later("kiln.tracing.symbolic", "Traced")
+_nested = later("kiln.tracing.symbolic", "nested")
 _called = later("kiln.tracing.ops", "called")
 _applied = later("kiln.tracing.functions", "applied")
 
@@ -41,6 +42,10 @@ _WAYS = (
     'keep it and have it checked at each call (on_data="check"), '
     "or use kiln.compile, which runs any Python"
 )
+
+
+def _has_size(data: Any) -> bool:
+    return any(map(_has_size, data)) if isinstance(data, (tuple, list)) else isinstance(data, Size)
 
 
 class Read(NamedTuple):
@@ -104,6 +109,8 @@ class Recorder(Tracer):
     def __init__(self, name: str, on_data: str = "refuse") -> None:
         super().__init__(name, ())
         self._quiet = False
+        self.drawn: Dim = 0  # how many random numbers so far
+        self._offsets: dict[int, Dim] = {}  # of positions from the first: what they are in general
         self.reads: list[Read] = []
         self.expected: list[tuple[int, type[Exception], str]] = []  # what ops ask of values
         self._examples: dict[int, Any] = {}  # id of a stand-in -> what it stands for
@@ -281,7 +288,7 @@ class Recorder(Tracer):
                 needed.append(step)
                 wanted.update(j for kind, j in step.args if kind == "value")
         seed, start = self.random
-        given = [seed if kind == "seed" else start + delta for kind, delta in self.numbers]
+        given = [seed if kind == "seed" else start + self.known.value_of(delta) for kind, delta in self.numbers]
 
         def put(x: Any) -> Any:
             return tuple(map(put, x)) if isinstance(x, tuple) else self.value_of(x) if isinstance(x, Size) else x
@@ -340,6 +347,27 @@ class Recorder(Tracer):
     def applied(self, cls: Any, args: tuple[Any, ...]) -> Any:
         """A call of an autograd.Function."""
         return _applied(self, cls, args)
+
+    def nested(self, data: Any, dtype: str | None) -> Any:
+        """A tensor of numbers in sequences, of which some may be sizes that vary; None if none is."""
+        return _nested(data, dtype) if _has_size(data) else None
+
+    def draws(self, count: Dim, take: Any) -> Any:
+        """(seed, position) of so many random numbers that a call draws; a size that varies counts as such."""
+        count = count if isinstance(count, int) else Size._interned[count.terms]
+        seed, position = take(self.known.value_of(count))
+        if self.random[0] == seed and position - self.random[1] == self.known.value_of(self.drawn):
+            self._offsets[position - self.random[1]] = self.drawn
+            self.drawn = self.drawn + count
+        return seed, position
+
+    def _argument(self, name: str, x: Any) -> Any:
+        many = len(self.numbers)
+        found = super()._argument(name, x)
+        if len(self.numbers) > many:
+            kind, offset = self.numbers[-1]
+            self.numbers[-1] = kind, self._offsets.get(offset, offset)  # type: ignore[assignment]
+        return found
 
     def held(self) -> dict[int, int]:
         """What every tensor holds now, by its id."""
