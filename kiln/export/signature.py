@@ -19,7 +19,7 @@ from kiln.graph.places import PlaceError, conditions
 from kiln.graph.size import Dim, Size, slots_named, symbol
 from kiln.graph.text import DTYPES, TextError, dim_text, parse_dim
 from kiln.table.kinds import FLOATS
-from kiln.tracing.capture import Captured, Check, Input, State, add_checks, histories
+from kiln.tracing.capture import Captured, Check, Input, State, add_checks, set_histories
 from kiln.tracing.dims import Range
 from kiln.tracing.expand import expand
 from kiln.tracing.recorder import Expected, Kept
@@ -233,7 +233,7 @@ def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[
     kept = list(rest.results)
     extra = add_checks(found, rest, len(kept))  # type: ignore[arg-type]  # of a recorder it asks as much
     found.steps = rest.finish([*kept, *extra])
-    found.history = histories(found, len(found.outputs))
+    set_histories(found)
     found._graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
     found.make_op()
     return found, [wanted for _, _, wanted in state]
@@ -255,6 +255,8 @@ def _check_counts(found: Captured, graph: Graph, numbers: list[Any]) -> None:
     )
     count = found.out_tree.leaves
     _need(len(found.outputs) == count, f"{count} tensors in the results")
+    least = count + len(found.mutated)
+    _need(len(graph.outputs) >= least, f"the graph returns {len(graph.outputs)} values")
     of = {"input": inputs, "state": state}
     for kind, k in [*found.mutated, *found.same.values()]:
         _need(kind in of and 0 <= k < of[kind], f"there is no {kind!r:.20} {k}")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from kiln import _core
 from kiln.capture.pure.steps import DETACH, Steps
 from kiln.capture.pure.trace import names_of
+from kiln.device import device
 from kiln.errors import is_own, place
 from kiln.graph.graph import Graph, Shape
 from kiln.graph.size import Size, evaluate, symbol
@@ -64,6 +65,7 @@ class Captured:
         self.random: list[tuple[str, int]] = []
         self.drawn: Any = 0  # how far a call moves the generator's position, a size if that varies
         self.history: list[tuple[int, ...]] = []  # of each output: the operands whose gradients it gives
+        self.written: list[tuple[int, ...]] = []  # the same of what is written
         self.same: dict[int, tuple[str, int]] = {}  # outputs that are an input or a state as it came
         self.dims: dict[str, Range] = {}  # by name: the sizes that vary, their bounds, where they are read
         self.gives_sizes = False  # whether sizes are among the results
@@ -76,6 +78,7 @@ class Captured:
         self.distinct: list[int] = []  # of the tensors among the arguments: the first of each
         self.parameters: list[str] = []  # what the function calls its positional arguments
         self.aliases: tuple[int, ...] = ()  # of the tensors among the arguments: which is the same as which
+        self.met: list[Any] = []  # copies of the constants, as the run left them
         self.kept: Any = None  # so that the next run's objects are others
         self._shapes: dict[int, Any] = {}
         self._graph: Graph | None = None
@@ -238,7 +241,7 @@ def capture(
     distinct = list({id(x): x for x in leaves}.values())
     recorder = Recorder(name, on_data)
     shapes = _declare(found, recorder, leaves, names, dims) if dims else {}
-    places = _places(root) if root is not None else []
+    places = _places(root) if root is not None else _places_around(fn)
     returned: list[Any] = []
     stand_ins: dict[int, Any] = {}
     seen: dict[int, Any] = {}  # arguments as the function is to see them
@@ -351,11 +354,12 @@ def _finish(
     found.checks += kept
     extra += more
     found.steps = recorder.steps_of([*values, *changed, *extra])
-    found.history = histories(found, len(values))
+    set_histories(found)
     found.step_lines = recorder.lines_of([*values, *changed, *extra])
     again = len(found.steps.again)
     found._shapes = {**dict(recorder.numbered(again)), **recorder.numbered_shapes(again)}
     found.guards = list(recorder.known.guards.values())
+    found.met = [s.tensor.detach().clone() for s in found.state if s.kind == "constant"]
     found.number_sizes()
     if found.graph.checks and found.dims:
         a, b = found.graph.checks[0]
@@ -425,6 +429,13 @@ def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
     return extra
 
 
+def set_histories(found: Captured) -> None:
+    """Finds from which operands gradients come, to each result and to what is written."""
+    count = len(found.outputs)
+    every = histories(found, count + len(found.mutated))
+    found.history, found.written = every[:count], every[count:]
+
+
 def histories(found: Captured, count: int) -> list[tuple[int, ...]]:
     """Of each result, the operands that gradients flow to from it."""
     steps = found.steps
@@ -449,7 +460,7 @@ def _size_given(found: Captured, value: Any) -> Any:
 def _refuse_others(tree: Tree, recorder: Recorder) -> None:
     """Refuses results that a trace cannot give again."""
     if tree.kind == "constant" and not isinstance(
-        tree.value, (int, float, bool, complex, str, bytes, type(None), _core.dtype, Size)
+        tree.value, (int, float, bool, complex, str, bytes, type(None), _core.dtype, Size, device)
     ):
         recorder.refuse(
             f"returns a {type(tree.value).__name__}, which is made of neither tensors nor numbers"
@@ -514,6 +525,28 @@ def _places(root: Any) -> list[Place]:
                 if tensor is not None:
                     found.append((f"{prefix}.{key}" if prefix else key, kind, held, key, tensor))
     return found
+
+
+def _places_around(fn: Any) -> list[Place]:
+    """The buffers of modules that a function closes over, or finds among its globals: it may write them."""
+    fn = getattr(fn, "__func__", fn)
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return []
+    held = dict(zip(code.co_freevars, (_content(c) for c in fn.__closure__ or ())))
+    held |= {name: fn.__globals__.get(name) for name in code.co_names}
+    found: list[Place] = []
+    for name, module in held.items():
+        if isinstance(module, Module):
+            found += [(f"{name}.{own}", *rest) for own, *rest in _places(module) if rest[0] == "buffer"]  # type: ignore[misc]
+    return found
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet filled
+        return None
 
 
 @contextmanager

@@ -62,7 +62,9 @@ class Program:
         first = len(found.history)
         for k, (kind, which) in enumerate(found.mutated):
             target = operands[which if kind == "input" else count + which]
-            _write(target, results[first + k])
+            y = results[first + k]
+            flows = not y.requires_grad or any(operands[j].requires_grad for j in found.written[k])
+            _write(target, y if flows else y.detach())
         if self._is_one:
             return outputs[0]
         tree = found.out_tree

@@ -151,7 +151,12 @@ def trace(
     found = capture(func, args, kwargs, dynamic_shapes, on_data=on_data)
     if check_trace:
         held = [object() for _ in range(1000)]  # so that new objects lie elsewhere
-        compare(found, capture(func, args, kwargs, dynamic_shapes, on_data=on_data))
+        seed, position = _core.random_state()
+        _core.set_random_state(seed ^ 1, position + 1)  # (nor may it depend on where the generator is)
+        try:
+            compare(found, capture(func, args, kwargs, dynamic_shapes, on_data=on_data))
+        finally:
+            _core.set_random_state(seed, position)
         del held
     made = TracedModule(func, found) if isinstance(func, Module) else ScriptFunction(func, found)
     for given in check_inputs or ():
