@@ -14,6 +14,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol
 
+from kiln import _core
+
 
 class Stopped(BaseException):
     """Raised where a strand waits that is to end: its `finally` and `with` are done."""
@@ -75,9 +77,9 @@ class _Threads:
 
     def __init__(self, body: Callable[[], None]) -> None:
         self._body = body
-        self._turn, self._back, self._guard = allocate_lock(), allocate_lock(), allocate_lock()
-        self._turn.acquire()
-        self._back.acquire()
+        self._turn, self._back, self._guard = _core.Baton(), _core.Baton(), allocate_lock()
+        self._turn.take(0.0)
+        self._back.take(0.0)
         self._context = contextvars.copy_context()
         self._ident = 0
         self._alive: weakref.ref[_Alive] | None = None  # dead when the thread is gone, however it went
@@ -104,8 +106,7 @@ class _Threads:
     def _give_back(self) -> None:
         with self._guard:
             self._returned = True
-        if self._back.locked():
-            self._back.release()
+        self._back.give()
 
     def turn(self) -> None:
         given, alive = False, None
@@ -114,14 +115,14 @@ class _Threads:
                 if not given:  # Ctrl-C comes before or after these lines
                     given, self._returned = True, False
                     if self._alive is not None:
-                        self._turn.release()
+                        self._back.take(0.5, self._turn)
                     else:
                         alive = _Alive()
                         self._alive = weakref.ref(alive)
                         start_new_thread(self._context.run, (self._run, alive))
                 alive = None
                 while not self._returned:  # by the flag: Ctrl-C may come right after the lock
-                    if not self._back.acquire(timeout=0.5):  # a signal may have come to another thread
+                    if not self._back.take(0.5):  # a signal may have come to another thread
                         self._look()
                 break
             except KeyboardInterrupt:  # the main thread hears of it, but it is meant for who runs
@@ -159,8 +160,9 @@ class _Threads:
     def wait(self) -> None:
         if self._stopped:
             return
-        self._give_back()
-        self._turn.acquire()
+        with self._guard:
+            self._returned = True
+        self._turn.take(-1.0, self._back)
         if self._stopped:
             raise Stopped
 

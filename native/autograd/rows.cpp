@@ -7,6 +7,7 @@
 #include "autograd/autograd.h"
 #include "autograd/hooks.h"
 #include "base/check.h"
+#include "base/free_list.h"
 #include "call/dispatch.h"
 
 namespace kiln {
@@ -14,16 +15,8 @@ namespace kiln {
 namespace {
 
 Rows& new_rows(Node& node, Rows::Kind kind, int64_t count, std::shared_ptr<const Calls> calls) {
-    node.rows.reset(new Rows{.kind = kind,
-                             .calls = {},
-                             .like = {},
-                             .places = {},
-                             .released = {},
-                             .saved = {},
-                             .handed = {},
-                             .source = {},
-                             .parts = {},
-                             .arrived = {}});
+    node.rows.reset(FreeList<Rows>::make());
+    node.rows->kind = kind;
     node.rows->count = count;
     node.rows->calls = std::move(calls);
     return *node.rows;
@@ -113,7 +106,7 @@ void add_row(std::byte* to, const TensorRef& target, const Entry& entry, bool be
 
 }  // namespace
 
-void DropRows::operator()(Rows* rows) const { delete rows; }
+void DropRows::operator()(Rows* rows) const { FreeList<Rows>::drop(rows); }
 
 TensorRef row_of(const Tensor& whole, int64_t row) {
     return new_view(whole, Dims(std::span(whole.sizes.begin() + 1, whole.sizes.size() - 1)),

@@ -65,6 +65,8 @@ void set_inference_mode(bool wanted) {
 
 void release(Storage* storage) {
     assert_locked();
+    if (storage->noted) [[unlikely]]
+        noted_is_gone(*storage);
     // A deleter may let go of foreign memory again: `x = from_numpy(x.numpy())` in a loop.
     if (storage->foreign()) return drop_in_turn(storage, &Storage::next_dying, drop_foreign);
     const blocks::Block block{storage->data, storage->size_class};

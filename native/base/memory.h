@@ -25,6 +25,7 @@ struct alignas(64) Storage {
     bool public_ : 1 = false;    // someone outside kiln can read or write the memory
     bool read_only : 1 = false;  // foreign memory that must not be written
     bool inference : 1 = false;  // made in inference mode: it has no version, backward may not keep it
+    bool noted : 1 = false;      // batch/items.cpp knows of it, and is told when it goes
     uint16_t size_class = 0;     // of its block; meaningless for foreign memory
     int32_t recording_id = -1;   // both owned by record.cpp: the place of this storage in a recording
     union {
@@ -40,6 +41,7 @@ struct alignas(64) Storage {
 };
 
 [[gnu::noinline]] void release(Storage* storage);  // the last reference is gone
+inline void (*noted_is_gone)(const Storage& storage) = nullptr;
 using StorageRef = Ref<Storage>;
 
 // Uninitialised memory of at least `nbytes`, aligned to 64 bytes; `data` is never null, even for 0 bytes.

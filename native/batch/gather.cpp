@@ -88,6 +88,7 @@ TensorRef ListRun::side_by_side(std::span<const uint32_t> calls, uint32_t operan
                               whole.offset + int64_t(start.row) * whole.strides[0]);
     if (!needed) return part;
     std::vector<Rows::Place> places;
+    places.reserve(calls.size());
     for (uint32_t i = 0; i < calls.size(); ++i) places.push_back({0, start.row + i, true});
     const Edge edge{batch.handed, nullptr, 0};
     make_gathered(*part, {&edge, 1}, std::move(places), orders_, operand_);
@@ -101,6 +102,7 @@ TensorRef ListRun::gathered(std::span<const uint32_t> calls, uint32_t operand, b
     const size_t bytes = size_t(sample.numel) * itemsize(sample.dtype);
     std::vector<Edge> edges;
     std::vector<Rows::Place> places;
+    if (needed) places.reserve(calls.size());
     int32_t looked = -1;  // the batch looked at last,
     bool in_order = true;
     uint32_t input = 0;  // and which input of the node it is

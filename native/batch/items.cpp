@@ -29,7 +29,6 @@ struct Uses {
 
 // Of one memory.
 struct Use {
-    StorageRef storage;                                     // held, so that its address stays its own
     Uses any, whole;                                        // of any part, and of all of it
     std::map<std::pair<int64_t, int64_t>, Uses> stretches;  // of bytes from one place up to another
     int64_t longest = 0;                                    // of these
@@ -63,9 +62,8 @@ int64_t another(const Item& item, const Last& last) {
 Use* use_of(const Tensor& x) {
     if (!x.storage || is_listed(*x.storage) || is_part(*x.storage) || x.storage->nbytes == size_t(-1))
         return nullptr;
-    Use& use = (*uses)[x.storage.get()];
-    if (!use.storage) use.storage = x.storage;
-    return &use;
+    x.storage->noted = true;
+    return &(*uses)[x.storage.get()];
 }
 bool is_whole(const Tensor& x) { return size_t(x.numel) * itemsize(x.dtype) >= x.storage->nbytes; }
 
@@ -111,6 +109,7 @@ Item::Item(int64_t index_, const Item* outer)
           return ++made;
       }()),
       index(index_), outer_(outer) {
+    noted_is_gone = [](const Storage& storage) { uses->erase(&storage); };
     items->emplace(id, index);
 }
 
@@ -131,17 +130,6 @@ void note_uses(const Item& item, const Fn& fn, std::span<const Operand> operands
     for (const Operand& operand : operands)
         if (operand.tensor) note_use(item, false, *operand.tensor);
     for (const TensorRef& target : out) note_use(item, true, *target);
-}
-
-void forget_unused() {
-    std::vector<StorageRef> dropped;  // at the end: a deleter may run anything
-    for (auto at = uses->begin(); at != uses->end();)
-        if (at->second.storage->refcount == 1) {
-            dropped.push_back(std::move(at->second.storage));
-            at = uses->erase(at);
-        } else {
-            ++at;
-        }
 }
 
 }  // namespace kiln

@@ -32,7 +32,5 @@ private:
 // whole is seen.
 void note_uses(const Item& item, const Fn& fn, std::span<const Operand> operands,
                std::span<const TensorRef> out);
-// Forgets memory that nobody has any more.
-void forget_unused();
 
 }  // namespace kiln

@@ -227,6 +227,7 @@ bool ListRun::launch_rows(Pattern& pattern, std::span<const uint32_t> calls) {
     uint64_t with_rows = 0;  // of the launch's own operands
     const bool tracked = pattern.tracked;
     orders_ = tracked ? std::make_shared<Calls>() : nullptr;
+    if (tracked) orders_->reserve(calls.size());
     for (uint32_t c : calls)
         if (tracked) orders_->push_back(list_.calls_[c].order);
     for (uint32_t i = 0; i < count; ++i) {

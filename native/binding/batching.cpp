@@ -90,7 +90,6 @@ PyObject* end(PyObject*, PyObject* run) {
 }
 PyObject* run_pending(PyObject*, PyObject*) {
     if (CallList* list = list_of_thread()) list->run();
-    forget_unused();
     Py_RETURN_NONE;
 }
 PyObject* batching(PyObject*, PyObject*) { return PyBool_FromLong(is_batching()); }

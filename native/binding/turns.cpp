@@ -145,6 +145,61 @@ PyObject* hold_turns(PyObject*, PyObject* more) {
     return PyLong_FromLongLong(held += by);
 }
 
+// A lock that is handed over: who gives it to another thread and waits at one of its own lets go of the
+// interpreter first, so that the other wakes once, and not a second time when the interpreter is free.
+struct Baton {
+    PyThread_type_lock lock = PyThread_allocate_lock();
+    bool down = false;  // somebody has it; known under the interpreter's lock
+    ~Baton() {
+        if (down) PyThread_release_lock(lock);
+        PyThread_free_lock(lock);
+    }
+};
+Baton& baton_of(PyObject* object) { return held_by<Baton>(object); }
+
+// Waits until the baton is given, for so many seconds; whether it was. `given`: another one that is given first.
+PyObject* take_baton(Baton& own, double seconds, Baton* given) {
+    const PY_TIMEOUT_T most = seconds < 0 ? -1 : static_cast<PY_TIMEOUT_T>(seconds * 1e6);
+    if (given) given->down = false;
+    while (true) {
+        PyLockStatus status;
+        Py_BEGIN_ALLOW_THREADS;
+        if (given) PyThread_release_lock(given->lock);
+        status = PyThread_acquire_lock_timed(own.lock, most, 1);
+        Py_END_ALLOW_THREADS;
+        given = nullptr;
+        if (status == PY_LOCK_ACQUIRED) own.down = true;
+        if (status != PY_LOCK_INTR) return PyBool_FromLong(status == PY_LOCK_ACQUIRED);
+        if (PyErr_CheckSignals() < 0) return nullptr;
+    }
+}
+PyObject* baton_take(PyObject* self, PyObject* args) {
+    double seconds;
+    PyObject* given = nullptr;
+    if (!PyArg_ParseTuple(args, "d|O!:take", &seconds, Py_TYPE(self), &given)) return nullptr;
+    Baton* const other = given && baton_of(given).down ? &baton_of(given) : nullptr;
+    return take_baton(baton_of(self), seconds, other);
+}
+PyObject* baton_give(PyObject* self, PyObject*) {
+    Baton& own = baton_of(self);
+    if (std::exchange(own.down, false)) PyThread_release_lock(own.lock);
+    Py_RETURN_NONE;
+}
+PyMethodDef baton_methods[] = {
+    {"take", guard<baton_take>, METH_VARARGS,
+     "take(seconds, given=None): waits until somebody gives it; false: so long nobody did. Of a negative number "
+     "there is no end. `given` is given first, where somebody has it."},
+    {"give", baton_give, METH_NOARGS, "Who waits for it goes on; nothing where nobody has it."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot baton_slots[] = {
+    {Py_tp_new, slot<holder_new<Baton>>()},
+    {Py_tp_dealloc, reinterpret_cast<void*>(holder_dealloc<Baton>)},
+    {Py_tp_methods, baton_methods},
+    {0, nullptr},
+};
+PyType_Spec baton_spec = {"kiln._core.Baton", sizeof(Holder<Baton>), 0, Py_TPFLAGS_DEFAULT, baton_slots};
+
 PyMethodDef turn_methods[] = {
     {"call", method<turn_call>(), METH_FASTCALL,
      "function(item), with what is held in the place of what is there."},
@@ -179,7 +234,7 @@ int add_turns(PyObject* module) {
     stream_names[0] = PyUnicode_InternFromString("stdout");
     stream_names[1] = PyUnicode_InternFromString("stderr");
     before_list_runs = wait_for_turn;
-    if (!add_type(module, turn_spec)) return -1;
+    if (!add_type(module, turn_spec) || !add_type(module, baton_spec)) return -1;
     return PyModule_AddFunctions(module, functions);
 }
 

@@ -209,8 +209,9 @@ class Fma(Blocks):
             return self.code.condition(False)
         blocking, step = self.work.blocking, self.problem.b.stride["k"]
         unit = self.problem.b.stride["column"].equals(self.element.stored_bytes)
-        low = run.rows < blocking.pack_rows
         near = step < blocking.pack_bytes
+        sets = (step & (blocking.crowded_bytes - 1)).equals(0)  # its panels' rows fall into the same few
+        low = run.rows < sets.choose(blocking.mr[0] + 1, blocking.pack_rows)
         places = src.address() | step
         aligned = (places & (self.panel_bytes // blocking.vectors - 1)).equals(0)
         return unit & (low | (near & aligned))
