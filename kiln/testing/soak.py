@@ -115,7 +115,7 @@ class Scene:
         """The losses of all trees and the gradients of the weights."""
         weights, trap = self.model.weights(), Traps(self.traps if batched else 0)
         if self.hooks:
-            weights[1].register_hook(lambda g: None)  # raises nothing: a later backward might raise it again
+            weights[1].register_hook(lambda g: trap())
 
         def item(t: Tree) -> Any:
             h = self.state(t, weights, trap)
@@ -221,8 +221,6 @@ class Soak:
             except KeyboardInterrupt:
                 self.armed = False
                 self._count("interrupted")
-                while _core.is_batching():  # it came after `with` and before the block, or before its end
-                    _core.end_batching(False)
             look()
 
     def round(self, threads: int = 2, scenes: int = 4) -> None:
@@ -238,7 +236,7 @@ class Soak:
         finally:
             for worker in workers:
                 worker.join()
-            sys.stdout, sys.stderr = streams  # threads that map at once may leave each other's
+            assert (sys.stdout, sys.stderr) == streams
             faulthandler.cancel_dump_traceback_later()
         if self.failures:
             raise self.failures[0]
