@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from kiln import _core
+
 
 class Output:
     """The output of one `map`: the first item that has not ended writes through, later ones are kept."""
@@ -16,14 +18,14 @@ class Output:
 
     def streams(self, index: int) -> tuple[Any, Any]:
         """What an item finds as `sys.stdout` and `sys.stderr`."""
-        return tuple(None if s is None else Ordered(self, index, s) for s in (sys.stdout, sys.stderr))  # type: ignore[return-value]
+        return Ordered(self, index, _stream(0)), Ordered(self, index, _stream(1))
 
     def write(self, index: int, stream: Any, text: str) -> None:
         """Writes what an item writes, or keeps it."""
         if index > self._first:
             self._kept.setdefault(index, []).append((stream, text))
         else:
-            stream.write(text)
+            _write(stream, text)
 
     def is_first(self, index: int) -> bool:
         """Whether an item's output goes through."""
@@ -45,7 +47,28 @@ class Output:
 
     def _write(self, index: int) -> None:
         for stream, text in self._kept.pop(index, ()):
-            stream.write(text)
+            _write(stream, text)
+
+
+def _write(stream: Any, text: str) -> None:
+    if stream is not None:  # a process without one
+        stream.write(text)
+
+
+def _stream(which: int) -> Any:
+    """What this thread writes to now."""
+    stream = (sys.stdout, sys.stderr)[which]
+    return _core.stream_here(which) if isinstance(stream, Standing) else stream
+
+
+class Standing:
+    """What stands for `sys.stdout` (0) or `sys.stderr` (1) while any thread runs items: each thread's own."""
+
+    def __init__(self, which: int) -> None:
+        self._which = which
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_core.stream_here(self._which), name)
 
 
 class Ordered:
@@ -68,8 +91,11 @@ class Ordered:
 
     def flush(self) -> None:
         """Flushes what has been written through."""
-        if self._output.is_first(self._index):
+        if self._stream is not None and self._output.is_first(self._index):
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+_core.set_standing(Standing(0), Standing(1))

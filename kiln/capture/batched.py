@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from kiln import _core
@@ -13,7 +12,7 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
-class Batching:
+class Batching(_core.BatchingSwitch):
     """A block in which calls of ops wait, and those that are alike run together; also a decorator.
 
     Shapes, dtypes and errors of shapes are there at once. What is pending runs where a value is needed
@@ -27,14 +26,6 @@ class Batching:
     >>> [s.item() for s in sums]
     [0.0, 6.0, 12.0, 18.0]
     """
-
-    def __enter__(self) -> None:
-        _core.begin_batching()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _core.end_batching(kind is None)
 
     def __call__(self, function: Callable[P, Result]) -> Callable[P, Result]:
         """The function, each call of it in such a block."""

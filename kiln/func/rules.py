@@ -160,6 +160,23 @@ def _along(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
     return apply(op, [in_batch(x, size) for x in operands], [attrs[0] + 1, *attrs[1:]])
 
 
+def _gather(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
+    """Of one source for all samples their positions one after the other along the dim: so its gradient is
+    scattered into one array, not into one for each sample.
+    """
+    source, index = operands
+    if source.batched or not source.ndim:
+        return _along(op, operands, attrs, size)
+    dim, shape = attrs[0], tuple(index.shape)
+    order = (*range(1, dim + 1), 0, *range(dim + 1, index.ndim + 1))
+    together = (*shape[:dim], size * shape[dim], *shape[dim + 1 :])
+    positions = index.value if not dim else apply(find("permute"), [index.value], [order])
+    found = apply(op, [source.value, reshape(positions, together)], attrs)
+    apart = reshape(found, (*shape[:dim], size, *shape[dim:]))
+    back = (dim, *range(dim), *range(dim + 1, index.ndim + 1))
+    return apart if not dim else apply(find("permute"), [apart], [back])
+
+
 def _write(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
     strides, offset = attrs
     step = product(operands[0].shape)
@@ -222,7 +239,7 @@ RULES: dict[str, Callable[[Op, Operands, Attrs, Any], Any]] = {
     "embed": _along,
     "write": _write,
     "matmul": _matmul,
-    "gather": _along,
+    "gather": _gather,
     "concat": _along,
     "full": _full,
 }

@@ -36,7 +36,7 @@ from kiln.testing.random_programs import (
 )
 
 # of the gradients of ways that batch, the bits too; else within rounding of sums in another order
-GRADIENTS_EXACT = False
+GRADIENTS_EXACT = True
 GRADIENT_FACTOR = 50.0  # times the dtype's tolerance, as long as they are not exact
 
 # sizes: items, C, D; the first two alike but for values and structure, then what a stale program gets wrong

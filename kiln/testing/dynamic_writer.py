@@ -18,7 +18,7 @@ from __future__ import annotations
 from kiln.testing.gradient_writer import GradientWriter
 from kiln.testing.program_writer import Program, Var, Writer
 
-SECOND_DERIVATIVES = False  # whether programs ask for them
+SECOND_DERIVATIVES = True
 HEADER = "def program(K, F, w, v, u, c, e, items, s, t, run, log, grads):"
 GIVEN = "w, v, u, c, e, s, t"  # what a kept cell is given
 SHARED = (

@@ -115,7 +115,7 @@ class Scene:
         """The losses of all trees and the gradients of the weights."""
         weights, trap = self.model.weights(), Traps(self.traps if batched else 0)
         if self.hooks:
-            weights[1].register_hook(lambda g: None)  # raises nothing: a later backward might raise it again
+            weights[1].register_hook(lambda g: trap())
 
         def item(t: Tree) -> Any:
             h = self.state(t, weights, trap)
@@ -221,13 +221,11 @@ class Soak:
             except KeyboardInterrupt:
                 self.armed = False
                 self._count("interrupted")
-                while _core.is_batching():  # it came after `with` and before the block, or before its end
-                    _core.end_batching(False)
             look()
 
     def round(self, threads: int = 2, scenes: int = 4) -> None:
         """Threads and the main thread play at once; raises what failed in any of them."""
-        faulthandler.dump_traceback_later(PATIENCE, exit=True)
+        faulthandler.dump_traceback_later(PATIENCE, file=sys.__stderr__, exit=True)
         seeds = [self.draw.randrange(1 << 30) for _ in range(threads)]
         workers = [threading.Thread(target=self._scenes, args=(seed, scenes)) for seed in seeds]
         streams = sys.stdout, sys.stderr
@@ -238,7 +236,7 @@ class Soak:
         finally:
             for worker in workers:
                 worker.join()
-            sys.stdout, sys.stderr = streams  # threads that map at once may leave each other's
+            assert (sys.stdout, sys.stderr) == streams
             faulthandler.cancel_dump_traceback_later()
         if self.failures:
             raise self.failures[0]

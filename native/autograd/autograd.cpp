@@ -98,6 +98,13 @@ int common_ndim(const Fn& fn, std::span<const Operand> operands, std::span<const
     return shape ? shape->ndim() : unknown;
 }
 
+void give_order(Node& node) {
+    node.order = take_order();
+    if (!lists_in_use) [[likely]]
+        return;
+    if (Item* item = listing_of_thread().item) node.call = item->take_place();
+}
+
 // A node with its edges and inputs; outputs are added when they exist.
 NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
                       const Saves& saves, const Wanted& wanted, int result_ndim) {
@@ -121,7 +128,7 @@ NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const
         else if (!input.like_result)
             input.saved.tensor = shape_of(*tensor);
     }
-    node->order = next_order++;  // later than those that edges of views changed meanwhile have made
+    give_order(*node);  // later than those that edges of views changed meanwhile have made
     return node;
 }
 
@@ -159,7 +166,7 @@ uint64_t differentiable_operands(Fn& fn, std::span<const Operand> operands) {
     return saves_of(fn, operands).differentiable;
 }
 
-uint64_t take_order() { return next_order++; }
+uint64_t take_order(uint64_t count) { return std::exchange(next_order, next_order + count); }
 
 NodeRef record_edges(Fn& fn, std::span<const Operand> operands) {
     return record_inputs(fn, operands, {}, saves_of(fn, operands), {}, unknown);
@@ -179,7 +186,7 @@ std::vector<SavedPlace> record_user(UserCall& call) {
         input.dtype = x->dtype;
         input.saved.tensor = shape_of(*x);
     }
-    node->order = next_order++;  // later than its edges'
+    give_order(*node);  // later than its edges'
     node->outputs = uint32_t(call.results.size());
     node->saved_outputs.resize(call.results.size());
     std::vector<SavedPlace> places;

@@ -55,8 +55,8 @@ bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<c
 
 // Bit i: operand i has a gradient at all.
 uint64_t differentiable_operands(Fn& fn, std::span<const Operand> operands);
-// The place of the next node, or of a call whose node comes later.
-uint64_t take_order();
+// The place of the next node, or of a call whose node comes later; so many places, the first of them.
+uint64_t take_order(uint64_t count = 1);
 
 // Runs a flat call and leaves a node for backward if one is needed.
 void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, TensorRef* results);

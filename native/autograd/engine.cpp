@@ -89,6 +89,7 @@ bool is_passed_here(const Node& node) {
 
 std::vector<TensorRef> Pass::run() {
     reach.find();
+    if (reach.launches && reach.options.batched) return run_one_by_one();
     for (auto& [edge, gradient] : reach.roots) {
         if (edge) add(edge, gradient, Part::whole, {~uint64_t(0), uint32_t(&edge - &reach.roots[0].edge)});
         if (edge.node) pass(edge);
@@ -140,16 +141,34 @@ void Pass::visit(Node& node) {
     if (!reach.options.retain_graph) release_saved(node);
 }
 
+bool Pass::depends_on(Node& node) {
+    for (uint32_t k = 0; k < node.outputs; ++k)
+        if (reach.depends_on({NodeRef(&node), nullptr, k})) return true;
+    return false;
+}
+
+void Pass::call_hooks(const Extras* extras, Edge at, std::span<TensorRef> gradients) {
+    if (!extras) return;
+    for (const Hook& hook : extras->hooks.of(HookKind::tensor)) {
+        TensorRef& gradient = gradients[at.index = hook.index];
+        if (!gradient && !reach.depends_on(at)) continue;
+        if (TensorRef changed = callbacks.hook(hook.function, gradient)) gradient = changed;
+    }
+}
+
 bool Pass::prepare(Node& node) {
     if (node.kept) add_kept(node);
-    if (node.needed && (node.context.object || has_hooks(node.extras.get())))
-        node.grads.resize(
-            node.outputs);  // of an output without gradient a user's function gets zeros, hooks null
+    if (node.needed && (node.context.object || has_hooks(node.extras.get()))) {
+        const bool known = std::ranges::any_of(node.grads, [](const TensorRef& x) { return bool(x); });
+        if (!known && !depends_on(node)) return false;
+        // of an output without gradient a user's function gets zeros, hooks null
+        node.grads.resize(node.outputs);
+    }
     if (!node.needed || node.grads.empty()) return false;
     if (reach.inputs.empty() && !node.extras) [[likely]]
         return true;
     const std::span<TensorRef> grads(node.grads.data(), node.grads.size());
-    call_tensor_hooks(node.extras.get(), grads);
+    call_hooks(node.extras.get(), {NodeRef(&node), nullptr, 0}, grads);
     capture(node);
     if (!reach.options.accumulate && !reach.inputs.empty() && !reach.leads_on(node)) return false;
     call_node_hooks(node.extras.get(), HookKind::before, grads, nullptr);
@@ -329,7 +348,8 @@ void Pass::finish_leaf(LeafSum& leaf) {
     if (const auto products = std::move(leaf.products))
         add_gradient(gradient, products->evaluate(reach.options.create_graph));
     const std::span<TensorRef> got(&gradient, 1);
-    call_tensor_hooks(meta->extras.get(), got);
+    if (!gradient && meta->extras && !reach.depends_on({nullptr, meta, 0})) return;
+    call_hooks(meta->extras.get(), {nullptr, meta, 0}, got);
     if (!reach.options.accumulate) {
         leaves().of(meta).gradient = gradient;
         return;
@@ -404,6 +424,36 @@ std::vector<TensorRef> run_backward(std::span<const Root> roots, std::span<const
         ~Hooks() { std::swap(saved_hooks(), before); }
     } hooks;
     return Pass(roots, inputs, options).run();
+}
+
+std::vector<TensorRef> Pass::run_one_by_one() {
+    std::vector<Results> seeds;
+    for (const Root& root : reach.roots) seeds.push_back(callbacks.unstacked(root.gradient));
+    const size_t count = seeds.empty() ? 0 : seeds[0].size();
+    std::vector<std::vector<TensorRef>> found(reach.inputs.size());
+    BackwardOptions options = reach.options;
+    options.batched = false;
+    for (size_t b = 0; b < count; ++b) {
+        std::vector<Root> roots;
+        for (size_t r = 0; r < seeds.size(); ++r) roots.push_back({reach.roots[r].edge, seeds[r][b]});
+        options.retain_graph = reach.options.retain_graph || b + 1 < count;
+        std::vector<TensorRef> own = Pass(roots, reach.inputs, options).run();
+        for (size_t i = 0; i < own.size(); ++i) found[i].push_back(std::move(own[i]));
+    }
+    std::vector<TensorRef> gradients;
+    for (std::vector<TensorRef>& rows : found) {
+        const auto first = std::ranges::find_if(rows, [](const TensorRef& x) { return bool(x); });
+        if (first == rows.end()) {
+            gradients.emplace_back();
+            continue;
+        }
+        Dims sizes(1, int64_t(count));
+        for (int64_t size : (*first)->sizes) sizes.push_back(size);
+        const TensorRef like = new_tensor((*first)->dtype, sizes, StorageRef());
+        rows.push_back(nullptr);
+        gradients.push_back(callbacks.stacked(rows, *like));
+    }
+    return gradients;
 }
 
 // ---- passes of this thread ----

@@ -84,14 +84,6 @@ void retain_grad(Tensor& tensor) {
 
 bool has_hooks(const Extras* extras) { return extras && !extras->hooks.list().empty(); }
 
-void call_tensor_hooks(const Extras* extras, std::span<TensorRef> gradients) {
-    if (!extras) return;
-    for (const Hook& hook : extras->hooks.of(HookKind::tensor)) {
-        TensorRef& gradient = gradients[hook.index];
-        if (TensorRef changed = callbacks.hook(hook.function, gradient)) gradient = changed;
-    }
-}
-
 void call_node_hooks(const Extras* extras, HookKind kind, std::span<TensorRef> gradients,
                      const std::span<TensorRef>* got) {
     if (!extras) return;

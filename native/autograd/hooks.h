@@ -49,7 +49,6 @@ void retain_grad(Tensor& tensor);
 // The hooks of some extras, if there are any, in the order they were registered. A hook of a tensor may put
 // another gradient in the place of its output's, one of a node others in the place of all.
 bool has_hooks(const Extras* extras);
-void call_tensor_hooks(const Extras* extras, std::span<TensorRef> gradients);
 void call_node_hooks(const Extras* extras, HookKind kind, std::span<TensorRef> gradients,
                      const std::span<TensorRef>* got);
 // Those that wait for a leaf's .grad.

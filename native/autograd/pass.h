@@ -51,6 +51,8 @@ public:
     }
 
     std::vector<TensorRef> run();
+    // A batch of gradients through launches, whose rows would be taken for it: a pass for each.
+    std::vector<TensorRef> run_one_by_one();
 
     bool will_visit(const Edge& edge) const;
 
@@ -159,6 +161,10 @@ private:
     // Before a node's derivative: its hooks change the gradients it got, and what is asked for is taken from
     // them. Whether they go on from here.
     bool prepare(Node& node);
+    // Whether what is differentiated depends on one of its outputs.
+    bool depends_on(Node& node);
+    // Hooks at an output of a node, or a leaf; null where no gradient came but one could have.
+    void call_hooks(const Extras* extras, Edge at, std::span<TensorRef> gradients);
 
     void pass_over(Node& node);
 

@@ -344,7 +344,7 @@ void Pass::show_to_hooks(Node& node, std::vector<RowsOfGradient>& arrived) {
         node.grads[k] = given.values;
     }
     const std::span<TensorRef> grads(node.grads.data(), node.grads.size());
-    call_tensor_hooks(node.extras.get(), grads);
+    call_hooks(node.extras.get(), {NodeRef(&node), nullptr, 0}, grads);
     capture(node);
     call_node_hooks(node.extras.get(), HookKind::before, grads, nullptr);
     for (size_t k = 0; k < arrived.size(); ++k)

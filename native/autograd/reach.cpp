@@ -1,5 +1,6 @@
 #include "autograd/reach.h"
 
+#include "autograd/derivative.h"
 #include "autograd/pass.h"
 #include "base/check.h"
 #include "call/busy.h"
@@ -94,6 +95,84 @@ void Reach::resume() {
         std::swap(s.node->rows->arrived, s.arrived);
     }
     suspended.clear();
+}
+
+namespace {
+
+// Whether its results are apart in the program: a cell's. Of other ops each comes from all inputs.
+bool results_are_apart(const Node& node) {
+    return node.outputs > 1 && node.inputs.size() > 1 && node.fn->cls == FnClass::program &&
+           !node.context.object;
+}
+
+// The inputs that some outputs come from, a bit each.
+uint64_t inputs_behind(const Node& node, uint64_t outputs) {
+    if (!results_are_apart(node) || !~(outputs | (bit(node.outputs) ? ~(bit(node.outputs) - 1) : 0)))
+        return ~uint64_t(0);
+    uint64_t needed = 0, found = 0;
+    for (size_t i = 0; i < node.inputs.size(); ++i)
+        if (node.inputs[i].edge) needed |= bit(i);
+    for (const Target& target : derivative_fn(node, {needed, outputs, false}).targets)
+        found |= bit(target.operand);
+    return found;
+}
+
+size_t rows_of(const Node* node) { return node && node->rows ? size_t(node->rows->count) : 1; }
+
+}  // namespace
+
+void Reach::find_depended() {
+    std::vector<std::pair<const Node*, size_t>> left;
+    auto mark = [&](const Edge& edge, size_t row) {
+        const Node* node = edge.node.get();
+        std::vector<uint64_t>& known = depended[node ? (const void*)node : edge.leaf.get()];
+        known.resize(rows_of(node));
+        const uint64_t output = node && !hands_out(*node) ? bit(edge.index) : 1;
+        if (known[row] & output) return;
+        known[row] |= output;
+        if (node) left.emplace_back(node, row);
+    };
+    auto follow = [&](const Edge& edge) {
+        const bool is_row = edge.node && hands_out(*edge.node) && edge.index < rows_of(edge.node.get());
+        if (is_row) return mark(edge, edge.index);
+        for (size_t row = 0; edge && row < rows_of(edge.node.get()); ++row) mark(edge, row);
+    };
+    // an edge of rows to rows
+    auto follow_row = [&](const Edge& edge, size_t row) {
+        edge.node && edge.node->rows ? mark(edge, row) : follow(edge);
+    };
+    for (const Root& root : roots) follow(root.edge);
+    while (!left.empty()) {
+        const auto [node, row] = left.back();
+        left.pop_back();
+        const Rows* rows = node->rows.get();
+        if (rows && rows->kind == Rows::gathers) {
+            const Rows::Place& place = rows->places[row];
+            const Edge& edge = node->inputs[place.input].edge;
+            place.of_launch ? follow_row(edge, place.row) : follow(edge);
+            continue;
+        }
+        const bool hands = rows && hands_out(*node);
+        const uint64_t behind = hands ? 1 : inputs_behind(*node, depended[node][row]);
+        for (size_t i = 0; i < node->inputs.size(); ++i) {
+            const Edge& edge = node->inputs[i].edge;
+            if (i < 64 && !(behind & bit(i))) continue;
+            hands || (rows && rows->inputs & bit(i)) ? follow_row(edge, row) : follow(edge);
+        }
+    }
+}
+
+bool Reach::depends_on(const Edge& edge) {
+    if (depended.empty()) find_depended();
+    const Node* node = edge.node.get();
+    const bool is_row = node && hands_out(*node) && edge.index < rows_of(node);
+    if (is_row && node->rows->source) node = node->rows->source.get();  // whichever of its outputs it is
+    const auto found = depended.find(node ? (const void*)node : edge.leaf.get());
+    if (found == depended.end()) return false;
+    const std::vector<uint64_t>& rows = found->second;
+    if (is_row) return rows[edge.index];
+    if (node && !node->rows && results_are_apart(*node)) return rows[0] & bit(edge.index);
+    return std::ranges::any_of(rows, [](uint64_t outputs) { return outputs; });
 }
 
 }  // namespace kiln

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "autograd/accumulate.h"
@@ -37,11 +38,18 @@ struct Reach {
     std::vector<Suspended> suspended = {};
     LeafSums leaves = {};
     bool launches = false;  // there are some among the nodes: parts of sums come in their order
+    // Of nodes and leaves, row by row, the outputs it depends on, a bit each; found when it is asked for.
+    std::unordered_map<const void*, std::vector<uint64_t>> depended = {};
 
     void suspend(Node& node);
     void resume();
 
     void find();
+
+    // Whether what is differentiated depends on it, row by row of launches and output by output of cells:
+    // what does not is passed all the same, and nobody is told.
+    bool depends_on(const Edge& edge);
+    void find_depended();
 
     // Counts the edges to every node and leaf that the root reaches; of a node, to be a root counts as one.
     // False if a node is another pass's.

@@ -101,15 +101,27 @@ void note_use(const Item& item, bool writes, const Tensor& x) {
         note_stretch(item, *use, writes, x);
 }
 
+// Places of an item's own, behind those of the items before and in front of those that are to come.
+Places places_in(Places* outer) {
+    constexpr uint64_t most = 1 << 26;
+    const uint64_t count = outer ? std::min(most, (outer->end - outer->next) / 256) : most;
+    const uint64_t first = outer ? std::exchange(outer->next, outer->next + count) : take_order(count);
+    return {first, first + count};
+}
+
 }  // namespace
 
-Item::Item(int64_t index_, const Item* outer)
+Item::Item(int64_t index_, Item* outer)
     : id([] {
           static uint64_t made = 0;
           return ++made;
       }()),
+<<<<<<< HEAD
       index(index_), outer_(outer) {
     noted_is_gone = [](const Storage& storage) { uses->erase(&storage); };
+=======
+      index(index_), outer_(outer), places_(places_in(outer ? &outer->places_ : nullptr)) {
+>>>>>>> holes
     items->emplace(id, index);
 }
 

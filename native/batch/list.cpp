@@ -48,6 +48,7 @@ Node* listed_history() {
 }
 
 Listing& listing_of_thread() { return state; }
+uint64_t take_place() { return state.item ? state.item->take_place() : take_order(); }
 bool is_batching() { return state.depth > 0 && !state.paused; }
 CallList* list_of_thread() { return state.list; }
 
@@ -293,7 +294,7 @@ void CallList::add(Pattern& pattern, std::span<const Operand> operands, std::spa
                                                       .first_value = uint32_t(values_.size()),
                                                       .values = uint32_t(values),
                                                       .depth = 0,
-                                                      .order = pattern.tracked ? take_order() : 0,
+                                                      .order = pattern.tracked ? take_place() : 0,
                                                       .line = SourceLine::current()});
     for (const Operand& operand : operands) {
         ListedOperand& own = operands_.emplace_back(ListedOperand{TensorRef(operand.tensor), operand.number});

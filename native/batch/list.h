@@ -151,6 +151,8 @@ bool put_on_list(Fn& fn, std::span<const Operand> operands, std::span<const Tens
 void begin_batching();
 void end_batching(bool run);
 bool is_batching();
+// The next call's place among all calls of this thread's program.
+uint64_t take_place();
 CallList* list_of_thread();  // null: none yet
 CallList& make_list_of_thread();
 void drop_list(CallList* list);  // its thread has ended
@@ -160,7 +162,7 @@ struct Listing {
     CallList* list = nullptr;
     int depth = 0;  // of `batching` blocks
     bool paused = false;
-    const Item* item = nullptr;  // whose calls they are
+    Item* item = nullptr;  // whose calls they are
 };
 Listing& listing_of_thread();
 

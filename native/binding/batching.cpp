@@ -3,6 +3,7 @@
 
 #include "autograd/hooks.h"
 #include "binding/bind.h"
+#include "binding/holder.h"
 #include "call/op_list.h"
 
 namespace kiln {
@@ -79,15 +80,32 @@ void make_list() {
     checked_ok(PyDict_SetItemString(kept, key, capsule.get()));
 }
 
-PyObject* begin(PyObject*, PyObject*) {
+// What a `with` statement holds, as in modes.cpp: entered and left in one C function each.
+struct BatchingSwitch {};
+PyObject* enter(PyObject*, PyObject*) {
     if (!list_of_thread()) make_list();
     begin_batching();
     Py_RETURN_NONE;
 }
-PyObject* end(PyObject*, PyObject* run) {
-    end_batching(run == Py_True);
+PyObject* leave(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    end_batching(!count || args[0] == Py_None);
     Py_RETURN_NONE;
 }
+PyMethodDef switch_methods[] = {
+    {"__enter__", guard<enter>, METH_NOARGS, "From here on this thread's calls are put on its list."},
+    {"__exit__", method<leave>(), METH_FASTCALL,
+     "Ends it. The outermost block runs the list, unless an exception ends it."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot switch_slots[] = {
+    {Py_tp_new, slot<holder_new<BatchingSwitch>>()},
+    {Py_tp_dealloc, reinterpret_cast<void*>(holder_dealloc<BatchingSwitch>)},
+    {Py_tp_methods, switch_methods},
+    {0, nullptr},
+};
+PyType_Spec switch_spec = {"kiln._core.BatchingSwitch", sizeof(Holder<BatchingSwitch>), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, switch_slots};
+
 PyObject* run_pending(PyObject*, PyObject*) {
     if (CallList* list = list_of_thread()) list->run();
     Py_RETURN_NONE;
@@ -126,9 +144,6 @@ PyObject* clear_statistics(PyObject*, PyObject*) {
 }
 
 PyMethodDef functions[] = {
-    {"begin_batching", guard<begin>, METH_NOARGS, "From here on this thread's calls are put on its list."},
-    {"end_batching", guard<end>, METH_O,
-     "Ends the innermost begin_batching. True: the outermost runs the list."},
     {"run_pending", guard<run_pending>, METH_NOARGS, "Runs what is on this thread's list."},
     {"is_batching", batching, METH_NOARGS, "Whether this thread's calls are put on its list."},
     {"batching_statistics", guard<statistics>, METH_NOARGS,
@@ -144,6 +159,7 @@ int add_batching(PyObject* module) {
     is_interrupt = [] { return PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt); };
     callbacks.stacked = stacked;
     callbacks.unstacked = unstacked;
+    if (!add_type(module, switch_spec)) return -1;
     return PyModule_AddFunctions(module, functions);
 }
 

@@ -15,6 +15,10 @@ namespace {
 constexpr int streams = 2;  // sys.stdout and sys.stderr
 PyObject* stream_names[streams];
 PyObject* sys_names;  // the dict of sys
+// While any thread runs an item, sys has in the place of each stream one that asks `stream_here`.
+PyObject* standing[streams] = {};
+Object beneath[streams];  // what was there,
+int entered = 0;          // and how many items run
 
 struct Turn {
     Modes modes;
@@ -23,7 +27,8 @@ struct Turn {
     SavedHooks hooks;
     Listing listing;
     std::optional<Item> item;
-    Object inside[streams], outside[streams];
+    Object own[streams];                       // what it writes to
+    Object inside[streams], outside[streams];  // what it, and who calls it, has set in its place; or none
     Object wait;            // lets others go on until its next turn; none: it does not wait
     Object strand, here;    // what it runs in, and a function that gives what runs; none: it is this one
     Turn* outer = nullptr;  // whose turn it is outside, on the same thread
@@ -52,20 +57,30 @@ void set_stream(int k, PyObject* stream) {
     else if (PyDict_GetItemWithError(sys_names, stream_names[k]))
         checked_ok(PyDict_DelItem(sys_names, stream_names[k]));
 }
+// What somebody has set in a stream's place; null: nobody has.
+Object set_by_program(int k) {
+    PyObject* now = PyDict_GetItemWithError(sys_names, stream_names[k]);
+    return Object::borrow(now == standing[k] || now == beneath[k].get() ? nullptr : now);
+}
 void enter(Turn& own) {
     own.outer = std::exchange(current, &own);
     exchange(own);
     for (int k = 0; k < streams; ++k) {
-        own.outside[k] = Object::borrow(PyDict_GetItemWithError(sys_names, stream_names[k]));
-        set_stream(k, own.inside[k].get());
+        if (!entered) beneath[k] = Object::borrow(PyDict_GetItemWithError(sys_names, stream_names[k]));
+        own.outside[k] = set_by_program(k);
+        set_stream(k, own.inside[k].get() ? own.inside[k].get() : standing[k]);
     }
+    ++entered;
 }
 void leave(Turn& own) {
     current = std::exchange(own.outer, nullptr);
     exchange(own);
+    --entered;
     for (int k = 0; k < streams; ++k) {
-        own.inside[k] = Object::borrow(PyDict_GetItemWithError(sys_names, stream_names[k]));
-        set_stream(k, own.outside[k].get());
+        own.inside[k] = set_by_program(k);
+        PyObject* before = entered ? standing[k] : beneath[k].get();
+        set_stream(k, own.outside[k].get() ? own.outside[k].get() : before);
+        if (!entered) const Object dropped = std::move(beneath[k]);
     }
 }
 
@@ -82,8 +97,8 @@ int turn_init(PyObject* object, PyObject* args, PyObject*) {
     own.hooks = saved_hooks();
     own.listing = listing_of_thread();
     own.listing.item = &own.item.emplace(index, own.listing.item);
-    own.inside[0] = Object::borrow(out);
-    own.inside[1] = Object::borrow(err);
+    own.own[0] = Object::borrow(out);
+    own.own[1] = Object::borrow(err);
     return 0;
 }
 // function(item), while what is held and what is there have changed places.
@@ -114,7 +129,8 @@ PyObject* turn_end(PyObject* self, PyObject*) {
     Turn& own = turn_of(self);
     own.item.reset();
     own.hooks = {};
-    for (Object* object : {&own.wait, &own.strand, &own.here, &own.inside[0], &own.inside[1]})
+    for (Object* object : {&own.wait, &own.strand, &own.here, &own.own[0], &own.own[1], &own.inside[0],
+                           &own.inside[1]})
         const Object dropped = std::move(*object);
     Py_RETURN_NONE;
 }
@@ -217,9 +233,25 @@ PyType_Slot turn_slots[] = {
 };
 PyType_Spec turn_spec = {"kiln._core.Turn", sizeof(Holder<Turn>), 0, Py_TPFLAGS_DEFAULT, turn_slots};
 
+// What this thread writes to: of the item that runs, or what was there before any did.
+PyObject* stream_here(PyObject*, PyObject* which) {
+    const long k = PyLong_AsLong(which);
+    KILN_CHECK(k == 0 || k == 1, value, "stream_here: 0 for sys.stdout or 1 for sys.stderr");
+    PyObject* found = current ? current->own[k].get() : beneath[k].get();
+    return Py_NewRef(found ? found : Py_None);
+}
+PyObject* set_standing(PyObject*, PyObject* args) {
+    if (!PyArg_ParseTuple(args, "OO:set_standing", &standing[0], &standing[1])) return nullptr;
+    for (PyObject* stream : standing) Py_INCREF(stream);
+    Py_RETURN_NONE;
+}
+
 PyMethodDef functions[] = {
     {"wait_for_turn", guard<wait_here>, METH_NOARGS,
      "The item that runs waits for its next turn, if one does."},
+    {"stream_here", guard<stream_here>, METH_O,
+     "What this thread writes to where items run: 0 for sys.stdout, 1 for sys.stderr."},
+    {"set_standing", set_standing, METH_VARARGS, "Sets what stands for sys.stdout and sys.stderr."},
     {"hold_turns", guard<hold_turns>, METH_O,
      "So many more, or less, that keep items of this thread from waiting; how many there are."},
     {nullptr, nullptr, 0, nullptr},
