@@ -148,7 +148,7 @@ def train(
     held_out: list,
     epochs: int,
     rng,
-    block=nullcontext,
+    block=contextlib.nullcontext,
 ) -> list[float]:
     """The share of held-out functions judged rightly after every epoch. `block`: what calls are made in."""
     optimizer = kiln.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.01)

@@ -116,12 +116,8 @@ Item::Item(int64_t index_, Item* outer)
           static uint64_t made = 0;
           return ++made;
       }()),
-<<<<<<< HEAD
-      index(index_), outer_(outer) {
-    noted_is_gone = [](const Storage& storage) { uses->erase(&storage); };
-=======
       index(index_), outer_(outer), places_(places_in(outer ? &outer->places_ : nullptr)) {
->>>>>>> holes
+    noted_is_gone = [](const Storage& storage) { uses->erase(&storage); };
     items->emplace(id, index);
 }
 
