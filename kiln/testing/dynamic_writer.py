@@ -18,7 +18,6 @@ from __future__ import annotations
 from kiln.testing.gradient_writer import GradientWriter
 from kiln.testing.program_writer import Program, Var, Writer
 
-SECOND_DERIVATIVES = True
 HEADER = "def program(K, F, w, v, u, c, e, items, s, t, run, log, grads):"
 GIVEN = "w, v, u, c, e, s, t"  # what a kept cell is given
 SHARED = (
@@ -297,7 +296,7 @@ class DynamicWriter(CellWriter):
         x = self.pick()
         assert x is not None
         leaves = self.rng.choice(["(a,)", "(a, u)", "(c,)"])
-        create = self.rng.random() < 0.4 and SECOND_DERIVATIVES
+        create = self.rng.random() < 0.4
         return [
             f"if {x.name}.requires_grad:",
             f"    g = K.autograd.grad({x.name}.sum(), {leaves}, allow_unused=True, "
@@ -333,9 +332,9 @@ class DynamicWriter(CellWriter):
         """What happens with the sum of all results."""
         found: list[tuple[str, ...]] = []
         if self.rng.random() < 0.3:
-            shown = "grads.append(g.clone()) if g is not None and g.any() else None"
+            shown = "grads.append(None if g is None else g.clone())"
             found.append((f"{self.rng.choice('wuce')}.register_hook(lambda g: {shown})",))
-        if self.rng.random() < 0.25 and SECOND_DERIVATIVES:
+        if self.rng.random() < 0.25:
             lines = (
                 "g = K.autograd.grad(total, (w, u, c, e), create_graph=True, allow_unused=True)",
                 "grads.extend(g)",

@@ -193,13 +193,15 @@ private:
     // The matrix that an edge leads to, through transpositions nobody looks at; and whether more of its
     // gradient is to come, or there is a product of others already.
     struct Matrix {
-        const Edge* edge;
+        Edge edge;
         bool transposed = false, shared = false;
     };
 
     Matrix matrix_at(const Edge& edge) const;
 
     bool is_looked_through(const Node& node) const;
+    // Where the transposed matrix of such a row comes from; nowhere: it is not looked through.
+    Edge behind_row(const Edge& row) const;
 
     // The inputs whose products are not to be computed here: other calls have such products too, or this one
     // has several, and to keep their rows is less than to add arrays of the matrix's size.

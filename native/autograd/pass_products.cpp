@@ -11,13 +11,32 @@ Pass::Matrix Pass::matrix_at(const Edge& edge) const {
         const LeafSum* leaf = leaves().find(e.leaf.get());
         return leaf && (leaves().edges_left(*e.leaf) > 1 || leaf->products || leaf->kept);
     };
-    Matrix matrix{&edge, false, is_shared(edge)};
-    for (const Node* node; (node = matrix.edge->node.get()) && is_looked_through(*node);) {
-        matrix.edge = &node->inputs[0].edge;
-        matrix.transposed = !matrix.transposed;
-        matrix.shared = matrix.shared || is_shared(*matrix.edge);
+    Matrix matrix{edge, false, is_shared(edge)};
+    while (const NodeRef node = matrix.edge.node) {
+        const Edge next = is_row(matrix.edge)        ? behind_row(matrix.edge)
+                          : is_looked_through(*node) ? node->inputs[0].edge
+                                                     : Edge();
+        if (!next) break;
+        matrix = {next, !matrix.transposed, matrix.shared || is_shared(next)};
     }
     return matrix;
+}
+
+Edge Pass::behind_row(const Edge& row) const {
+    const Node *handed = row.node.get(), *launch = handed->rows->source.get();
+    const int64_t at = row.index;
+    if (!launch || !launch->rows || at >= handed->rows->count || handed->extras || launch->extras) return {};
+    const Fn& fn = *launch->fn;
+    const bool turns = fn.cls == FnClass::view && fn.op && fn.op->view == ViewKind::permute;
+    if (!turns || fn.dims.size() != 3 || fn.dims[0] != 0 || fn.dims[1] != 2 || reach.asks_for(*handed))
+        return {};
+    const Edge& edge = launch->inputs[0].edge;
+    if (!edge.node || !edge.node->rows || edge.node->extras) return {};
+    if (edge.node->rows->kind != Rows::gathers) return {edge.node, nullptr, uint32_t(at)};
+    const Rows::Place& place = edge.node->rows->places[size_t(at)];
+    Edge from = edge.node->inputs[place.input].edge;
+    if (place.of_launch) from.index = place.row;
+    return reach.wants(from) ? from : Edge();
 }
 
 bool Pass::is_looked_through(const Node& node) const {
@@ -82,10 +101,10 @@ void Pass::keep_product(const Edge& edge, TensorRef left, TensorRef right, PartO
     if (matrix.transposed) std::swap(left, right);
     if (reach.launches) [[unlikely]] {
         const int64_t rows = left->sizes[0];
-        return kept_at(*matrix.edge)
+        return kept_at(matrix.edge)
             .add_products(contiguous(left), contiguous(right), rows, {&of.call, 1}, {}, of.argument);
     }
-    products_at(*matrix.edge).add(left, right, reach.options.create_graph);
+    products_at(matrix.edge).add(left, right, reach.options.create_graph);
 }
 
 ProductSum& Pass::products_at(const Edge& edge) {

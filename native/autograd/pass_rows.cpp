@@ -280,7 +280,7 @@ void Pass::differentiate_rows(Node& node, const std::vector<RowsOfGradient>& arr
             const Matrix matrix = matrix_at(input.edge);
             if (matrix.transposed) std::swap(left, right);
             const int64_t each = left->sizes[0] / int64_t(taken_rows ? count : size_t(launch.count));
-            kept_at(*matrix.edge)
+            kept_at(matrix.edge)
                 .add_products(std::move(left), std::move(right), each, calls, from, uint32_t(i));
         } else if (launch.inputs & bit(i)) {
             RowsOfGradient gradient{fitted_rows(node, i, std::move(results[k]), target.role), some, from,

@@ -40,7 +40,7 @@ bool Reach::discover(Node* root) {
         node->run = number;
         node->waiting = 0;
         node->needed = node->kept = false;
-        if (node->rows) [[unlikely]]
+        if (node->rows || node->call) [[unlikely]]
             launches = true;
         node->from_zero = 0;
         stack.push_back(node);

@@ -37,7 +37,8 @@ struct Reach {
     SmallVector<Node*, 16> nodes = {};
     std::vector<Suspended> suspended = {};
     LeafSums leaves = {};
-    bool launches = false;  // there are some among the nodes: parts of sums come in their order
+    bool launches = false;  // there are some among the nodes, or what a list ran: parts of sums come in the
+                            // order of that
     // Of nodes and leaves, row by row, the outputs it depends on, a bit each; found when it is asked for.
     std::unordered_map<const void*, std::vector<uint64_t>> depended = {};
 

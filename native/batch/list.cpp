@@ -215,9 +215,27 @@ bool CallList::append(Fn& fn, std::span<const Operand> operands, Results& result
 
 // ---- patterns ----
 
+namespace {
+
+// The parameter that an operand shows transposed, `w.t()`: each call has a view of its own, all of one
+// matrix.
+const Tensor* turned_parameter(const Tensor& x, bool wants) {
+    const Tensor* w = x.base.get();
+    if (!w || x.ndim() != 2 || !w->meta || !w->meta->requires_grad || w->node || w->ndim() != 2) return nullptr;
+    const bool shows = w->storage == x.storage && w->offset == x.offset && w->sizes[0] == x.sizes[1] &&
+                       w->sizes[1] == x.sizes[0] && w->strides[0] == x.strides[1] &&
+                       w->strides[1] == x.strides[0];
+    if (!shows || !wants) return shows ? w : nullptr;
+    const Node* node = x.node.get();
+    const bool turns = node && node->fn->op && node->fn->op->view == ViewKind::permute && !node->extras;
+    return turns && node->inputs[0].edge.leaf == w->meta ? w : nullptr;
+}
+
+}  // namespace
+
 Pattern& CallList::pattern_of(Fn& fn, std::span<const Operand> operands) {
     const bool grad = grad_enabled();
-    uint64_t shared = 0, needed = 0;
+    uint64_t shared = 0, turned = 0, needed = 0;
     Key key;
     key.push(uint64_t(fn.id) | uint64_t(grad) << 32 | uint64_t(inference_mode()) << 33);
     for (size_t i = 0; i < operands.size(); ++i) {
@@ -228,17 +246,21 @@ Pattern& CallList::pattern_of(Fn& fn, std::span<const Operand> operands) {
             continue;
         }
         const bool wants = grad && fn.op->differentiable && takes_part(*x);
-        const bool fixed = !is_listed(*x->storage) &&
-                           ((x->meta && x->meta->requires_grad && !x->node) || x->numel >= large_row);
+        const bool there = !is_listed(*x->storage);
+        const Tensor* matrix = there && x->base ? turned_parameter(*x, wants) : nullptr;
+        const bool fixed =
+            there && (matrix || (x->meta && x->meta->requires_grad && !x->node) || x->numel >= large_row);
         if (wants) needed |= bit(i);
         if (fixed) shared |= bit(i);
+        if (matrix) turned |= bit(i);
         key.push(uint64_t(x->dtype) | uint64_t(x->ndim()) << 8 | uint64_t(fixed) << 16 |
-                 uint64_t(wants) << 17);
+                 uint64_t(wants) << 17 | uint64_t(matrix != nullptr) << 18);
         for (int64_t size : x->sizes) key.push(uint64_t(size));
-        if (fixed) key.push(reinterpret_cast<uint64_t>(x));
+        if (fixed) key.push(reinterpret_cast<uint64_t>(matrix ? matrix : x));
+        if (matrix) key.push(reinterpret_cast<uint64_t>(x->storage.get()));
     }
     if (Pattern** found = known_.find(key)) return **found;
-    return new_pattern(fn, operands, key, shared, needed);
+    return new_pattern(fn, operands, key, shared, turned, needed);
 }
 
 namespace {
@@ -265,10 +287,12 @@ std::vector<CallGives> given_by(Fn& fn, std::span<const Operand> operands) {
 }  // namespace
 
 [[gnu::noinline]] Pattern& CallList::new_pattern(Fn& fn, std::span<const Operand> operands, const Key& key,
-                                                 uint64_t shared, uint64_t needed) {
+                                                 uint64_t shared, uint64_t turned,
+                                                 uint64_t needed) {
     auto pattern = std::make_unique<Pattern>();
     pattern->fn = &fn;
     pattern->shared = shared;
+    pattern->turned = turned;
     pattern->needed = needed ? needed & differentiable_operands(fn, operands) : 0;
     pattern->grad = grad_enabled();
     pattern->inference = inference_mode();

@@ -41,6 +41,7 @@ struct CallGives {
 struct Pattern {
     Fn* fn = nullptr;
     uint64_t shared = 0;                   // bit i: operand i is a parameter, the same in all calls
+    uint64_t turned = 0;                   // of these, those that are a parameter transposed for the call
     uint64_t needed = 0;                   // bit i: operand i takes part in backward
     bool grad = false, inference = false;  // the modes of its calls
     bool tracked = false;                  // its calls leave a node for backward
@@ -123,7 +124,7 @@ private:
     const char* refuses(Fn& fn, std::span<const Operand> operands) const;
     Pattern& pattern_of(Fn& fn, std::span<const Operand> operands);
     Pattern& new_pattern(Fn& fn, std::span<const Operand> operands, const Key& key, uint64_t shared,
-                         uint64_t needed);
+                         uint64_t turned, uint64_t needed);
     int32_t value_of(const Tensor& x) const;
     bool wait_until_idle();
     void add(Pattern& pattern, std::span<const Operand> operands, std::span<const TensorRef> results);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <numeric>
 
 #include "autograd/autograd.h"
@@ -109,7 +110,7 @@ void ListRun::run() {
             if (launches % 8 == 0) stop_if_interrupted();
             Pattern& pattern = *next();
             const std::vector<uint32_t> calls = std::exchange(pattern.ready, {});
-            launch(pattern, calls);
+            pattern.turned ? launch_apart(pattern, calls) : launch(pattern, calls);
             for (uint32_t call : calls) mark_done(call);
         }
     } catch (...) {
@@ -119,6 +120,20 @@ void ListRun::run() {
     list_.operands_.clear();
     hand_out_all();
     list_.clear();
+}
+
+// Of a transposed parameter that somebody else has, too, the gradient may be looked at: its calls are apart.
+void ListRun::launch_apart(Pattern& pattern, std::span<const uint32_t> calls) {
+    std::map<std::vector<const Tensor*>, std::vector<uint32_t>> groups;
+    for (uint32_t c : calls) {
+        std::vector<const Tensor*> held;
+        for (uint32_t i = 0; i < list_.calls_[c].operands; ++i) {
+            const TensorRef& x = operand_of(c, i).tensor;
+            if (pattern.turned & bit(i)) held.push_back(x->refcount > 1 ? x.get() : nullptr);
+        }
+        groups[held].push_back(c);
+    }
+    for (const auto& [held, some] : groups) launch(pattern, some);
 }
 
 void ListRun::launch(Pattern& pattern, std::span<const uint32_t> calls) {

@@ -64,6 +64,7 @@ DRAWN = {
     "items inside items": r"run\.each\(lambda",
     "a write in place": r"\.(mul|add|zero|copy)_\(|\] = |\+= ",
     "its own gradient": r"own\.extend",
+    "a gradient of gradients": r"create_graph=True",
     "a hook": r"register_hook",
     "a gradient that is kept": r"retain_grad\(\)",
     "an exception": r"raise ValueError",
