@@ -92,6 +92,10 @@ class Captured:
             self._graph = graph_of(self.steps, looks, self._shapes)
         return self._graph
 
+    def keep_graph(self, other: Captured) -> None:
+        """Has the graph of one that differs in what the tensors are called."""
+        self._graph = other.graph
+
     def number_sizes(self) -> int:
         """Finds `firsts`; how many sizes inputs and state have together."""
         slot = 0

@@ -52,7 +52,7 @@ ALLOWED = {
     "futures": set(),
     "overrides": {"_core"},
     # names that refuse when they are used
-    "jit": {"nn", "table", "tracing"},
+    "jit": {"nn", "table", "tracing", "export"},
     "fx": {"_core", "device", "layout", "table", "switches", "utils", "capture", "nn"},
     "onnx": set(),
     "library": {"autograd"},
