@@ -38,10 +38,10 @@ class ExportedProgram(Module):
         for state in captured.state:
             homes.append(_home(self, state.name, state.kind, state.tensor))
         self._homes = homes
-        self._program = Program(captured, lambda: [held[key] for held, key in homes])
+        self._program = Program(captured, homes)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._program(args, kwargs)
+        return self._program.fast(*args, **kwargs)
 
     def run(self, inputs: list[Any]) -> list[Any]:
         """The tensors of the results, of the inputs' tensors in the order of the program's inputs."""

@@ -183,8 +183,8 @@ def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[
     kept = list(rest.results)
     extra = add_checks(found, rest, len(kept))  # type: ignore[arg-type]  # of a recorder it asks as much
     found.steps = rest.finish([*kept, *extra])
-    found.history = histories(found, len(found.outputs))
-    found._graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
+    found.history = histories(found, len(graph.outputs))
+    found.graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
     found.make_op()
     return found, [wanted for _, _, wanted in state]
 

@@ -10,7 +10,7 @@ from kiln.errors import describe, message
 from kiln.nn import Module
 from kiln.tracing.capture import Captured, capture
 from kiln.tracing.compare import compare
-from kiln.tracing.program import Program
+from kiln.tracing.program import Program, held_in
 from kiln.tracing.recorder import TracingError
 from kiln.tracing.trees import flatten
 
@@ -26,15 +26,14 @@ class ScriptFunction:
 
     def __init__(self, function: Callable[..., Any], captured: Captured) -> None:
         self.captured = captured
-        self._program = Program(captured, lambda: self._state)
-        self._state = [s.tensor for s in captured.state]
+        self._program = Program(captured, held_in(captured))
         self.__name__ = getattr(function, "__name__", "traced")
         self.__qualname__ = getattr(function, "__qualname__", self.__name__)
         self.__doc__ = getattr(function, "__doc__", None)
         self.__wrapped__ = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._program(args, kwargs)
+        return self._program.fast(*args, **kwargs)
 
     @property
     def graph(self) -> Any:
@@ -54,10 +53,10 @@ class TracedModule(ScriptModule):
         where = dict(_homes(self))
         constants = {s.name: s.tensor for s in captured.state if s.kind == "constant"}
         self._homes = [where.get(s.name) or (constants, s.name) for s in captured.state]
-        self._program = Program(captured, lambda: [held[key] for held, key in self._homes])
+        self._program = Program(captured, self._homes)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._program(args, kwargs)
+        return self._program.fast(*args, **kwargs)
 
     @property
     def graph(self) -> Any:
