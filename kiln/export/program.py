@@ -8,10 +8,13 @@ from typing import Any
 from kiln import _core
 from kiln.errors import describe, message
 from kiln.graph.graph import Graph
+from kiln.late import later
 from kiln.nn import Module, Parameter
-from kiln.tracing.capture import Captured, capture
+from kiln.tracing.captured import Captured
 from kiln.tracing.program import Program
 from kiln.tracing.trees import build, flatten
+
+_capture = later("kiln.tracing.capture", "capture")
 
 
 class _Part(Module):
@@ -145,7 +148,7 @@ def export(
     if not callable(mod):
         raise TypeError(message("export", "a module or a function", describe(mod)))
     kwargs = dict(kwargs or {})
-    captured = capture(mod, args, kwargs, dynamic_shapes)
+    captured = _capture(mod, args, kwargs, dynamic_shapes)
     made = ExportedProgram(captured, mod, (args, kwargs))
     made.train(getattr(mod, "training", False))
     return made

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import json
 from collections import namedtuple
-from typing import Any
+from typing import Any, NamedTuple
 
 from kiln import _core
 from kiln.errors import message
-from kiln.graph.graph import Graph, Shape
-from kiln.graph.places import PlaceError, conditions
-from kiln.graph.size import Size, slots_named, symbol
+from kiln.graph.graph import Shape
+from kiln.graph.size import Size, slots_named
 from kiln.graph.text import DTYPES, TextError, dim_text, parse_dim
 from kiln.table.kinds import FLOATS
-from kiln.tracing.capture import Captured, Input, State, add_checks, histories
+from kiln.tracing.captured import Captured, Input, State
 from kiln.tracing.dims import Range
-from kiln.tracing.expand import expand
-from kiln.tracing.restore import Restored
-from kiln.tracing.sizes import SIGNS, Guard, Sizes
+from kiln.tracing.sizes import SIGNS, Guard
 from kiln.tracing.trees import LEAF, Tree
 
 _DEPTH = 64
@@ -130,9 +127,17 @@ def _need(holds: bool, what: str) -> None:
         raise TextError(f"signature: {what}")
 
 
-def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[Captured, list[bool]]:
-    """A program as `capture` gives it, from its graph and what is said beside it, and which state takes
-    gradients. TextError for what does not fit together.
+class Looks(NamedTuple):
+    """What a signature is read by: how a graph's inputs and outputs look; a Graph says so too."""
+
+    inputs: list[Any]
+    outputs: list[Any]
+    slots: int
+
+
+def from_signature(graph: Looks, source: str, tensors: dict[str, Any]) -> tuple[Captured, list[bool]]:
+    """A program without what runs it, of what is said beside its graph, and which state takes gradients.
+    TextError for what does not fit together.
     """
     entries = _Entries(source)
     name = entries.take("name")
@@ -178,18 +183,10 @@ def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[
     slots = found.number_sizes()
     _need(slots + len(numbers) <= graph.slots, "fewer slots than sizes")
     _read_dims(found, entries, slots)
-    _check_places(found, graph)
-    rest = Restored(graph)
-    kept = list(rest.results)
-    extra = add_checks(found, rest, len(kept))  # type: ignore[arg-type]  # of a recorder it asks as much
-    found.steps = rest.finish([*kept, *extra])
-    found.history = histories(found, len(graph.outputs))
-    found.graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
-    found.make_op()
     return found, [wanted for _, _, wanted in state]
 
 
-def _check_counts(found: Captured, graph: Graph, numbers: list[Any]) -> None:
+def _check_counts(found: Captured, graph: Looks, numbers: list[Any]) -> None:
     """Every index is of something, every count is the same wherever it is said."""
     inputs, state = len(found.inputs), len(found.state)
     tree = found.in_tree
@@ -239,24 +236,6 @@ def _read_dims(found: Captured, entries: _Entries, slots: int) -> None:
     for left, sign, right, answer, line in entries.rows("guards", str, str, str, bool, str):
         _need(sign in SIGNS, f"no comparison {sign!r:.10}")
         found.guards.append(Guard(parse_dim(left, slots), sign, parse_dim(right, slots), answer, line))
-
-
-def _check_places(found: Captured, graph: Graph) -> None:
-    """TextError for a node that leaves its operands' memory; where that depends on sizes, a guard more."""
-    if layer := next((n for n in graph.nodes if n.op.kind == "layer" and n.op.name != "attend"), None):
-        raise TextError(f"{layer.op.name} is a part of ops, not one that a program calls")
-    try:
-        asked = conditions(graph)
-        asked += conditions(expand(graph))
-    except PlaceError as error:
-        raise TextError(str(error)) from None
-    known = Sizes()
-    for dim in found.dims.values():
-        if dim.symbol is symbol(dim.slot):
-            known.ranges[dim.slot] = dim.min, float("inf") if dim.max is None else dim.max
-    for left, right, where in asked:
-        if known.known(left, "<=", right) is not True:
-            found.guards.append(Guard(left, "<=", right, True, where))
 
 
 def _tree_in(tree: Any, slots: int, depth: int = 0) -> Tree:

@@ -12,7 +12,8 @@ from kiln.codegen.store.identity import digest
 from kiln.graph.graph import Graph, Value
 from kiln.graph.size import Dim, Size, substitute
 from kiln.graph.text import dim_text, text
-from kiln.table.record import REQUIRED, Op, Param, find
+from kiln.table.record import Op, find
+from kiln.tracing.stored import parameters
 
 
 class ProgramOp(CellOp):
@@ -28,10 +29,7 @@ class ProgramOp(CellOp):
         self, name: str, cell: Steps, firsts: list[int], same: list[tuple[Dim, Dim]], key: str
     ) -> None:
         self.cell, self.firsts, self.same = cell, firsts, same
-        params = [Param("tensors", "L", REQUIRED)]
-        if cell.numbers:
-            params.append(Param("numbers", "Z", REQUIRED))
-        Op.__init__(self, name, "composite", tuple(params), self._traced, listed=False)
+        Op.__init__(self, name, "composite", parameters(len(cell.numbers)), self._traced, listed=False)
         self.identity = key or None
         self.public = False
 

@@ -1,0 +1,56 @@
+"""A program of its texts: the graph is read, verified and asked what it may read and write; then its steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.export.signature import from_signature
+from kiln.graph.graph import Graph
+from kiln.graph.places import PlaceError, conditions
+from kiln.graph.size import symbol
+from kiln.graph.text import TextError, parse
+from kiln.graph.verify import VerifyError, verify
+from kiln.table.record import find
+from kiln.tracing.capture import add_checks, histories
+from kiln.tracing.captured import Captured
+from kiln.tracing.expand import expand
+from kiln.tracing.restore import Restored
+from kiln.tracing.sizes import Guard, Sizes
+
+
+def read(text: str, signature: str, tensors: dict[str, Any]) -> tuple[Captured, list[bool]]:
+    """A program as `capture` gives it, and which of its state takes gradients. TextError, with the line, for
+    what is none.
+    """
+    try:
+        graph = verify(parse(text, find))
+    except VerifyError as error:
+        raise TextError(str(error)) from None
+    found, trains = from_signature(graph, signature, tensors)  # type: ignore[arg-type]  # it says as much
+    _check_places(found, graph)
+    rest = Restored(graph)
+    kept = list(rest.results)
+    extra = add_checks(found, rest, len(kept))  # type: ignore[arg-type]  # of a recorder it asks as much
+    found.steps = rest.finish([*kept, *extra])
+    found.history = histories(found, len(graph.outputs))
+    found.graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
+    found.make_op()
+    return found, trains
+
+
+def _check_places(found: Captured, graph: Graph) -> None:
+    """TextError for a node that leaves its operands' memory; where that depends on sizes, a guard more."""
+    if layer := next((n for n in graph.nodes if n.op.kind == "layer" and n.op.name != "attend"), None):
+        raise TextError(f"{layer.op.name} is a part of ops, not one that a program calls")
+    try:
+        asked = conditions(graph)
+        asked += conditions(expand(graph))
+    except PlaceError as error:
+        raise TextError(str(error)) from None
+    known = Sizes()
+    for dim in found.dims.values():
+        if dim.symbol is symbol(dim.slot):
+            known.ranges[dim.slot] = dim.min, float("inf") if dim.max is None else dim.max
+    for left, right, where in asked:
+        if known.known(left, "<=", right) is not True:
+            found.guards.append(Guard(left, "<=", right, True, where))
