@@ -101,6 +101,8 @@ def _told(found: Captured) -> bytes | None:
     """What is kept of a program; None where it cannot be said in a text."""
     if found.op is not None and found.op.identity is None:
         return None
+    if any(type(check) is not Check for check in found.checks):
+        return None
     graph = found.graph
     try:
         return json.dumps({

@@ -9,11 +9,11 @@ from kiln.errors import describe
 from kiln.graph.graph import Value
 from kiln.graph.size import Size, evaluate
 from kiln.tracing import nested
-from kiln.tracing.captured import Captured
+from kiln.tracing.captured import Captured, Check
 from kiln.tracing.trees import alike, build, constants, flatten
 
 MOST = 64  # operands of one call that may have gradients
-_OFTEN, _EVERY = 16, 64  # of the calls that the core does not know the first ones are told to it, then one in so many
+_OFTEN, _EVERY = 16, 64  # of the calls that the core does not know, the first are told it, then one of so many
 
 Home = tuple[dict[str, Any], str]  # where a tensor of a program is: the dict that holds it, and its key
 
@@ -116,7 +116,9 @@ class Program:
     def _is_told(self, operands: list[Any], results: tuple[Any, ...]) -> bool:
         """Whether the core can run such a call, and is to be told of it: where all differ, of a few."""
         found = self.captured
-        if found.op is None or nested.recorder() is not None or any(check.late for check in found.checks):
+        if found.op is None or nested.recorder() is not None:
+            return False
+        if any(type(check) is not Check or check.late for check in found.checks):  # looks at values on the way
             return False
         tensors = [*operands, *(operands[k] for k in found.again)]
         if not _are_tensors(tensors) or _many_need_gradients(tensors):
