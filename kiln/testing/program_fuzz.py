@@ -10,12 +10,13 @@ declares them. Anything but a result or one of `ERRORS` is a finding, and so is 
 from __future__ import annotations
 
 import argparse
+import _thread
 import io
 import json
 import os
 import random
 import re
-import signal
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -167,18 +168,27 @@ class _Endless(Exception):
 
 @contextmanager
 def _ending() -> Iterator[None]:
-    """Stops what runs for long; a loop looks for signals."""
+    """Stops what runs for long as Ctrl-C does."""
+    over = threading.Event()
+    stopped: list[bool] = []
 
-    def stop(number: int, frame: Any) -> None:
-        raise _Endless
+    def stop() -> None:
+        while not over.wait(SECONDS / 10):
+            stopped.append(True)
+            _thread.interrupt_main()
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS / 10, SECONDS / 10)  # the first may come where nothing is raised
+    thread = threading.Thread(target=stop, daemon=True)
+    thread.start()
     try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+    except KeyboardInterrupt:
+        if not stopped:
+            raise
+        raise _Endless from None
 
 
 def check(raw: bytes) -> str:
