@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -54,9 +55,57 @@ class ExportedProgram(Module):
         flatten(self(*args, **kwargs), results)
         return results
 
-    def module(self) -> Module:
-        """The program as a module: itself."""
+    def module(self, check_guards: bool = True) -> Module:
+        """The program as a module: itself. It always checks its arguments."""
         return self
+
+    @property
+    def graph_module(self) -> Any:
+        """The calls it is made of as a `kiln.fx.GraphModule` of parameters, buffers, constants and arguments,
+        in the order of `graph_signature`; made anew each time.
+        """
+        return self._lifted()[0]
+
+    @property
+    def graph_signature(self) -> Any:
+        """What the inputs and outputs of `graph_module` are."""
+        return self._lifted()[1]
+
+    def _lifted(self) -> Any:
+        from kiln.export.graph_module import lifted
+
+        left_out = [
+            f"{prefix}.{name}" if prefix else name
+            for prefix, module in self.named_modules()
+            for name in module._non_persistent_buffers_set
+        ]
+        return lifted(self._captured, frozenset(left_out))
+
+    @property
+    def state_dict(self) -> Any:  # type: ignore[override]
+        """The parameters and buffers by name, as a dict; called, what a module's `state_dict()` gives."""
+        return _States(self)
+
+    def run_decompositions(self, decomp_table: Any = None, decompose_custom_triton_ops: bool = False) -> Any:
+        """A program that computes the same of primitives alone: `linear` is a product and a sum there. It has
+        the tensors of this one. `decomp_table`: ops by what they are to be made of is not known here.
+        """
+        if decomp_table:
+            raise NotImplementedError(
+                "run_decompositions: every composite is decomposed as kiln has it; leave decomp_table out"
+            )
+        from kiln.export.reading import decomposed
+
+        tensors = [held[key] for held, key in self._homes]
+        made = ExportedProgram(decomposed(self._captured, tensors), *self._source)
+        made.train(self.training)
+        return made
+
+    def validate(self) -> None:
+        """Checks every rule of the graph; VerifyError at the first that it breaks."""
+        from kiln.graph.verify import verify
+
+        verify(self.graph)
 
     @property
     def graph(self) -> Graph:
@@ -73,6 +122,8 @@ class ExportedProgram(Module):
         """Tensors that are neither parameters nor buffers, by name."""
         return dict(self._constants)
 
+    tensor_constants = constants
+
     @property
     def example_inputs(self) -> Any:
         """The arguments (args, kwargs) that the program was made with; None of one that was loaded."""
@@ -88,6 +139,17 @@ class ExportedProgram(Module):
 
         return verified(self, cases, against, seed)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ExportedProgram:
+        state = [
+            own._replace(tensor=copy.deepcopy(held[key], memo))
+            for own, (held, key) in zip(self._captured.state, self._homes)
+        ]
+        captured = copy.copy(self._captured)
+        captured.state = state
+        made = memo[id(self)] = ExportedProgram(captured, *self._source)
+        made.train(self.training)
+        return made
+
     def _get_name(self) -> str:
         return "ExportedProgram"
 
@@ -95,6 +157,17 @@ class ExportedProgram(Module):
         from kiln.export.shown import described
 
         return described(self)
+
+
+class _States(dict[str, Any]):
+    """A program's parameters and buffers by name."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self._program = program
+        super().__init__(Module.state_dict(program, keep_vars=True))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return Module.state_dict(self._program, *args, **kwargs)
 
 
 def _home(root: Module, name: str, kind: str, tensor: Any) -> tuple[dict[str, Any], str]:
@@ -117,6 +190,8 @@ def _home(root: Module, name: str, kind: str, tensor: Any) -> tuple[dict[str, An
         module._parameters[key] = own
         return module._parameters, key
     module._buffers[key] = tensor
+    if kind == "unsaved buffer":
+        module._non_persistent_buffers_set.add(key)
     return module._buffers, key
 
 

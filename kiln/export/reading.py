@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from kiln.export.signature import from_signature
@@ -10,6 +11,7 @@ from kiln.graph.places import PlaceError, conditions
 from kiln.graph.size import symbol
 from kiln.graph.text import TextError, parse
 from kiln.graph.verify import VerifyError, verify
+from kiln.passes.rewrite import clone
 from kiln.table.record import find
 from kiln.tracing.capture import add_checks, histories
 from kiln.tracing.captured import Captured
@@ -28,14 +30,31 @@ def read(text: str, signature: str, tensors: dict[str, Any]) -> tuple[Captured, 
         raise TextError(str(error)) from None
     found, trains = from_signature(graph, signature, tensors)  # type: ignore[arg-type]  # it says as much
     _check_places(found, graph)
+    _follow(found, graph)
+    return found, trains
+
+
+def _follow(found: Captured, graph: Graph) -> None:
+    """Makes of the graph what runs it."""
     rest = Restored(graph)
     kept = list(rest.results)
     extra = add_checks(found, rest, len(kept))  # type: ignore[arg-type]  # of a recorder it asks as much
     found.steps = rest.finish([*kept, *extra])
+    found.shapes = rest.shapes(found.steps)
     found.history = histories(found, len(graph.outputs))
     found.graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
     found.make_op()
-    return found, trains
+
+
+def decomposed(found: Captured, tensors: list[Any]) -> Captured:
+    """A program without composites, which has these tensors."""
+    made = copy(found)
+    made.state = [s._replace(tensor=x) for s, x in zip(found.state, tensors)]
+    made.checks, made.step_lines, made.whole = [], [], None
+    graph, values = clone(found.graph)
+    kept = len(found.outputs) + len(found.mutated)
+    _follow(made, expand(graph.finish([values[id(v)] for v in found.graph.outputs[:kept]])))
+    return made
 
 
 def _check_places(found: Captured, graph: Graph) -> None:

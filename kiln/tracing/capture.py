@@ -73,6 +73,7 @@ def capture(
             if id(tensor) not in stand_ins:
                 made = stand_ins[id(tensor)] = recorder.stand_in(tensor, False)
                 state_of[id(made)] = qualified, kind, tensor
+                recorder.value(made)  # in the model's order, those too that nothing reads
         given, named = _replaced(args, seen), _replaced(kwargs, seen)
         with _exchanged(places, stand_ins), following(recorder):
             result = fn(*given, **named)

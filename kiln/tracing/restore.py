@@ -149,6 +149,11 @@ class Restored:
         self.dtypes[k], self.sizes[k] = dtype, tuple(shape)
         return k
 
+    def shapes(self, steps: Steps) -> dict[int, Any]:
+        """The sizes of what steps make, by the number that `finish` gave it."""
+        first = steps.tensors + len(self.numbers)
+        return {k - _FIRST + first: shape for k, shape in self.sizes.items() if k >= _FIRST}
+
     def finish(self, results: list[int]) -> Steps:
         """The steps that these values need, numbered one after another."""
         letters = {dtype: letter for letter, dtype in NUMBER.items()}
