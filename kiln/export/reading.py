@@ -11,7 +11,7 @@ from kiln.graph.places import PlaceError, conditions
 from kiln.graph.size import symbol
 from kiln.graph.text import TextError, parse
 from kiln.graph.verify import VerifyError, verify
-from kiln.passes.rewrite import clone
+from kiln.passes.rewrite import clone, slots_in
 from kiln.table.record import find
 from kiln.tracing.capture import add_checks, histories
 from kiln.tracing.captured import Captured
@@ -29,9 +29,22 @@ def read(text: str, signature: str, tensors: dict[str, Any]) -> tuple[Captured, 
     except VerifyError as error:
         raise TextError(str(error)) from None
     found, trains = from_signature(graph, signature, tensors)  # type: ignore[arg-type]  # it says as much
+    _check_named(found, graph)
     _check_places(found, graph)
     _follow(found, graph)
     return found, trains
+
+
+def _check_named(found: Captured, graph: Graph) -> None:
+    """Sizes of the graph are those that inputs have names for: the others are numbers there."""
+    slots: set[int] = set()
+    for node in graph.nodes:
+        slots_in((*node.attrs, *node.out.shape), slots)
+    for pair in graph.checks:
+        slots_in(pair, slots)
+    unnamed = slots - {dim.slot for dim in found.dims.values()}
+    if unnamed:
+        raise TextError(f"the graph has a size, s{min(unnamed)}, that no name is given for")
 
 
 def _follow(found: Captured, graph: Graph) -> None:
@@ -53,7 +66,10 @@ def decomposed(found: Captured, tensors: list[Any]) -> Captured:
     made.checks, made.step_lines, made.whole = [], [], None
     graph, values = clone(found.graph)
     kept = len(found.outputs) + len(found.mutated)
-    _follow(made, expand(graph.finish([values[id(v)] for v in found.graph.outputs[:kept]])))
+    try:
+        _follow(made, expand(graph.finish([values[id(v)] for v in found.graph.outputs[:kept]])))
+    except TextError as error:  # of sizes that vary some ops make numbers, and compute with them
+        raise NotImplementedError(f"run_decompositions: {found.name} has {error}") from None
     return made
 
 

@@ -15,6 +15,7 @@ from kiln.graph.control import Attrs, add
 from kiln.graph.graph import Graph, Node, Shape, Value
 from kiln.graph.size import Dim, Size, symbol
 from kiln.graph.text import Subgraph, TextError, text
+from kiln.passes.fold import fold_pointwise
 from kiln.table.kinds import FLOATS
 from kiln.tracing.expand import call_of, expand, literal, whole_of
 
@@ -54,10 +55,7 @@ class Restored:
         if x.weak and x.node is None:
             return "operand", next(k for k, v in enumerate(self.numbers) if v is x)
         if x.weak:
-            assert x.node is not None
-            if x.node.op.kind != "constant":
-                raise TextError(f"{x.node.op.name} of numbers alone: a program computes with tensors")
-            return "number", x.node.attrs[0]
+            return "number", _number(x)
         return "value", self._value(x)
 
     def _add(self, node: Node) -> None:
@@ -183,6 +181,21 @@ class Restored:
 
         steps = tuple(map(step, found.steps))
         return Steps(whole, found.numbers, steps, tuple(map(number, results)), tuple(again))
+
+
+def _number(value: Value) -> Any:
+    """What arithmetic on literals gives."""
+    node = value.node
+    if node is not None and node.op.kind == "constant":
+        return node.attrs[0]
+    literals = [] if node is None else [_number(v) for v in node.inputs]
+    found = None
+    if node is not None and all(isinstance(n, (bool, int, float)) for n in literals):
+        found = fold_pointwise(node, literals)
+    if found is None:
+        what = "numbers that vary" if node is None else f"{node.op.name} of numbers alone"
+        raise TextError(f"{what}: a program computes with tensors")
+    return found
 
 
 def _called(node: Node, call: Attrs) -> tuple[str, list[Dim]]:
