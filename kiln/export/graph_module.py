@@ -20,16 +20,16 @@ from kiln.tracing.captured import Captured
 from kiln.tracing.graphs import bound_of
 
 
-def lifted(found: Captured, not_saved: frozenset[str]) -> tuple[GraphModule, ExportGraphSignature]:
+def lifted(found: Captured) -> tuple[GraphModule, ExportGraphSignature]:
     """The graph of a program, and what its inputs and outputs are."""
-    made = _Lifted(found, not_saved)
+    made = _Lifted(found)
     return GraphModule(Module(), made.graph, found.name.rpartition(".")[2] or "GraphModule"), made.signature
 
 
 class _Lifted:
-    def __init__(self, found: Captured, not_saved: frozenset[str]) -> None:
+    def __init__(self, found: Captured) -> None:
         self.found, self.graph = found, Graph()
-        specs = input_specs(found, not_saved)
+        specs = input_specs(found)
         self.signature = ExportGraphSignature(specs, [])
         nodes = {id(s): self.graph.placeholder(s.arg.name) for s in specs}
         for s in specs:  # a name may have been taken

@@ -168,10 +168,8 @@ _KINDS = {
 }
 
 
-def input_specs(found: Captured, not_saved: frozenset[str]) -> list[InputSpec]:
-    """The inputs of a program's graph: parameters, buffers and constants, arguments, numbers that are drawn;
-    `not_saved`: buffers that `state_dict` leaves out.
-    """
+def input_specs(found: Captured) -> list[InputSpec]:
+    """The inputs of a program's graph: parameters, buffers and constants, arguments, numbers that are drawn."""
     taken: set[str] = set()
 
     def name(text: str) -> TensorArgument:
@@ -187,7 +185,7 @@ def input_specs(found: Captured, not_saved: frozenset[str]) -> list[InputSpec]:
     for kind in _KINDS:
         for s in found.state:
             if s.kind == kind:
-                kept = s.name not in not_saved if kind == "buffer" else None
+                kept = s.name not in found.unsaved if kind == "buffer" else None
                 specs.append(InputSpec(_KINDS[kind], name(f"{_LETTER[kind]}_{s.name}"), s.name, kept))
     specs += [InputSpec(InputKind.USER_INPUT, name(x.name), None) for x in found.inputs]
     return specs + [InputSpec(InputKind.TOKEN, name(kind), None) for kind, _ in found.random]

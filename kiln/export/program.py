@@ -11,7 +11,7 @@ from kiln.errors import describe, message
 from kiln.graph.graph import Graph
 from kiln.late import later
 from kiln.nn import Module, Parameter
-from kiln.tracing.captured import Captured
+from kiln.tracing.captured import Captured, State
 from kiln.tracing.program import Program
 from kiln.tracing.trees import build, flatten
 
@@ -40,7 +40,7 @@ class ExportedProgram(Module):
         self._constants: dict[str, Any] = {}
         homes: list[tuple[dict[str, Any], str]] = []
         for state in captured.state:
-            homes.append(_home(self, state.name, state.kind, state.tensor))
+            homes.append(_home(self, state, state.name not in captured.unsaved))
         self._homes = homes
         self._program = Program(captured, homes)
 
@@ -74,12 +74,7 @@ class ExportedProgram(Module):
     def _lifted(self) -> Any:
         from kiln.export.graph_module import lifted
 
-        left_out = [
-            f"{prefix}.{name}" if prefix else name
-            for prefix, module in self.named_modules()
-            for name in module._non_persistent_buffers_set
-        ]
-        return lifted(self._captured, frozenset(left_out))
+        return lifted(self._captured)
 
     @property
     def state_dict(self) -> Any:  # type: ignore[override]
@@ -170,8 +165,9 @@ class _States(dict[str, Any]):
         return Module.state_dict(self._program, *args, **kwargs)
 
 
-def _home(root: Module, name: str, kind: str, tensor: Any) -> tuple[dict[str, Any], str]:
+def _home(root: Module, state: State, saved: bool) -> tuple[dict[str, Any], str]:
     """Puts a tensor where its name says, and gives the dict and key that hold it."""
+    name, kind, tensor = state
     if kind == "constant":
         constants = root._constants
         constants[name] = tensor
@@ -190,8 +186,7 @@ def _home(root: Module, name: str, kind: str, tensor: Any) -> tuple[dict[str, An
         module._parameters[key] = own
         return module._parameters, key
     module._buffers[key] = tensor
-    if kind == "unsaved buffer":
-        module._non_persistent_buffers_set.add(key)
+    module._keep(key, saved)
     return module._buffers, key
 
 

@@ -43,6 +43,7 @@ def signature(captured: Captured, trains: list[bool]) -> dict[str, Any]:
         "outputs": captured.outputs,
         "same": [[k, kind, which] for k, (kind, which) in captured.same.items()],
         "state": [[s.name, s.kind, wanted] for s, wanted in zip(captured.state, trains)],
+        "unsaved": sorted(captured.unsaved),
         "mutated": [list(x) for x in captured.mutated],
         "random": [list(x) for x in captured.random],
         "drawn": captured.drawn,
@@ -166,6 +167,7 @@ def from_signature(graph: Looks, source: str, tensors: dict[str, Any]) -> tuple[
         _need(all(own != s.name for s in found.state), f"{own} stands twice")
         _need(kind == "constant" or all(own.split(".")), f"no name {own!r:.60}")
         found.state.append(State(own, kind, tensor))
+    found.unsaved = set(entries.rows("unsaved", str))
     found.parameters = entries.rows("parameters", str)
     found.in_tree = _tree_in(entries.take("arguments"), 0)
     found.out_tree = _tree_in(entries.take("results"), sum(v.ndim for v in values))

@@ -56,6 +56,7 @@ def capture(
     recorder = Recorder(name, on_data)
     shapes = _declare(found, recorder, leaves, names, dims) if dims else {}
     places = _places(root) if root is not None else []
+    found.unsaved = _unsaved(root) if root is not None else set()
     returned: list[Any] = []
     stand_ins: dict[int, Any] = {}
     seen: dict[int, Any] = {}  # arguments as the function is to see them
@@ -293,6 +294,15 @@ def _places(root: Any) -> list[Place]:
                 if tensor is not None:
                     found.append((f"{prefix}.{key}" if prefix else key, kind, held, key, tensor))
     return found
+
+
+def _unsaved(root: Any) -> set[str]:
+    """The buffers that a module's state_dict leaves out."""
+    return {
+        f"{prefix}.{key}" if prefix else key
+        for prefix, module in root.named_modules()
+        for key in module._non_persistent_buffers_set
+    }
 
 
 @contextmanager

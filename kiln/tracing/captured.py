@@ -51,6 +51,7 @@ class Captured:
         self.inputs: list[Input] = []
         self.in_tree: Tree
         self.state: list[State] = []
+        self.unsaved: set[str] = set()  # buffers that are no part of a state_dict
         self.out_tree: Tree
         self.outputs: list[str] = []
         self.mutated: list[tuple[str, int]] = []  # ("input" or "state", which), of the outputs after those
