@@ -1,7 +1,7 @@
 """A program's calls as a `kiln.fx.GraphModule`: `ExportedProgram.graph_module`.
 
-Parameters, buffers and constants are inputs, before the arguments (`graph_signature` says which is which); what
-is written in place is an output, before the results.
+Parameters, buffers and constants are inputs, before the arguments: `graph_signature` says which is which.
+What is written in place is an output, before the results.
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ from typing import Any
 
 from kiln import _core
 from kiln.capture.pure.steps import CAST, DETACH, STRIDED
-from kiln.export.graph_signature import ExportGraphSignature, OutputSpec, TensorArgument, OutputKind, input_specs, output_kind
+from kiln.export.graph_signature import (
+    ExportGraphSignature,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+    input_specs,
+    output_kind,
+)
 from kiln.fx import Graph, GraphModule, Node
 from kiln.graph.size import Dim, evaluate
 from kiln.nn import Module
@@ -53,10 +60,20 @@ class _Lifted:
         outputs = []
         for (kind, which), node in zip(found.mutated, results[count:]):
             outputs.append(node)
-            self.signature.output_specs.append(OutputSpec(output_kind(found, kind, which)[0], TensorArgument(node.name), output_kind(found, kind, which)[1]))
+            self.signature.output_specs.append(
+                OutputSpec(
+                    output_kind(found, kind, which)[0],
+                    TensorArgument(node.name),
+                    output_kind(found, kind, which)[1],
+                )
+            )
         for k in range(count):
             same = found.same.get(k)
-            node = results[k] if same is None else operands[same[1] + (len(found.inputs) if same[0] == "state" else 0)]
+            node = (
+                results[k]
+                if same is None
+                else operands[same[1] + (len(found.inputs) if same[0] == "state" else 0)]
+            )
             outputs.append(node)
             self.signature.output_specs.append(OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name)))
         self.graph.output(tuple(outputs))
@@ -68,14 +85,19 @@ class _Lifted:
         return _core.from_nested(0, dtype).expand(tuple(sizes))
 
     def _add(self, step: Any) -> None:
-        given = [self._size(x) if kind == "size" else x if kind == "number" else self.values[x] for kind, x in step.args]
+        given = [
+            self._size(x) if kind == "size" else x if kind == "number" else self.values[x]
+            for kind, x in step.args
+        ]
         if isinstance(step.op, str):
             made = self._memory(step, given)
         else:
             made = self.graph.call_function(step.op.handle, tuple(bound_of(step.op, step.structure, given)))
-        outs = [made] if len(step.outs) == 1 else [
-            self.graph.call_function(operator.getitem, (made, k)) for k in range(len(step.outs))
-        ]
+        outs = (
+            [made]
+            if len(step.outs) == 1
+            else [self.graph.call_function(operator.getitem, (made, k)) for k in range(len(step.outs))]
+        )
         for k, dtype, node in zip(step.outs, step.dtypes, outs):
             if (shape := self.found.shapes.get(k)) is not None:
                 node.meta["val"] = self._like(dtype, shape)
@@ -108,7 +130,11 @@ class _Lifted:
                 term: Any = None if many != 1 and monomial else many
                 for atom in monomial:
                     factor = self._atom(atom)
-                    term = factor if term is None or term == 1 else self.graph.call_function(operator.mul, (term, factor))
+                    term = (
+                        factor
+                        if term is None or term == 1
+                        else self.graph.call_function(operator.mul, (term, factor))
+                    )
                 if many != 1 and monomial:
                     term = self.graph.call_function(operator.mul, (term, many))
                 total = term if total is None else self.graph.call_function(operator.add, (total, term))

@@ -157,7 +157,9 @@ class ExportGraphSignature:
         return self._written(OutputKind.USER_INPUT_MUTATION)
 
     def __str__(self) -> str:
-        return "\n".join(["", "# inputs", *map(str, self.input_specs), "", "# outputs", *map(str, self.output_specs), ""])
+        return "\n".join(
+            ["", "# inputs", *map(str, self.input_specs), "", "# outputs", *map(str, self.output_specs), ""]
+        )
 
 
 _LETTER = {"parameter": "p", "buffer": "b", "constant": "c"}
@@ -169,7 +171,7 @@ _KINDS = {
 
 
 def input_specs(found: Captured) -> list[InputSpec]:
-    """The inputs of a program's graph: parameters, buffers and constants, arguments, numbers that are drawn."""
+    """The inputs of a program's graph: parameters, buffers, constants, arguments, numbers that are drawn."""
     taken: set[str] = set()
 
     def name(text: str) -> TensorArgument:

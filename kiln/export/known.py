@@ -19,7 +19,7 @@ from kiln.codegen.store import kept
 from kiln.codegen.store.identity import digest
 from kiln.export.signature import Looks, from_signature
 from kiln.graph.size import Dim
-from kiln.graph.text import TextError, dim_text, parse_dim
+from kiln.graph.text import dim_text, parse_dim
 from kiln.late import later
 from kiln.table.record import find
 from kiln.tracing.captured import Captured, Check
@@ -58,14 +58,15 @@ def program(text: str, signature: str, tensors: dict[str, Any]) -> tuple[Capture
     told = _told(found)
     if told is not None and len(told) < _MOST:
         kept.store(key, told)
-    return found, trains  # type: ignore[no-any-return]
+    return found, trains
 
 
 def _from_known(
     known: dict[str, Any], text: str, signature: str, tensors: dict[str, Any]
 ) -> tuple[Captured, list[bool]]:
     slots = known["slots"]
-    looks = Looks(*([_look_in(x, slots) for x in known[kind]] for kind in ("inputs", "outputs")), slots)
+    inputs, outputs = ([_look_in(x, slots) for x in known[kind]] for kind in ("inputs", "outputs"))
+    looks = Looks(inputs, outputs, slots)
     found, trains = from_signature(looks, signature, tensors)
     found.history = [tuple(operands) for operands in known["history"]]
     found.again = tuple(known["again"])

@@ -77,7 +77,7 @@ class ExportedProgram(Module):
         return lifted(self._captured)
 
     @property
-    def state_dict(self) -> Any:  # type: ignore[override]
+    def state_dict(self) -> Any:
         """The parameters and buffers by name, as a dict; called, what a module's `state_dict()` gives."""
         return _States(self)
 

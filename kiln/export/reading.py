@@ -1,4 +1,4 @@
-"""A program of its texts: the graph is read, verified and asked what it may read and write; then its steps."""
+"""A program of its texts: the graph is read, verified and asked what it may read; then its steps follow."""
 
 from __future__ import annotations
 

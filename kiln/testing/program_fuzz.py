@@ -9,8 +9,8 @@ declares them. Anything but a result or one of `ERRORS` is a finding, and so is 
 
 from __future__ import annotations
 
-import argparse
 import _thread
+import argparse
 import io
 import json
 import os
@@ -86,8 +86,8 @@ def seeds() -> list[bytes]:
                dynamic_shapes=({0: Dim("n", min=2, max=64)}, {0: 2 * Dim("n") + 1})),
         export(net, (kiln.rand(3, 4), index)),
         export(_Loops(), (kiln.rand(3, 4),)),
-        export(lambda x: kiln.cond(x.sum() > 0, lambda x: x * 2, lambda x: x.flip(0), (x,)), (kiln.rand(3, 2),),
-               dynamic_shapes=({0: Dim("n", min=2, max=64)},)),
+        export(lambda x: kiln.cond(x.sum() > 0, lambda x: x * 2, lambda x: x.flip(0), (x,)),
+               (kiln.rand(3, 2),), dynamic_shapes=({0: Dim("n", min=2, max=64)},)),
     ]  # fmt: skip
     files = []
     for program in programs:

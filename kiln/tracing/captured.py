@@ -1,4 +1,4 @@
-"""What a captured function is: its names, its state, what it checks, and, when asked for, its graph and steps.
+"""What a captured function is: its names, state and checks, and, when asked for, its graph and steps.
 
 A program that was loaded runs without those: nothing here imports what follows or plans a function.
 """
@@ -57,7 +57,9 @@ class Captured:
         self.mutated: list[tuple[str, int]] = []  # ("input" or "state", which), of the outputs after those
         self.random: list[tuple[str, int]] = []
         self.drawn = 0  # how far a call moves the generator's position
-        self.history: list[tuple[int, ...]] = []  # of each output, and what is written: the operands it gives gradients
+        self.history: list[
+            tuple[int, ...]
+        ] = []  # of each output, and what is written: the operands it gives gradients
         self.same: dict[int, tuple[str, int]] = {}  # outputs that are an input or a state as it came
         self.dims: dict[str, Range] = {}  # by name: the sizes that vary, their bounds, where they are read
         self.gives_sizes = False  # whether sizes are among the results
@@ -65,7 +67,9 @@ class Captured:
         self.firsts: list[int] = []  # of each input and state: the slot of its first size
         self.op: Any = None  # what runs it: an Op with the structure it is called at
         self.again: tuple[int, ...] = ()  # operands that the op is given once more, see Steps
-        self.whole: Callable[[], Captured] | None = None  # of one that was loaded: it with its steps and graph
+        self.whole: Callable[[], Captured] | None = (
+            None  # of one that was loaded: it with its steps and graph
+        )
         self.step_lines: list[str] = []
         self.checks: list[Check] = []
         self.distinct: list[int] = []  # of the tensors among the arguments: the first of each

@@ -33,7 +33,9 @@ def expand(graph: Graph) -> Graph:
 
 
 def _has_composites(graph: Graph) -> bool:
-    return any(node.op.kind == "composite" or any(map(_has_composites, _called(node))) for node in graph.nodes)
+    return any(
+        node.op.kind == "composite" or any(map(_has_composites, _called(node))) for node in graph.nodes
+    )
 
 
 def _called(node: Node) -> list[Graph]:

@@ -50,11 +50,11 @@ def _add(graph: Graph, step: Step, values: dict[int, Value], shapes: dict[int, S
         values[step.outs[0]] = _memory(graph, step, given)
         return
     if step.op is CALLED or is_ambiguous(step.op, step.structure):
-        called = step.op is CALLED  # whose nodes are the graph's own
-        function = None if called else function_for(step.op, step.structure)
-        source = parsed(step.structure[1]) if function is None else function.graph(tuple(map(described, given)))
-        made = inline(graph, source, given)
-        values.update(zip(step.outs, made if step.history else [_detached(graph, x) for x in made]))
+        function = function_for(step.op, step.structure)
+        called = step.op is CALLED  # a graph, whose nodes are this one's too
+        source = parsed(step.structure[1]) if called else function.graph(tuple(map(described, given)))
+        results = inline(graph, source, given)
+        values.update(zip(step.outs, results if step.history else [_detached(graph, y) for y in results]))
         return
     inputs, attrs = arguments(graph, step.op, step.structure, given)
     for which, (k, dtype) in enumerate(zip(step.outs, step.dtypes)):

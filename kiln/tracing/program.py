@@ -6,14 +6,16 @@ from typing import Any
 
 from kiln import _core
 from kiln.errors import describe
-from kiln.graph.graph import Value
 from kiln.graph.size import Size, evaluate
 from kiln.tracing import nested
 from kiln.tracing.captured import Captured, Check
 from kiln.tracing.trees import alike, build, constants, flatten
 
 MOST = 64  # operands of one call that may have gradients
-_OFTEN, _EVERY = 16, 64  # of the calls that the core does not know, the first are told it, then one of so many
+_OFTEN, _EVERY = (
+    16,
+    64,
+)  # of the calls that the core does not know, the first are told it, then one of so many
 
 Home = tuple[dict[str, Any], str]  # where a tensor of a program is: the dict that holds it, and its key
 
@@ -118,7 +120,9 @@ class Program:
         found = self.captured
         if found.op is None or nested.recorder() is not None:
             return False
-        if any(type(check) is not Check or check.late for check in found.checks):  # looks at values on the way
+        if any(
+            type(check) is not Check or check.late for check in found.checks
+        ):  # looks at values on the way
             return False
         tensors = [*operands, *(operands[k] for k in found.again)]
         if not _are_tensors(tensors) or _many_need_gradients(tensors):
@@ -144,7 +148,9 @@ class Program:
             place.setdefault(id(x), len(place))
         order = [place[id(x)] for x in operands[:count]]
         part = [*(("leaf", k) for k in order), *(("met", x) for x in operands[count:])]
-        checks = [(check.op, check.structure, [_part(part, *p) for p in check.parts]) for check in found.checks]
+        checks = [
+            (check.op, check.structure, [_part(part, *p) for p in check.parts]) for check in found.checks
+        ]
         sizes = [(k, d, n) for k, x in zip(order, operands) for d, n in enumerate(x.shape)]
         plain = (self._is_one or self._is_tuple) and not found.same
         plain = plain and all(_flows(y, operands, history) for y, history in zip(results, found.history))

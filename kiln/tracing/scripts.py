@@ -8,7 +8,8 @@ from typing import Any
 from kiln import _core
 from kiln.errors import describe, message
 from kiln.nn import Module
-from kiln.tracing.capture import Captured, capture
+from kiln.tracing.capture import capture
+from kiln.tracing.captured import Captured
 from kiln.tracing.compare import compare
 from kiln.tracing.program import Program, held_in
 from kiln.tracing.recorder import TracingError

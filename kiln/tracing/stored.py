@@ -22,7 +22,9 @@ class StoredOp(Op):
 
     __slots__ = ("_found", "_whole", "structure")
 
-    def __init__(self, name: str, identity: str, tensors: int, numbers: int, whole: Callable[[], Any]) -> None:
+    def __init__(
+        self, name: str, identity: str, tensors: int, numbers: int, whole: Callable[[], Any]
+    ) -> None:
         self._whole, self._found = whole, None
         self.structure = (tensors, numbers) if numbers else (tensors,)
         super().__init__(name, "composite", parameters(numbers), self._traced, listed=False)
