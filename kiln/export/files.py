@@ -22,18 +22,20 @@ from typing import IO, Any
 
 from kiln import _core
 from kiln.errors import describe, message, warn
+from kiln.export.known import program
 from kiln.export.program import ExportedProgram
-from kiln.export.signature import asked, from_signature, read_name, signature
+from kiln.export.signature import asked, read_name, results_saved, signature
 from kiln.files import write_atomically, write_to
 from kiln.graph.graph import Graph
-from kiln.graph.text import TextError, parse, text
-from kiln.graph.verify import VerifyError, verify
-from kiln.passes.rewrite import clone
+from kiln.graph.text import TextError, text
+from kiln.late import later
 from kiln.serialization.source import Damaged, opened
 from kiln.serialization.tensor_file import named_chunks, read_entry, read_header
-from kiln.table.record import find
-from kiln.tracing.recorder import Expected
+from kiln.tracing.captured import Kept
 from kiln.version import __version__
+
+_clone, _expand = later("kiln.passes.rewrite", "clone"), later("kiln.tracing.expand", "expand")
+_digest = later("kiln.codegen.store.identity", "digest")
 
 FORMAT = "1"
 _KEYS = ("kiln.program", "kiln.version", "kiln.graph", "kiln.signature", "kiln.expanded")
@@ -65,14 +67,10 @@ def save(
 
 def _chunks(ep: ExportedProgram, extra: dict[str, Any]) -> Iterator[Any]:
     captured = ep._captured
-    kept = len(captured.outputs) + len(captured.mutated)  # what checks look at is found again
-    graph, values = clone(captured.graph)
-    checks = asked(captured)
-    numbers = [c.which for c in checks if isinstance(c, Expected) or c.kind == "result"]
-    outputs = [*captured.graph.outputs[:kept], *(captured.graph.outputs[k] for k in numbers)]
-    graph.finish([values[id(v)] for v in outputs])
+    graph, values = _clone(captured.graph)
+    graph.finish([values[id(captured.graph.outputs[k])] for k in results_saved(captured)])
     tensors = {s.name: held[key].detach() for s, (held, key) in zip(captured.state, ep._homes)}
-    tensors.update((read_name(k), c.example) for k, c in enumerate(checks) if not isinstance(c, Expected))
+    tensors.update((read_name(k), c.example) for k, c in enumerate(asked(captured)) if isinstance(c, Kept))
     trains = [bool(held[key].requires_grad) for held, key in ep._homes]
     texts = {
         "kiln.program": FORMAT,
@@ -89,10 +87,8 @@ def _chunks(ep: ExportedProgram, extra: dict[str, Any]) -> Iterator[Any]:
 
 
 def _expanded(graph: Graph) -> str:
-    from kiln.codegen.store.identity import digest
-    from kiln.tracing.expand import expand
-
-    return digest(b"expanded", text(expand(graph)).encode()).hex()
+    found: bytes = _digest(b"expanded", text(_expand(graph)).encode())
+    return found.hex()
 
 
 @_core.Function
@@ -125,14 +121,13 @@ def load(
     if missing:
         raise ValueError(f"export.load: {where} has no {missing[0]}")
     try:
-        graph = verify(parse(texts["kiln.graph"], find))
-        captured, trains = from_signature(graph, texts["kiln.signature"], tensors)
-    except (TextError, VerifyError) as error:
+        captured, trains = program(texts["kiln.graph"], texts["kiln.signature"], tensors)
+    except TextError as error:
         raise ValueError(f"export.load: {where}: {error}") from None
     for state, wanted in zip(captured.state, trains):
         if wanted:
             state.tensor.requires_grad_()
-    if texts["kiln.version"] != __version__ and _expanded(graph) != texts["kiln.expanded"]:
+    if texts["kiln.version"] != __version__ and _expanded(captured.graph) != texts["kiln.expanded"]:
         warn(
             f"export.load: {where} was written by kiln {texts['kiln.version']:.20}, which computes some of "
             "its ops otherwise: results may differ in their last digits",

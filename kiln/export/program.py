@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from kiln import _core
 from kiln.errors import describe, message
 from kiln.graph.graph import Graph
+from kiln.late import later
 from kiln.nn import Module, Parameter
-from kiln.tracing.capture import Captured, capture
+from kiln.tracing.captured import Captured, State
 from kiln.tracing.program import Program
 from kiln.tracing.trees import build, flatten
+
+_capture = later("kiln.tracing.capture", "capture")
 
 
 class _Part(Module):
@@ -36,12 +40,12 @@ class ExportedProgram(Module):
         self._constants: dict[str, Any] = {}
         homes: list[tuple[dict[str, Any], str]] = []
         for state in captured.state:
-            homes.append(_home(self, state.name, state.kind, state.tensor))
+            homes.append(_home(self, state, state.name not in captured.unsaved))
         self._homes = homes
-        self._program = Program(captured, lambda: [held[key] for held, key in homes])
+        self._program = Program(captured, homes)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._program(args, kwargs)
+        return self._program.fast(*args, **kwargs)
 
     def run(self, inputs: list[Any]) -> list[Any]:
         """The tensors of the results, of the inputs' tensors in the order of the program's inputs."""
@@ -51,9 +55,52 @@ class ExportedProgram(Module):
         flatten(self(*args, **kwargs), results)
         return results
 
-    def module(self) -> Module:
-        """The program as a module: itself."""
+    def module(self, check_guards: bool = True) -> Module:
+        """The program as a module: itself. It always checks its arguments."""
         return self
+
+    @property
+    def graph_module(self) -> Any:
+        """The calls it is made of as a `kiln.fx.GraphModule` of parameters, buffers, constants and arguments,
+        in the order of `graph_signature`; made anew each time.
+        """
+        return self._lifted()[0]
+
+    @property
+    def graph_signature(self) -> Any:
+        """What the inputs and outputs of `graph_module` are."""
+        return self._lifted()[1]
+
+    def _lifted(self) -> Any:
+        from kiln.export.graph_module import lifted
+
+        return lifted(self._captured)
+
+    @property
+    def state_dict(self) -> Any:
+        """The parameters and buffers by name, as a dict; called, what a module's `state_dict()` gives."""
+        return _States(self)
+
+    def run_decompositions(self, decomp_table: Any = None, decompose_custom_triton_ops: bool = False) -> Any:
+        """A program that computes the same of primitives alone: `linear` is a product and a sum there. It has
+        the tensors of this one. `decomp_table`: ops by what they are to be made of is not known here.
+        """
+        if decomp_table:
+            raise NotImplementedError(
+                "run_decompositions: every composite is decomposed as kiln has it; leave decomp_table out"
+            )
+        from kiln.export.reading import decomposed
+
+        tensors = [held[key] for held, key in self._homes]
+        made = ExportedProgram(decomposed(self._captured, tensors), *self._source)
+        made.train(self.training)
+        return made
+
+    def validate(self) -> None:
+        """Checks every rule of the graph; VerifyError at the first that it breaks."""
+        from kiln.graph.verify import verify
+
+        verify(self.graph)
 
     @property
     def graph(self) -> Graph:
@@ -70,6 +117,8 @@ class ExportedProgram(Module):
         """Tensors that are neither parameters nor buffers, by name."""
         return dict(self._constants)
 
+    tensor_constants = constants
+
     @property
     def example_inputs(self) -> Any:
         """The arguments (args, kwargs) that the program was made with; None of one that was loaded."""
@@ -85,6 +134,17 @@ class ExportedProgram(Module):
 
         return verified(self, cases, against, seed)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ExportedProgram:
+        state = [
+            own._replace(tensor=copy.deepcopy(held[key], memo))
+            for own, (held, key) in zip(self._captured.state, self._homes)
+        ]
+        captured = copy.copy(self._captured)
+        captured.state = state
+        made = memo[id(self)] = ExportedProgram(captured, *self._source)
+        made.train(self.training)
+        return made
+
     def _get_name(self) -> str:
         return "ExportedProgram"
 
@@ -94,8 +154,20 @@ class ExportedProgram(Module):
         return described(self)
 
 
-def _home(root: Module, name: str, kind: str, tensor: Any) -> tuple[dict[str, Any], str]:
+class _States(dict[str, Any]):
+    """A program's parameters and buffers by name."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self._program = program
+        super().__init__(Module.state_dict(program, keep_vars=True))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return Module.state_dict(self._program, *args, **kwargs)
+
+
+def _home(root: Module, state: State, saved: bool) -> tuple[dict[str, Any], str]:
     """Puts a tensor where its name says, and gives the dict and key that hold it."""
+    name, kind, tensor = state
     if kind == "constant":
         constants = root._constants
         constants[name] = tensor
@@ -114,6 +186,7 @@ def _home(root: Module, name: str, kind: str, tensor: Any) -> tuple[dict[str, An
         module._parameters[key] = own
         return module._parameters, key
     module._buffers[key] = tensor
+    module._keep(key, saved)
     return module._buffers, key
 
 
@@ -145,7 +218,7 @@ def export(
     if not callable(mod):
         raise TypeError(message("export", "a module or a function", describe(mod)))
     kwargs = dict(kwargs or {})
-    captured = capture(mod, args, kwargs, dynamic_shapes)
+    captured = _capture(mod, args, kwargs, dynamic_shapes)
     made = ExportedProgram(captured, mod, (args, kwargs))
     made.train(getattr(mod, "training", False))
     return made

@@ -10,25 +10,23 @@ from __future__ import annotations
 
 import json
 from collections import namedtuple
-from typing import Any
+from typing import Any, NamedTuple
 
 from kiln import _core
 from kiln.errors import message
-from kiln.graph.graph import Graph, Shape
-from kiln.graph.places import PlaceError, conditions
-from kiln.graph.size import Dim, Size, slots_named, symbol
+from kiln.graph.graph import Shape
+from kiln.graph.size import Dim, Size, slots_named
 from kiln.graph.text import DTYPES, TextError, dim_text, parse_dim
 from kiln.table.kinds import FLOATS
-from kiln.tracing.capture import Captured, Check, Input, State, add_checks, set_histories
+from kiln.tracing.captured import Captured, Check, Expected, Input, Kept, State
 from kiln.tracing.dims import Range
-from kiln.tracing.expand import expand
-from kiln.tracing.recorder import Expected, Kept
-from kiln.tracing.restore import Restored
-from kiln.tracing.sizes import SIGNS, Guard, Sizes
+from kiln.tracing.sizes import SIGNS, Guard
 from kiln.tracing.trees import LEAF, Tree
 
 _DEPTH = 64
-ERRORS: dict[str, type[Exception]] = {e.__name__: e for e in (RuntimeError, ValueError, IndexError, TypeError)}
+ERRORS: dict[str, type[Exception]] = {
+    e.__name__: e for e in (RuntimeError, ValueError, IndexError, TypeError)
+}
 _DTYPES = {name: getattr(_core, name) for name in DTYPES}
 
 
@@ -48,6 +46,7 @@ def signature(captured: Captured, trains: list[bool]) -> dict[str, Any]:
         "outputs": captured.outputs,
         "same": [[k, kind, which] for k, (kind, which) in captured.same.items()],
         "state": [[s.name, s.kind, wanted] for s, wanted in zip(captured.state, trains)],
+        "unsaved": sorted(captured.unsaved),
         "mutated": [list(x) for x in captured.mutated],
         "random": [[kind, dim_text(n)] for kind, n in captured.random],
         "drawn": dim_text(captured.drawn),
@@ -62,6 +61,14 @@ def signature(captured: Captured, trains: list[bool]) -> dict[str, Any]:
 def asked(captured: Captured) -> list[Kept | Expected]:
     """What is asked of values beyond what the graph's ops ask."""
     return [check for check in captured.checks if not isinstance(check, Check)]
+
+
+def results_saved(captured: Captured) -> list[int]:
+    """The results that a file's graph has: those of the program, then what is asked for; what the checks of ops
+    look at is found again from the ops.
+    """
+    kept = [*range(len(captured.outputs) + len(captured.mutated))]
+    return kept + [c.which for c in asked(captured) if isinstance(c, Expected) or c.kind == "result"]
 
 
 def asked_rows(captured: Captured) -> list[list[Any]]:
@@ -84,11 +91,14 @@ def read_name(k: int) -> str:
     return f"value read ({k})"
 
 
-def _read_asked(found: Captured, entries: _Entries, graph: Graph, tensors: dict[str, Any]) -> None:
+def _read_asked(found: Captured, entries: _Entries, graph: Looks, tensors: dict[str, Any]) -> None:
     first = len(found.outputs) + len(found.mutated)
     rows = entries.rows("asked", str, int, str, str)
     results = graph.outputs[first:]
-    _need(len(results) == sum(kind != "operand" for kind, *_ in rows), f"the graph returns {len(graph.outputs)} values")
+    _need(
+        len(results) == sum(kind != "operand" for kind, *_ in rows),
+        f"the graph returns {len(graph.outputs)} values",
+    )
     operands = [v for v in graph.inputs if not v.weak]
     for k, (kind, which, error, told) in enumerate(rows):
         _need(kind in ("true", "operand", "result"), f"nothing is asked as {kind!r:.20}")
@@ -179,9 +189,17 @@ def _need(holds: bool, what: str) -> None:
         raise TextError(f"signature: {what}")
 
 
-def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[Captured, list[bool]]:
-    """A program as `capture` gives it, from its graph and what is said beside it, and which state takes
-    gradients. TextError for what does not fit together.
+class Looks(NamedTuple):
+    """What a signature is read by: how a graph's inputs and outputs look; a Graph says so too."""
+
+    inputs: list[Any]
+    outputs: list[Any]
+    slots: int
+
+
+def from_signature(graph: Looks, source: str, tensors: dict[str, Any]) -> tuple[Captured, list[bool]]:
+    """A program without what runs it, of what is said beside its graph, and which state takes gradients.
+    TextError for what does not fit together.
     """
     entries = _Entries(source)
     name = entries.take("name")
@@ -210,6 +228,7 @@ def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[
         _need(all(own != s.name for s in found.state), f"{own} stands twice")
         _need(kind == "constant" or all(own.split(".")), f"no name {own!r:.60}")
         found.state.append(State(own, kind, tensor))
+    found.unsaved = set(entries.rows("unsaved", str))
     found.parameters = entries.rows("parameters", str)
     found.in_tree = _tree_in(entries.take("arguments"), 0)
     found.out_tree = _tree_in(entries.take("results"), sum(v.ndim for v in values))
@@ -224,22 +243,14 @@ def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[
     slots = found.number_sizes()
     _need(slots + len(numbers) <= graph.slots, "fewer slots than sizes")
     _read_dims(found, entries, slots)
-    found.random = [(kind, _count(n, slots)) for kind, n in entries.rows("random", str, str)]
-    found.drawn = _count(entries.take("drawn"), slots)
+    found.random = [(kind, _count(n, found, slots)) for kind, n in entries.rows("random", str, str)]
+    found.drawn = _count(entries.take("drawn"), found, slots)
     _need(len(numbers) == len(found.random), f"{len(numbers)} numbers, {len(found.random)} that are drawn")
     _need(all(kind in ("seed", "position") for kind, _ in found.random), "a number that is not drawn")
-    _check_places(found, graph)
-    rest = Restored(graph)
-    kept = list(rest.results)
-    extra = add_checks(found, rest, len(kept))  # type: ignore[arg-type]  # of a recorder it asks as much
-    found.steps = rest.finish([*kept, *extra])
-    set_histories(found)
-    found._graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
-    found.make_op()
     return found, [wanted for _, _, wanted in state]
 
 
-def _check_counts(found: Captured, graph: Graph, numbers: list[Any]) -> None:
+def _check_counts(found: Captured, graph: Looks, numbers: list[Any]) -> None:
     """Every index is of something, every count is the same wherever it is said."""
     inputs, state = len(found.inputs), len(found.state)
     tree = found.in_tree
@@ -268,11 +279,13 @@ def _check_counts(found: Captured, graph: Graph, numbers: list[Any]) -> None:
     _need(all(v.dtype == "int64" for v in numbers), "a number that is no integer")
 
 
-def _count(given: Any, slots: int) -> Dim:
+def _count(given: Any, found: Captured, slots: int) -> Dim:
     """How many random numbers."""
     _need(isinstance(given, str), "a count of random numbers must be a text")
     count = parse_dim(given, slots)
     _need(not isinstance(count, int) or 0 <= count < 1 << 62, "no count of random numbers")
+    named = {d.slot for d in found.dims.values()}
+    _need(isinstance(count, int) or slots_named(count) <= named, "a count of random numbers has no name")
     return count
 
 
@@ -296,24 +309,6 @@ def _read_dims(found: Captured, entries: _Entries, slots: int) -> None:
     for left, sign, right, answer, line in entries.rows("guards", str, str, str, bool, str):
         _need(sign in SIGNS, f"no comparison {sign!r:.10}")
         found.guards.append(Guard(parse_dim(left, slots), sign, parse_dim(right, slots), answer, line))
-
-
-def _check_places(found: Captured, graph: Graph) -> None:
-    """TextError for a node that leaves its operands' memory; where that depends on sizes, a guard more."""
-    if layer := next((n for n in graph.nodes if n.op.kind == "layer" and n.op.name != "attend"), None):
-        raise TextError(f"{layer.op.name} is a part of ops, not one that a program calls")
-    try:
-        asked = conditions(graph)
-        asked += conditions(expand(graph))
-    except PlaceError as error:
-        raise TextError(str(error)) from None
-    known = Sizes()
-    for dim in found.dims.values():
-        if dim.symbol is symbol(dim.slot):
-            known.ranges[dim.slot] = dim.min, float("inf") if dim.max is None else dim.max
-    for left, right, where in asked:
-        if known.known(left, "<=", right) is not True:
-            found.guards.append(Guard(left, "<=", right, True, where))
 
 
 def _tree_in(tree: Any, slots: int, depth: int = 0) -> Tree:

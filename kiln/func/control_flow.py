@@ -440,7 +440,7 @@ def _build(
 
 def _agreed(root: Root, tensors: list[Any]) -> None:
     """Raises where sizes must be equal that are not those of the tensors."""
-    env = [int(n) for x in tensors for n in x.shape]
+    env = [n for x in tensors for n in x.shape]
     for a, b in root.checks:
         if evaluate(a, env.__getitem__) != evaluate(b, env.__getitem__):
             raise ValueError(f"{a} and {b} differ")

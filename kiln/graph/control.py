@@ -69,7 +69,14 @@ def infer(op: OpLike, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any,
     call = _checked(op, attrs)
     name = op.name
     place = _Place(call.sizes)
-    state, each, _ = call.counts
+    state, each, rest = call.counts
+    fits = {
+        "cond": call.counts == (0, 0, 0),
+        "while_loop": each == 0 and state + rest == len(inputs),
+        "scan": state + each + rest == len(inputs),
+        "counted": each == 0 and state + rest <= len(inputs),
+    }
+    _require(fits[name], f"{name}: {len(inputs)} inputs are not {state} + {each} + {rest}")
     offset = 1 if name == "cond" else 0
     if name == "cond":
         _require(bool(inputs), f"{name}: there is no flag")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from kiln.graph.control import Attrs
 from kiln.graph.graph import Graph, Node, Value
-from kiln.graph.size import Dim, Size, product
+from kiln.graph.size import Dim, Size, product, substitute
 from kiln.graph.text import DTYPES
 
 
@@ -89,17 +90,35 @@ class _Node:
         self.at_most(high + 1, size, "a place behind the last")
 
 
-def conditions(graph: Graph) -> list[Condition]:
-    """What must hold of sizes for every primitive of a graph to stay in bounds; PlaceError if it cannot."""
+def conditions(graph: Graph, within: str = "") -> list[Condition]:
+    """What must hold of sizes for every primitive of a graph to stay in bounds; PlaceError if it cannot.
+    `within`: the node that calls the graph.
+    """
     found: list[Condition] = []
     for k, node in enumerate(graph.nodes):
         op: Any = node.op
         kind = op.algorithm if op.kind in ("along", "layer") else op.kind
         rule = _RULES.get(kind)
-        if rule is None and kind not in ("composite", "constant", "recurrence"):
-            raise PlaceError(f"node {k} ({op.name}): what it may read is not known")
-        if rule is not None:
-            rule(_Node(node, f"node {k} ({op.name})", found), node.inputs, node.attrs)
+        where = f"{within}node {k} ({op.name})"
+        if op.kind == "control":
+            found += _called(_Node(node, where, found), Attrs(*node.attrs))
+        elif rule is not None:
+            rule(_Node(node, where, found), node.inputs, node.attrs)
+        elif kind not in ("composite", "constant", "recurrence"):
+            raise PlaceError(f"{where}: what it may read is not known")
+    return found
+
+
+def _called(n: _Node, call: Attrs) -> list[Condition]:
+    """What graphs that a node calls ask of sizes, in those of the graph around them."""
+    if n.node.op.name == "counted":
+        n.refuse("a part of derivatives, not one that a program calls")
+    n.at_most(0, call.steps[0], "a negative number of steps")
+    found: list[Condition] = []
+    for j, sub in enumerate(call.graphs):
+        for left, right, where in conditions(sub.graph, f"{n.where}, graph {j}, "):
+            a, b = (substitute(size, call.sizes.__getitem__) for size in (left, right))
+            _Node(n.node, where, found).at_most(a, b, "sizes that do not fit")
     return found
 
 

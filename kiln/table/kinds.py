@@ -25,9 +25,9 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from kiln import _core
-from kiln.graph import control
 from kiln.graph.graph import Graph, Shape, Value
 from kiln.graph.size import Dim, product
+from kiln.late import later
 
 # The scalar type a dtype is computed in.
 COMPUTE = {
@@ -319,7 +319,7 @@ INFER: dict[str, Rule] = {
     "concat": _concat,
     "along": lambda op, *given: ALONG[op.algorithm](op, *given),
     "layer": lambda op, *given: op.shapes(op, *given),
-    "control": control.infer,
+    "control": later("kiln.graph.control", "infer"),
 }
 
 VIEWS = frozenset({"reshape", "permute", "expand", "as_strided", "slice"})

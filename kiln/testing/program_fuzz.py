@@ -9,19 +9,25 @@ declares them. Anything but a result or one of `ERRORS` is a finding, and so is 
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import io
 import json
+import os
 import random
 import re
+import threading
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import kiln
 from kiln import nn
 from kiln.export.files import load, save
 from kiln.export.program import export
+from kiln.graph.text import text
 from kiln.testing.file_fuzz import changed
 from kiln.tracing.dims import Dim
 
@@ -29,7 +35,8 @@ ERRORS = (ValueError, RuntimeError, TypeError, IndexError, NotImplementedError, 
 SECONDS = 5.0
 _WORDS = (
     "%0 %1 %99 0 1 -1 2 s0 s1 s99 4611686018427387904 float32 int64 bool linear matmul add slice reshape "
-    "embedding as_strided write input number none true ( ) [ ] , ; : = check update return nan detach"
+    "embedding as_strided write input number none true ( ) [ ] , ; : = check update return nan detach "
+    "cond while_loop scan counted called @0 @1 @9"
 ).split()
 
 
@@ -48,8 +55,29 @@ class _Net(nn.Module):
         return {"logits": self.linear(y).softmax(-1), "rest": (values, where)}, part
 
 
+class _Loops(nn.Module):
+    """Control flow of every kind, inside each other too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(kiln.rand(4))
+
+    def forward(self, x: Any) -> Any:
+        def step(total: Any, row: Any) -> Any:
+            total = kiln.cond(row.sum() > 1, lambda t: t + row * self.weight, lambda t: t - row, (total,))
+            return total, total.sum()
+
+        count, y = kiln.while_loop(
+            lambda k, y: k < 3, lambda k, y: (k + 1, y * self.weight), (kiln.zeros((), dtype=kiln.int64), x)
+        )
+        last, sums = kiln.graph.scan(step, kiln.zeros(4), y)
+        return count, last, sums, kiln.graph.map(lambda row: row[1:] - row[:-1], x)
+
+
 def seeds() -> list[bytes]:
-    """Files of small programs: one with sizes that vary, one with state, drawn numbers and containers."""
+    """Files of small programs: one with sizes that vary, one with state, drawn numbers and containers, two
+    with control flow.
+    """
     net = _Net()
     index = kiln.tensor([0, 4, 2])
     programs = [
@@ -57,6 +85,9 @@ def seeds() -> list[bytes]:
         export(lambda x, y: (x.reshape(-1) * 2).sum() + y.sum(0), (kiln.rand(3, 2), kiln.rand(7, 2)),
                dynamic_shapes=({0: Dim("n", min=2, max=64)}, {0: 2 * Dim("n") + 1})),
         export(net, (kiln.rand(3, 4), index)),
+        export(_Loops(), (kiln.rand(3, 4),)),
+        export(lambda x: kiln.cond(x.sum() > 0, lambda x: x * 2, lambda x: x.flip(0), (x,)),
+               (kiln.rand(3, 2),), dynamic_shapes=({0: Dim("n", min=2, max=64)},)),
     ]  # fmt: skip
     files = []
     for program in programs:
@@ -82,8 +113,8 @@ def edited(raw: bytes, rng: random.Random) -> bytes:
     return len(head).to_bytes(8, "little") + head + raw[8 + length :]
 
 
-def _edited_graph(text: str, rng: random.Random) -> str:
-    lines = text.split("\n")
+def _edited_graph(source: str, rng: random.Random) -> str:
+    lines = source.split("\n")
     at = rng.randrange(len(lines))
     move = rng.random()
     if move < 0.15:
@@ -93,7 +124,7 @@ def _edited_graph(text: str, rng: random.Random) -> str:
     else:
         tokens = re.findall(r"%?\w+|\S|\s", lines[at]) or [""]
         k = rng.randrange(len(tokens))
-        others = re.findall(r"%?\w+", text)
+        others = re.findall(r"%?\w+", source)
         tokens[k] = rng.choice((*_WORDS, rng.choice(others), ""))
         lines[at] = "".join(tokens)
     return "\n".join(lines)
@@ -131,13 +162,47 @@ def _large(shape: tuple[Any, ...]) -> bool:
     return total > 1 << 20
 
 
+class _Endless(Exception):
+    """A loop that went on and on."""
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """Stops what runs for long as Ctrl-C does."""
+    over = threading.Event()
+    stopped: list[bool] = []
+
+    def stop() -> None:
+        while not over.wait(SECONDS / 10):
+            stopped.append(True)
+            _thread.interrupt_main()
+
+    thread = threading.Thread(target=stop, daemon=True)
+    thread.start()
+    try:
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+    except KeyboardInterrupt:
+        if not stopped:
+            raise
+        raise _Endless from None
+
+
 def check(raw: bytes) -> str:
     """ "" if a file does no harm, else what it did."""
     began = time.monotonic()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            run(load(io.BytesIO(raw)))
+            program = load(io.BytesIO(raw))
+            loops = "while_loop" in text(program.graph)
+            with _ending() if loops else nullcontext():
+                run(program)
+    except _Endless:
+        pass
     except ERRORS as error:
         if not str(error):
             return f"{type(error).__name__} without a word"
@@ -155,6 +220,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    os.environ["KILN_CACHE_LIMIT"] = "0"  # nobody will look for these again
     files = seeds()
     found = 0
     for number in range(given.count):

@@ -225,7 +225,7 @@ class Soak:
 
     def round(self, threads: int = 2, scenes: int = 4) -> None:
         """Threads and the main thread play at once; raises what failed in any of them."""
-        faulthandler.dump_traceback_later(PATIENCE, file=sys.__stderr__, exit=True)
+        faulthandler.dump_traceback_later(PATIENCE, file=sys.__stderr__ or sys.stderr, exit=True)
         seeds = [self.draw.randrange(1 << 30) for _ in range(threads)]
         workers = [threading.Thread(target=self._scenes, args=(seed, scenes)) for seed in seeds]
         streams = sys.stdout, sys.stderr

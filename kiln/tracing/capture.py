@@ -6,213 +6,26 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln import _core
-from kiln.capture.pure.steps import DETACH, Steps
+from kiln.capture.pure.steps import DETACH
 from kiln.capture.pure.trace import names_of
 from kiln.device import device
 from kiln.errors import is_own, place
-from kiln.graph.graph import Graph, Shape
-from kiln.graph.size import Size, evaluate, symbol
-from kiln.graph.text import dim_text
+from kiln.graph.graph import Shape
+from kiln.graph.size import Size
 from kiln.nn import Module
 from kiln.table.arguments import without_values
 from kiln.table.kinds import FLOATS
-from kiln.tracing.custom import CUSTOM
+from kiln.tracing.captured import Captured, Check, Input, State, flat
 from kiln.tracing.compare import random_states, refuse_drawn
-from kiln.tracing.dims import Range, declared, specs_of
-from kiln.tracing.graphs import Look, graph_of
-from kiln.tracing.ops import ProgramOp, called, program_op, resolved
-from kiln.tracing.recorder import Expected, Kept, Recorder, TracingError
-from kiln.tracing.sizes import Guard
+from kiln.tracing.custom import CUSTOM
+from kiln.tracing.dims import declared, specs_of
+from kiln.tracing.nested import following
+from kiln.tracing.recorder import Recorder, TracingError
 from kiln.tracing.symbolic import Traced, plain
-from kiln.tracing.trees import Tree, build, constants, difference, flatten
-
-
-class Input(NamedTuple):
-    """A tensor that a program is given: its name, dtype and sizes (an int, or a Size that varies)."""
-
-    name: str
-    dtype: str
-    shape: tuple[Any, ...]
-
-
-class State(NamedTuple):
-    """A tensor that a program has: "parameter", "buffer" (each with its qualified name) or "constant"."""
-
-    name: str
-    kind: str
-    tensor: Any
-
-
-class Captured:
-    """A function as a graph.
-
-    The graph's inputs are those of `inputs`, then those of `state`, then the numbers of `random` ("seed", or
-    a position counted from that of the call); its outputs are the tensors of `out_tree`, then what the states
-    named in `mutated` hold afterwards.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.inputs: list[Input] = []
-        self.in_tree: Tree
-        self.state: list[State] = []
-        self.out_tree: Tree
-        self.outputs: list[str] = []
-        self.mutated: list[tuple[str, int]] = []  # ("input" or "state", which), of the outputs after those
-        self.random: list[tuple[str, int]] = []
-        self.drawn: Any = 0  # how far a call moves the generator's position, a size if that varies
-        self.history: list[tuple[int, ...]] = []  # of each output: the operands whose gradients it gives
-        self.written: list[tuple[int, ...]] = []  # the same of what is written
-        self.same: dict[int, tuple[str, int]] = {}  # outputs that are an input or a state as it came
-        self.dims: dict[str, Range] = {}  # by name: the sizes that vary, their bounds, where they are read
-        self.gives_sizes = False  # whether sizes are among the results
-        self.guards: list[Guard] = []  # answers about sizes that the function asked for
-        self.firsts: list[int] = []  # of each input and state: the slot of its first size
-        self.steps: Steps
-        self.op: ProgramOp | None = None
-        self.step_lines: list[str] = []
-        self.checks: list[Check | Kept | Expected] = []
-        self.distinct: list[int] = []  # of the tensors among the arguments: the first of each
-        self.parameters: list[str] = []  # what the function calls its positional arguments
-        self.aliases: tuple[int, ...] = ()  # of the tensors among the arguments: which is the same as which
-        self.met: list[Any] = []  # copies of the constants, as the run left them
-        self.kept: Any = None  # so that the next run's objects are others
-        self._shapes: dict[int, Any] = {}
-        self._graph: Graph | None = None
-
-    @property
-    def graph(self) -> Graph:
-        """The graph, composites as nodes."""
-        if self._graph is None:
-            looks = [Look(x.dtype, x.shape) for x in self.inputs]
-            looks += [Look(_dtype(s.tensor), tuple(s.tensor.shape)) for s in self.state]
-            self._graph = graph_of(self.steps, looks, self._shapes)
-        return self._graph
-
-    def keep_graph(self, other: Captured) -> None:
-        """Has the graph of one that differs in what the tensors are called."""
-        self._graph = other.graph
-
-    def number_sizes(self) -> int:
-        """Finds `firsts`; how many sizes inputs and state have together."""
-        slot = 0
-        for shape in (*(x.shape for x in self.inputs), *(s.tensor.shape for s in self.state)):
-            self.firsts.append(slot)
-            slot += len(shape)
-        return slot
-
-    def make_op(self) -> None:
-        """Makes the op of the steps, which runs them; none where there is nothing to compute."""
-        if not self.steps.results:
-            return
-        same: list[tuple[Any, Any]] = []
-        for first, own in zip(self.firsts, self.inputs):
-            same += [(symbol(first + d), n) for d, n in enumerate(own.shape) if isinstance(n, Size)]
-        same = [(a, b) for a, b in same if a is not b]
-        firsts = [*self.firsts, *(self.firsts[k] for k in self.steps.again)]
-        self.op = program_op(self.name, self.graph, self.steps, firsts, same)
-
-    def draw(self, tensors: list[Any]) -> list[int]:
-        """The numbers of a call: what `random` says, of the generator's next position."""
-        if isinstance(self.drawn, int) and not self.drawn:
-            return []
-        sizes = [n for x in tensors for n in x.shape] if self.dims else []
-        seed, start = _core.next_random(max(0, evaluate(self.drawn, sizes.__getitem__)))
-        return [seed if kind == "seed" else start + evaluate(n, sizes.__getitem__) for kind, n in self.random]
-
-    def line_of(self, which: int) -> str:
-        """The line of the program that did a step."""
-        return self.step_lines[which] if which < len(self.step_lines) else ""
-
-    def replay(self, tensors: list[Any], numbers: list[int]) -> tuple[Any, ...]:
-        """The results, the ops called one by one."""
-        sizes = {f + d: n for f, x in zip(self.firsts, tensors) for d, n in enumerate(x.shape)}
-        values: dict[int, Any] = dict(enumerate([*tensors, *numbers]))
-        for step in resolved(self.steps, sizes.__getitem__).steps:
-            given = tuple([x if kind == "number" else values[x] for kind, x in step.args])
-            before = _core.set_grad_enabled(step.history)
-            try:
-                values.update(zip(step.outs, called(step, given)))
-            finally:
-                _core.set_grad_enabled(before)
-        return tuple([values[k] for k in self.steps.results])
-
-    def size_text(self, size: Any) -> str:
-        """A size in the names that were declared."""
-        told = dim_text(size)
-        for dim in sorted(self.dims.values(), key=lambda d: -d.slot):
-            told = told.replace(dim_text(dim.symbol), dim.name)
-        return told
-
-    def place_of(self, dim: Range) -> str:
-        """Where a size that varies is read: "x: dim 0"."""
-        k = max(k for k, first in enumerate(self.firsts[: len(self.inputs)]) if first <= dim.slot)
-        return f"{self.inputs[k].name}: dim {dim.slot - self.firsts[k]}"
-
-    def tree_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> Tree:
-        """The arguments of a call as `in_tree` has them, given by position or by name."""
-        if kwargs and len(args) < len(self.in_tree.items[0].items):
-            rest = dict(kwargs)
-            named = self.parameters[len(args) :]
-            while named and named[0] in rest:
-                args = (*args, rest.pop(named[0]))
-                named = named[1:]
-            kwargs = rest
-        order = self.in_tree.items[1].keys
-        if kwargs.keys() == set(order):
-            kwargs = {k: kwargs[k] for k in order}
-        return _flat(args, kwargs, leaves, None, self.parameters)
-
-    def check_aliases(self, given: list[Any]) -> None:
-        """RuntimeError where the example had one tensor as two arguments and a call has two."""
-        for k, first in enumerate(self.aliases):
-            if given[k] is not given[first]:
-                raise RuntimeError(
-                    f"{self.name}: inputs {first} and {k} were one tensor in the example, here are two; "
-                    f""
-                    f""
-                    f""
-                    f""
-                    f""
-                    f""
-                    "trace with two tensors"
-                )
-
-    def difference(self, args: tuple[Any, ...], kwargs: dict[str, Any], tree: Tree) -> str:
-        """How the arguments of a call differ from those of the example, in words."""
-        told = difference(self.in_tree.items[0], tree.items[0], self.parameters, "args")
-        return told or difference(self.in_tree.items[1], tree.items[1], list(tree.items[1].keys), "kwargs")
-
-
-class Check(NamedTuple):
-    """What an op refuses of values: positions out of range, division of integers by 0.
-
-    `parts`: what the op is called with, each ("number", x), ("operand", k), ("result", k) or ("like",
-    tensor);
-    """
-
-    op: Any
-    structure: tuple[Any, ...]
-    parts: tuple[tuple[str, Any], ...]
-    late: bool  # it looks at a result
-
-    def before(self, operands: list[Any]) -> None:
-        """Raises what the op would of operands."""
-        if not self.late:
-            self._check(operands, ())
-
-    def after(self, operands: list[Any], results: tuple[Any, ...]) -> None:
-        """The same of what was computed on the way."""
-        if self.late:
-            self._check(operands, results)
-
-    def _check(self, operands: list[Any], results: tuple[Any, ...]) -> None:
-        held = {"operand": operands, "result": results}
-        given = tuple([held[kind][x] if kind in held else x for kind, x in self.parts])
-        _core.check_op(self.op, self.structure, given)
+from kiln.tracing.trees import Tree, build, constants, flatten
 
 
 def _dtype(tensor: Any) -> str:
@@ -238,7 +51,7 @@ def capture(
     leaves: list[Any] = []
     names: list[str] = []
     found.parameters = parameter_names(fn, len(args))
-    found.in_tree = _flat(args, kwargs, leaves, names, found.parameters)
+    found.in_tree = flat(args, kwargs, leaves, names, found.parameters)
     place: dict[int, int] = {}
     found.aliases = tuple(place.setdefault(id(x), k) for k, x in enumerate(leaves))
     found.distinct = sorted(set(found.aliases))
@@ -246,6 +59,7 @@ def capture(
     recorder = Recorder(name, on_data)
     shapes = _declare(found, recorder, leaves, names, dims) if dims else {}
     places = _places(root) if root is not None else _places_around(fn)
+    found.unsaved = _unsaved(root) if root is not None else set()
     returned: list[Any] = []
     stand_ins: dict[int, Any] = {}
     seen: dict[int, Any] = {}  # arguments as the function is to see them
@@ -263,8 +77,9 @@ def capture(
             if id(tensor) not in stand_ins:
                 made = stand_ins[id(tensor)] = recorder.stand_in(tensor, False)
                 state_of[id(made)] = qualified, kind, tensor
+                recorder.value(made)  # in the model's order, those too that nothing reads
         given, named = _replaced(args, seen), _replaced(kwargs, seen)
-        with _exchanged(places, stand_ins):
+        with _exchanged(places, stand_ins), following(recorder):
             result = fn(*given, **named)
         found.out_tree = flatten(result, outputs, found.outputs, "output")
         outputs[:] = [getattr(y, "whole", y) for y in outputs]
@@ -358,10 +173,10 @@ def _finish(
     found.checks += kept
     extra += more
     found.steps = recorder.steps_of([*values, *changed, *extra])
-    set_histories(found)
+    found.history = histories(found, len(values) + len(changed))
     found.step_lines = recorder.lines_of([*values, *changed, *extra])
     again = len(found.steps.again)
-    found._shapes = {**dict(recorder.numbered(again)), **recorder.numbered_shapes(again)}
+    found.shapes = {**dict(recorder.numbered(again)), **recorder.numbered_shapes(again)}
     found.guards = list(recorder.known.guards.values())
     found.met = [s.tensor.detach().clone() for s in found.state if s.kind == "constant"]
     found.number_sizes()
@@ -433,13 +248,6 @@ def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
     return extra
 
 
-def set_histories(found: Captured) -> None:
-    """Finds from which operands gradients come, to each result and to what is written."""
-    count = len(found.outputs)
-    every = histories(found, count + len(found.mutated))
-    found.history, found.written = every[:count], every[count:]
-
-
 def histories(found: Captured, count: int) -> list[tuple[int, ...]]:
     """Of each result, the operands that gradients flow to from it."""
     steps = found.steps
@@ -471,20 +279,6 @@ def _refuse_others(tree: Tree, recorder: Recorder) -> None:
         )
     for item in tree.items:
         _refuse_others(item, recorder)
-
-
-def _flat(
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    leaves: list[Any],
-    names: list[str] | None,
-    parameters: list[str],
-) -> Tree:
-    """The tree of a call's arguments: ((args), {kwargs}); names are those of the parameters."""
-    known = [*parameters, *(f"args[{k}]" for k in range(len(parameters), len(args)))]
-    positional = [flatten(x, leaves, names, n) for x, n in zip(args, known)]
-    keywords = [flatten(x, leaves, names, n) for n, x in kwargs.items()]
-    return Tree("tuple", (Tree("tuple", tuple(positional)), Tree("dict", tuple(keywords), tuple(kwargs))))
 
 
 def parameter_names(fn: Any, count: int) -> list[str]:
@@ -542,7 +336,7 @@ def _places_around(fn: Any) -> list[Place]:
     found: list[Place] = []
     for name, module in held.items():
         if isinstance(module, Module):
-            found += [(f"{name}.{own}", *rest) for own, *rest in _places(module) if rest[0] == "buffer"]  # type: ignore[misc]
+            found += [(f"{name}.{own}", *rest) for own, *rest in _places(module) if rest[0] == "buffer"]
     return found
 
 
@@ -551,6 +345,15 @@ def _content(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # not yet filled
         return None
+
+
+def _unsaved(root: Any) -> set[str]:
+    """The buffers that a module's state_dict leaves out."""
+    return {
+        f"{prefix}.{key}" if prefix else key
+        for prefix, module in root.named_modules()
+        for key in module._non_persistent_buffers_set
+    }
 
 
 @contextmanager

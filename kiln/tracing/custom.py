@@ -17,10 +17,10 @@ from kiln.capture.function import Forward, Operands
 from kiln.capture.pure.function import inline
 from kiln.graph.graph import Graph, Value, building
 from kiln.graph.text import parse
-from kiln.tracing.expand import expand
 from kiln.passes.gradient import Asked, Backward, Sum, finish, given, unbroadcast
 from kiln.passes.rewrite import clone
 from kiln.table.record import REQUIRED, Op, Param, constant, find
+from kiln.tracing.expand import expand
 
 
 @lru_cache(maxsize=1024)

@@ -11,13 +11,14 @@ from typing import Any
 
 from kiln.capture.pure.function import function_for, inline
 from kiln.graph.graph import Graph, Node, Value, building
+from kiln.graph.text import Subgraph
 from kiln.passes.rewrite import append, begun
 from kiln.table.record import find
 
 
 def expand(graph: Graph) -> Graph:
     """A graph without composites that computes the same."""
-    if not any(node.op.kind == "composite" for node in graph.nodes):
+    if not _has_composites(graph):
         return graph
     work, values = begun(graph)
     several: dict[tuple[Any, ...], list[Value]] = {}
@@ -31,10 +32,23 @@ def expand(graph: Graph) -> Graph:
     return work.finish([values[id(v)] for v in graph.outputs])
 
 
+def _has_composites(graph: Graph) -> bool:
+    return any(
+        node.op.kind == "composite" or any(map(_has_composites, _called(node))) for node in graph.nodes
+    )
+
+
+def _called(node: Node) -> list[Graph]:
+    """The graphs that a node of control flow calls."""
+    return [sub.graph for sub in node.attrs[-1]] if node.op.kind == "control" else []
+
+
 def _made(
     work: Graph, node: Node, inputs: tuple[Value, ...], several: dict[tuple[Any, ...], list[Value]]
 ) -> Value:
     op: Any = node.op
+    if any(map(_has_composites, _called(node))):
+        return work.add(op, inputs, (*node.attrs[:-1], tuple([Subgraph(expand(g)) for g in _called(node)])))
     if op.kind != "composite":
         return append(work, node, inputs)
     whole, which = whole_of(op)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kiln.capture.called import CALLED, parsed
 from kiln.capture.function import NUMBER
 from kiln.capture.pure.function import described, function_for, inline
 from kiln.capture.pure.steps import CAST, DETACH, STRIDED, WRITE, Step, Steps
@@ -48,9 +49,12 @@ def _add(graph: Graph, step: Step, values: dict[int, Value], shapes: dict[int, S
     if isinstance(step.op, str):
         values[step.outs[0]] = _memory(graph, step, given)
         return
-    if is_ambiguous(step.op, step.structure):
+    if step.op is CALLED or is_ambiguous(step.op, step.structure):
         function = function_for(step.op, step.structure)
-        values.update(zip(step.outs, inline(graph, function.graph(tuple(map(described, given))), given)))
+        called = step.op is CALLED  # a graph, whose nodes are this one's too
+        source = parsed(step.structure[1]) if called else function.graph(tuple(map(described, given)))
+        results = inline(graph, source, given)
+        values.update(zip(step.outs, results if step.history else [_detached(graph, y) for y in results]))
         return
     inputs, attrs = arguments(graph, step.op, step.structure, given)
     for which, (k, dtype) in enumerate(zip(step.outs, step.dtypes)):
@@ -60,9 +64,14 @@ def _add(graph: Graph, step: Step, values: dict[int, Value], shapes: dict[int, S
         made = (
             graph.add(op, inputs, attrs) if known is None else append(graph, op, inputs, attrs, dtype, known)
         )
-        if not step.history and dtype in FLOATS and any(v.dtype in FLOATS and not v.weak for v in inputs):
-            made = graph.add(find("detach"), (made,))  # it ran under no_grad
+        if not step.history and any(v.dtype in FLOATS and not v.weak for v in inputs):
+            made = _detached(graph, made)
         values[k] = made
+
+
+def _detached(graph: Graph, made: Value) -> Value:
+    """What a step gave that ran under no_grad."""
+    return graph.add(find("detach"), (made,)) if made.dtype in FLOATS else made
 
 
 def append(
@@ -111,7 +120,9 @@ def is_ambiguous(op: Op, structure: tuple[Any, ...]) -> bool:
     if op.kind == "pointwise":
         return False
     arrays = [
-        (param.kind == "O" and entry is None) for param, entry in zip(op.params, structure) if param.kind in "TVNLO"
+        (param.kind == "O" and entry is None)
+        for param, entry in zip(op.params, structure)
+        if param.kind in "TVNLO"
     ]
     return True in arrays and not all(arrays[arrays.index(True) :])
 

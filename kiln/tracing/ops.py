@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kiln import _core
@@ -11,7 +12,8 @@ from kiln.codegen.store.identity import digest
 from kiln.graph.graph import Graph, Value
 from kiln.graph.size import Dim, Size, substitute
 from kiln.graph.text import dim_text, text
-from kiln.table.record import REQUIRED, Op, Param, find
+from kiln.table.record import Op, find
+from kiln.tracing.stored import parameters
 
 
 class ProgramOp(CellOp):
@@ -27,10 +29,7 @@ class ProgramOp(CellOp):
         self, name: str, cell: Steps, firsts: list[int], same: list[tuple[Dim, Dim]], key: str
     ) -> None:
         self.cell, self.firsts, self.same = cell, firsts, same
-        params = [Param("tensors", "L", REQUIRED)]
-        if cell.numbers:
-            params.append(Param("numbers", "Z", REQUIRED))
-        Op.__init__(self, name, "composite", tuple(params), self._traced, listed=False)
+        Op.__init__(self, name, "composite", parameters(len(cell.numbers)), self._traced, listed=False)
         self.identity = key or None
         self.public = False
 
@@ -125,3 +124,24 @@ def called(step: Step, given: tuple[Any, ...]) -> tuple[Any, ...]:
     if step.op == STRIDED:
         return (find("as_strided").handle(x.contiguous(), sizes, strides, (offset,)),)
     return (find("write").handle(x, given[1], strides, (offset,)),)
+
+
+def replay(
+    steps: Steps,
+    firsts: list[int],
+    tensors: list[Any],
+    numbers: list[int],
+    shape_of: Callable[[Any], Any],
+    call: Callable[[Step, tuple[Any, ...]], tuple[Any, ...]] | None,
+) -> tuple[Any, ...]:
+    """The results of steps, each `call`ed by itself; `firsts`: of each tensor, the slot of its first size."""
+    sizes = {first + d: n for first, x in zip(firsts, tensors) for d, n in enumerate(shape_of(x))}
+    values: dict[int, Any] = dict(enumerate([*tensors, *numbers]))
+    for step in resolved(steps, sizes.__getitem__).steps:
+        given = tuple([x if kind == "number" else values[x] for kind, x in step.args])
+        before = _core.set_grad_enabled(step.history)
+        try:
+            values.update(zip(step.outs, (call or called)(step, given)))
+        finally:
+            _core.set_grad_enabled(before)
+    return tuple([values[k] for k in steps.results])

@@ -2,69 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from kiln import _core
 from kiln.errors import describe
 from kiln.graph.size import Size, evaluate
-from kiln.tracing.capture import Captured
-from kiln.tracing.trees import alike, build, constants
+from kiln.tracing import nested
+from kiln.tracing.captured import Captured, Check
+from kiln.tracing.trees import alike, build, constants, flatten
 
 MOST = 64  # operands of one call that may have gradients
+_OFTEN, _EVERY = (
+    16,
+    64,
+)  # of the calls that the core does not know, the first are told it, then one of so many
+
+Home = tuple[dict[str, Any], str]  # where a tensor of a program is: the dict that holds it, and its key
 
 
 def _many_need_gradients(tensors: list[Any]) -> bool:
     return any(x.requires_grad for x in tensors[MOST:])
 
 
-class Program:
-    """What runs a `Captured`: `state` gives the tensors it has, in the order of `captured.state`."""
+def _flows(y: Any, operands: list[Any], history: tuple[int, ...]) -> bool:
+    """Whether a result has the history it is to have: gradients that come to it reach one of these."""
+    return not y.requires_grad or any(operands[j].requires_grad for j in history)
 
-    def __init__(self, captured: Captured, state: Callable[[], list[Any]]) -> None:
-        self.captured = captured
-        self.state = state
+
+class Program:
+    """What runs a `Captured`, whose state is in `homes`, in the order of `captured.state`.
+
+    `fast` is the call: the core runs those that look like an earlier one (dtypes, sizes, containers, modes,
+    the program's tensors where they were) by itself. The others, one of every 256, and those that fail come
+    here.
+    """
+
+    def __init__(self, captured: Captured, homes: list[Home]) -> None:
+        self.captured, self.homes = captured, homes
         self._is_one = captured.out_tree.kind == "leaf"
+        self._is_tuple = captured.out_tree.kind == "tuple" and captured.out_tree.type is None
+        self._is_tuple = self._is_tuple and all(item.kind == "leaf" for item in captured.out_tree.items)
         positional, named = captured.in_tree.items
         self._is_flat = not named.items and all(item.kind == "leaf" for item in positional.items)
+        self._missed = 0
+        self.fast = _core.Cell(self._slow)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the function gives of these arguments."""
-        found = self.captured
+        return self.fast(*args, **kwargs)
+
+    def state(self) -> list[Any]:
+        """The tensors it has, as they are now. RuntimeError for one that looks otherwise than it did."""
+        found = [held[key] for held, key in self.homes]
+        for x, own in zip(found, self.captured.state):
+            before = own.tensor
+            if x is not before and (x.dtype is not before.dtype or x.shape != before.shape):
+                raise RuntimeError(
+                    f"{own.name}: was {before.dtype.name}{list(before.shape)} when it was traced, "
+                    f"is {describe(x)}: trace it again"
+                )
+        return found
+
+    def _slow(self, due: bool | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves = self.leaves(args, kwargs)
         operands = [*leaves, *self.state()]
-        numbers = found.draw(operands)
-        for check in found.checks:
-            check.before(operands)
-        results: tuple[Any, ...] = ()
-        if found.op is not None:
-            tensors = [*operands, *(operands[k] for k in found.steps.again)]
-            if len(tensors) > MOST and _core.grad_enabled() and _many_need_gradients(tensors):
-                results = found.replay(tensors, numbers)
-            else:
-                results = _core.call_op(found.op.handle, found.op.structure, (*tensors, *numbers))
-        for check in found.checks:
-            check.after(operands, results)
+        results = self._results(operands)
+        if due is False and self._is_told(operands, results):
+            self._tell(args, kwargs, operands, results)
+        found = self.captured
+        first, count = len(found.outputs), len(leaves)
+        for (kind, which), y, history in zip(found.mutated, results[first:], found.history[first:]):
+            _write(operands[which if kind == "input" else count + which], y, _flows(y, operands, history))
         return self._given(operands, results)
 
+    def _results(self, operands: list[Any]) -> tuple[Any, ...]:
+        """What the steps give of all tensors."""
+        found = self.captured
+        numbers = found.draw(operands)
+        if found.op is None:
+            return ()
+        tensors = [*operands, *(operands[k] for k in found.again)]
+        recorder = nested.recorder()
+        if recorder is not None:
+            return nested.within(found, recorder, tensors, numbers)
+        if not _are_tensors(tensors):  # of a batch, or of a graph
+            made = found.op.handle(tensors, *([tuple(numbers)] if numbers else []))
+            return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+        for check in found.checks:
+            check.before(operands)
+        if _core.grad_enabled() and _many_need_gradients(tensors):
+            results = found.replay(tensors, numbers)
+        else:
+            results = _core.call_op(found.op.handle, found.op.structure, (*tensors, *numbers))
+        for check in found.checks:
+            check.after(operands, results)
+        return results
+
     def _given(self, operands: list[Any], results: tuple[Any, ...]) -> Any:
+        """The results in their containers."""
         found = self.captured
         count = len(found.inputs)
         outputs: list[Any] = []
-        for k, history in enumerate(found.history):
+        for k, history in enumerate(found.history[: len(found.outputs)]):
             if k in found.same:
                 kind, which = found.same[k]
                 outputs.append(operands[which if kind == "input" else count + which])
                 continue
             y = results[k]
-            flows = not y.requires_grad or any(operands[j].requires_grad for j in history)
-            outputs.append(y if flows else y.detach())
-        first = len(found.history)
-        for k, (kind, which) in enumerate(found.mutated):
-            target = operands[which if kind == "input" else count + which]
-            y = results[first + k]
-            flows = not y.requires_grad or any(operands[j].requires_grad for j in found.written[k])
-            _write(target, y if flows else y.detach())
+            outputs.append(y if _flows(y, operands, history) else y.detach())
         if self._is_one:
             return outputs[0]
         tree = found.out_tree
@@ -72,6 +117,67 @@ class Program:
             sizes = [n for x in operands for n in x.shape]
             tree = constants(tree, lambda x: evaluate(x, sizes.__getitem__) if isinstance(x, Size) else x)
         return build(tree, iter(outputs))
+
+    # -- calls that the core runs by itself -------------------------------------------------------------
+
+    def _is_told(self, operands: list[Any], results: tuple[Any, ...]) -> bool:
+        """Whether the core can run such a call, and is to be told of it: where all differ, of a few."""
+        found = self.captured
+        if found.op is None or nested.recorder() is not None or not isinstance(found.drawn, int):
+            return False
+        if any(not isinstance(check, Check) or check.late for check in found.checks):
+            return False  # looks at values on the way
+        tensors = [*operands, *(operands[k] for k in found.again)]
+        if not _are_tensors(tensors) or _many_need_gradients(tensors):
+            return False
+        if any(kind == "input" for kind, _ in found.mutated):
+            return False
+        first = len(found.outputs)
+        written = zip(results[first:], found.history[first:])
+        if any(y.requires_grad and _flows(y, operands, history) for y, history in written):
+            return False  # into the program's own history
+        self._missed += 1
+        return self._missed <= _OFTEN or self._missed % _EVERY == 0
+
+    def _tell(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Any], results: tuple[Any, ...]
+    ) -> None:
+        found = self.captured
+        count = len(found.inputs)
+        given: list[Any] = []
+        flatten((args, kwargs), given)
+        place: dict[int, int] = {}  # as the core has them: every tensor once, in the order of the call
+        for x in given:
+            place.setdefault(id(x), len(place))
+        order = [place[id(x)] for x in operands[:count]]
+        part = [*(("leaf", k) for k in order), *(("met", x) for x in operands[count:])]
+        checks = [
+            (check.op, check.structure, [_part(part, *p) for p in check.parts])
+            for check in found.checks
+            if isinstance(check, Check)
+        ]
+        sizes = [(k, d, n) for k, x in zip(order, operands) for d, n in enumerate(x.shape)]
+        plain = (self._is_one or self._is_tuple) and not found.same
+        plain = plain and all(_flows(y, operands, history) for y, history in zip(results, found.history))
+
+        def give(results: tuple[Any, ...], leaves: list[Any]) -> Any:
+            return self._given([*(leaves[k] for k in order), *self.state()], results)
+
+        self.fast.add(
+            args, kwargs, self._guards(), _core.Guards([]), sizes,
+            [*part, *(part[k] for k in found.again), *found.random], found.drawn,
+            found.op.handle, found.op.structure, plain and self._is_one, None if plain else give,
+            checks, {}, set(), [operands[count + k] for _, k in found.mutated],
+        )  # fmt: skip
+
+    def _guards(self) -> Any:
+        """That every tensor of the program is where it was."""
+        held: dict[int, tuple[dict[str, Any], list[tuple[str, Any]]]] = {}
+        for home, key in self.homes:
+            held.setdefault(id(home), (home, []))[1].append((key, home[key]))
+        return _core.Guards([(home, tuple(entries), False) for home, entries in held.values()])
+
+    # -- arguments --------------------------------------------------------------------------------------
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The tensors among the arguments, checked; TypeError or RuntimeError in the input's own name."""
@@ -136,18 +242,24 @@ def _other_shape(own: Any, came: tuple[int, ...]) -> str:
     return f"{own.name}: dim {dim} must be {own.shape[dim]}, got {came[dim]}"
 
 
-def program_of(captured: Captured) -> Program:
-    """A program whose state is what was captured."""
-    tensors = [s.tensor for s in captured.state]
-    return Program(captured, lambda: tensors)
+def held_in(captured: Captured) -> list[Home]:
+    """Homes of what was captured, beside any module."""
+    held = {s.name: s.tensor for s in captured.state}
+    return [(held, s.name) for s in captured.state]
 
 
-def _write(target: Any, value: Any) -> None:
+def _are_tensors(tensors: list[Any]) -> bool:
+    return all(issubclass(type(x), _core.Tensor) for x in tensors)
+
+
+def _part(parts: list[tuple[str, Any]], kind: str, x: Any) -> tuple[str, Any]:
+    """What a check looks at, as the core has it."""
+    return parts[x] if kind == "operand" else ("met" if kind == "like" else kind, x)
+
+
+def _write(target: Any, value: Any, flows: bool) -> None:
     """Puts a value where a buffer or an argument is, without history where it has none."""
-    if value.requires_grad:
-        target.copy_(value)
-        return
-    before = _core.set_grad_enabled(False)
+    before = _core.set_grad_enabled(flows and value.requires_grad)
     try:
         target.copy_(value)
     finally:

@@ -17,6 +17,7 @@ from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, Size
 from kiln.late import later
 from kiln.table.record import Op
+from kiln.tracing.captured import Expected, Kept
 from kiln.tracing.sizes import Sizes
 
 _made_size = later("kiln.tracing.symbolic", "made_size")
@@ -54,53 +55,6 @@ class Read(NamedTuple):
     value: int
     example: Any
     line: str
-
-
-class Kept(NamedTuple):
-    """What a program assumes of a value: an "operand" or a "result" by its number."""
-
-    kind: str
-    which: int
-    example: Any
-    line: str
-
-    def before(self, operands: list[Any]) -> None:
-        """Raises where an operand is not what was assumed."""
-        if self.kind == "operand":
-            self._check(operands[self.which])
-
-    def after(self, operands: list[Any], results: tuple[Any, ...]) -> None:
-        """The same of what was computed."""
-        if self.kind == "result":
-            self._check(results[self.which])
-
-    def _check(self, value: Any) -> None:
-        value = value.detach().contiguous()
-        if not _core.same_bytes(value, self.example):
-            raise RuntimeError(
-                f"{self.line} read {_shown(self.example)} when the program was made, which goes by that value; here it is "
-                f"{_shown(value)}"
-            )
-
-
-class Expected(NamedTuple):
-    """What an op asks of values: the result by its number is true, or the error is raised."""
-
-    which: int
-    error: type[Exception]
-    text: str
-
-    def before(self, operands: list[Any]) -> None:
-        """Nothing of operands alone."""
-
-    def after(self, operands: list[Any], results: tuple[Any, ...]) -> None:
-        """Raises what the op would."""
-        if not bool(results[self.which]):
-            raise self.error(self.text)
-
-
-def _shown(value: Any) -> str:
-    return repr(value.tolist()) if value.numel() <= _SHOWN else "a tensor"
 
 
 class Recorder(Tracer):
@@ -288,10 +242,14 @@ class Recorder(Tracer):
                 needed.append(step)
                 wanted.update(j for kind, j in step.args if kind == "value")
         seed, start = self.random
-        given = [seed if kind == "seed" else start + self.known.value_of(delta) for kind, delta in self.numbers]
+        given = [
+            seed if kind == "seed" else start + self.known.value_of(delta) for kind, delta in self.numbers
+        ]
 
         def put(x: Any) -> Any:
-            return tuple(map(put, x)) if isinstance(x, tuple) else self.value_of(x) if isinstance(x, Size) else x
+            return (
+                tuple(map(put, x)) if isinstance(x, tuple) else self.value_of(x) if isinstance(x, Size) else x
+            )
 
         def argument(kind: str, x: Any) -> Any:
             return self._now(x) if kind == "value" else given[x] if kind == "operand" else put(x)
@@ -318,6 +276,11 @@ class Recorder(Tracer):
             if not _core.same_bytes(tensor.detach(), found):
                 self.refuse("writes into a tensor's memory from outside, through NumPy for one")
 
+    def assume(self, value: Any, example: Any, line: str) -> None:
+        """Has the program go by a value, as one that it meets does."""
+        value = getattr(value, "whole", value)
+        self.reads.append(Read(self.value(value), example, line))
+
     def expect(self, holds: Any, kind: type[Exception], text: str) -> None:
         """What an op asks of values: a program raises where it does not hold."""
         holds = getattr(holds, "whole", holds)
@@ -332,9 +295,7 @@ class Recorder(Tracer):
                 found.append(Kept("operand", k, value, line))
                 continue
             detached = self._new()
-            self._append(
-                DETACH, (), (("value", k),), [detached], [self._dtype_of(k)], [self.sizes[k]], True
-            )
+            self._append(DETACH, (), (("value", k),), [detached], [self._dtype_of(k)], [self.sizes[k]], True)
             found.append(Kept("result", first + len(extra), value, line))
             extra.append(detached)
         for k, kind, text in self.expected:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from kiln.capture.called import CALLED
 from kiln.capture.function import NUMBER
 from kiln.capture.pure.steps import DETACH, STRIDED, WRITE, Argument, Step, Steps, using
-from kiln.graph.graph import Graph, Node, Value
-from kiln.graph.size import Size
-from kiln.graph.text import TextError
+from kiln.graph.control import Attrs, add
+from kiln.graph.graph import Graph, Node, Shape, Value
+from kiln.graph.size import Dim, Size, symbol
+from kiln.graph.text import Subgraph, TextError, text
+from kiln.passes.fold import fold_pointwise
 from kiln.table.kinds import FLOATS
-from kiln.tracing.expand import call_of, literal, whole_of
+from kiln.tracing.expand import call_of, expand, literal, whole_of
 
 _FIRST = 1 << 20  # what steps make is numbered from here until it is known how many operands there are
 
@@ -52,10 +55,7 @@ class Restored:
         if x.weak and x.node is None:
             return "operand", next(k for k, v in enumerate(self.numbers) if v is x)
         if x.weak:
-            assert x.node is not None
-            if x.node.op.kind != "constant":
-                raise TextError(f"{x.node.op.name} of numbers alone: a program computes with tensors")
-            return "number", x.node.attrs[0]
+            return "number", _number(x)
         return "value", self._value(x)
 
     def _add(self, node: Node) -> None:
@@ -64,6 +64,9 @@ class Restored:
             return  # whoever uses it says so
         if node.op.name == "detach":
             self._append(DETACH, (), (self._argument(node.inputs[0]),), node, 0)
+            return
+        if node.op.kind == "control":
+            self._control(node)
             return
         if node.op.kind in ("as_strided", "write") and node.op.name == node.op.kind:
             self._memory(node)
@@ -84,6 +87,27 @@ class Restored:
         given.add(which)
         self.steps[at] = self._with(self.steps[at], node, which)
 
+    def _control(self, node: Node) -> None:
+        """Control flow as the call of a graph that holds nothing else; its results are all of the node's."""
+        call = Attrs(*node.attrs)
+        if call.which >= call.results:
+            raise TextError(f"{node.op.name}: a result that only derivatives read")
+        key = node.op.name, tuple(map(id, node.inputs)), call[1:]
+        at, given = self._by_call.get(key, (-1, set()))
+        if at < 0 or call.which in given:
+            text, sizes = _called(node, call)
+            operands = [*node.inputs, *sizes]
+            args = tuple(map(self._argument, operands))
+            step = Step(CALLED, (len(node.inputs), text, len(sizes)), args, (), (), (), True)
+            graph = node.out.graph
+            for k in range(call.results):
+                step = self._with_result(step, *node.op.infer(graph, node.inputs, (k, *call[1:])))
+            at, given = len(self.steps), set()
+            self._by_call[key] = at, given
+            self.steps.append(step)
+        given.add(call.which)
+        self._name(self.steps[at].outs[call.which], node.out)
+
     def _memory(self, node: Node) -> None:
         args = tuple(map(self._argument, node.inputs))
         if node.op.name == "write":
@@ -100,22 +124,33 @@ class Restored:
 
     def _with(self, step: Step, node: Node, which: int) -> Step:
         """The step with the value of a node as its result number `which`."""
-        outs, dtypes, ones = list(step.outs), list(step.dtypes), list(step.ones)
-        while len(outs) <= which:
+        while len(step.outs) <= which:
             dtype, shape = node.out.dtype, node.out.shape
-            if len(outs) < which:  # one that no node gives
-                dtype, shape = step.op.result(len(outs)).infer(node.out.graph, node.inputs, node.attrs)
-            outs.append(self._new(dtype, shape))
-            dtypes.append(dtype)
-            ones.append(tuple([d for d, size in enumerate(shape) if size == 1]))
-        self._number[id(node.out)] = outs[which]
-        self.values[outs[which]] = node.out
-        return step._replace(outs=tuple(outs), dtypes=tuple(dtypes), ones=tuple(ones))
+            if len(step.outs) < which:  # one that no node gives
+                dtype, shape = step.op.result(len(step.outs)).infer(node.out.graph, node.inputs, node.attrs)
+            step = self._with_result(step, dtype, shape)
+        self._name(step.outs[which], node.out)
+        return step
+
+    def _with_result(self, step: Step, dtype: str, shape: Shape) -> Step:
+        """The step with a result more."""
+        ones = tuple([d for d, size in enumerate(shape) if size == 1])
+        out = self._new(dtype, shape)
+        return step._replace(outs=(*step.outs, out), dtypes=(*step.dtypes, dtype), ones=(*step.ones, ones))
+
+    def _name(self, k: int, value: Value) -> None:
+        self._number[id(value)] = k
+        self.values[k] = value
 
     def _new(self, dtype: str, shape: tuple[Any, ...]) -> int:
         k = _FIRST + len(self.dtypes) - len(self.operands)
         self.dtypes[k], self.sizes[k] = dtype, tuple(shape)
         return k
+
+    def shapes(self, steps: Steps) -> dict[int, Any]:
+        """The sizes of what steps make, by the number that `finish` gave it."""
+        first = steps.tensors + len(self.numbers)
+        return {k - _FIRST + first: shape for k, shape in self.sizes.items() if k >= _FIRST}
 
     def finish(self, results: list[int]) -> Steps:
         """The steps that these values need, numbered one after another."""
@@ -147,3 +182,45 @@ class Restored:
         steps = tuple(map(step, found.steps))
         return Steps(whole, found.numbers, steps, tuple(map(number, results)), tuple(again))
 
+
+def _number(value: Value) -> Any:
+    """What arithmetic on literals gives."""
+    node = value.node
+    if node is not None and node.op.kind == "constant":
+        return node.attrs[0]
+    literals = [] if node is None else [_number(v) for v in node.inputs]
+    found = None
+    if node is not None and all(isinstance(n, (bool, int, float)) for n in literals):
+        found = fold_pointwise(node, literals)
+    if found is None:
+        what = "numbers that vary" if node is None else f"{node.op.name} of numbers alone"
+        raise TextError(f"{what}: a program computes with tensors")
+    return found
+
+
+def _called(node: Node, call: Attrs) -> tuple[str, list[Dim]]:
+    """A graph of one call of control flow on its own inputs, and the sizes it is given besides: those that
+    vary and are no size of an input.
+    """
+    graph = Graph()
+    known: dict[Dim, Dim] = {}
+    inputs = []
+    for value in node.inputs:
+        shape: list[Dim] = []
+        for n in value.shape:
+            own = graph.new_symbol()
+            shape.append(known.setdefault(n, own) if isinstance(n, Size) else n)
+        inputs.append(graph.add_input(value.dtype, tuple(shape)))
+    further: list[Dim] = []
+
+    def of(size: Dim) -> Dim:
+        if isinstance(size, Size) and size not in known:
+            further.append(size)
+            known[size] = symbol(graph.add_number("int64").slot)
+        return known[size] if isinstance(size, Size) else size
+
+    sizes = tuple(map(of, call.sizes))
+    steps = of(call.steps[0]), call.steps[1]
+    graphs = tuple([Subgraph(expand(sub.graph)) for sub in call.graphs])
+    graph.finish(add(graph, node.op, inputs, call._replace(sizes=sizes, steps=steps, graphs=graphs)))
+    return text(graph), further

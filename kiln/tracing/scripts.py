@@ -11,12 +11,12 @@ from kiln.errors import describe, message
 from kiln.graph.text import text
 from kiln.late import later
 from kiln.nn import Module
-from kiln.tracing.capture import Captured, capture
+from kiln.tracing.capture import capture
+from kiln.tracing.captured import Captured
 from kiln.tracing.compare import compare
-from kiln.tracing.program import Program
+from kiln.tracing.program import Program, held_in
 from kiln.tracing.recorder import TracingError
 from kiln.tracing.trees import flatten
-
 
 _save = later("kiln.jit", "save")
 
@@ -36,15 +36,14 @@ class ScriptFunction:
 
     def __init__(self, function: Callable[..., Any], captured: Captured) -> None:
         self.captured = captured
-        self._program = Program(captured, lambda: self._state)
-        self._state = [s.tensor for s in captured.state]
+        self._program = Program(captured, held_in(captured))
         self.__name__ = getattr(function, "__name__", "traced")
         self.__qualname__ = getattr(function, "__qualname__", self.__name__)
         self.__doc__ = getattr(function, "__doc__", None)
         self.__wrapped__ = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._program(args, kwargs)
+        return self._program.fast(*args, **kwargs)
 
     def save(self, f: Any, _extra_files: dict[str, Any] | None = None) -> None:
         """Writes the program into a file, as `kiln.jit.save`."""
@@ -82,8 +81,7 @@ class TracedModule(ScriptModule):
         where = dict(_homes(self))
         self._constants.update((s.name, s.tensor) for s in captured.state if s.kind == "constant")
         homes = [where.get(s.name) or (self._constants, s.name) for s in captured.state]
-        looks = [(s.name, s.tensor.dtype, tuple(s.tensor.shape)) for s in captured.state]
-        return Program(captured, _Held(homes, looks))
+        return Program(captured, homes)
 
     def tensors(self) -> list[Any]:
         """The tensors of the program beside its inputs."""
@@ -101,7 +99,7 @@ class TracedModule(ScriptModule):
         return made
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._program(args, kwargs)
+        return self._program.fast(*args, **kwargs)
 
     @property
     def graph(self) -> Any:
@@ -120,22 +118,6 @@ class TracedModule(ScriptModule):
 
     def _get_name(self) -> str:
         return self._name
-
-
-class _Held:
-    """The tensors of a program, where a module has them. RuntimeError for one of another look than was traced."""
-
-    def __init__(self, homes: list[Any], looks: list[tuple[str, Any, Any]]) -> None:
-        self.homes, self.looks = homes, looks
-
-    def __call__(self) -> list[Any]:
-        found = [held[key] for held, key in self.homes]
-        for x, (name, dtype, shape) in zip(found, self.looks):
-            if x.dtype is not dtype or tuple(x.shape) != shape:
-                raise RuntimeError(
-                    f"{name}: was {dtype.name}{list(shape)} when it was traced, is {describe(x)}: trace it again"
-                )
-        return found
 
 
 class _Parts:

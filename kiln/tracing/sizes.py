@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from kiln.graph.graph import Graph, Shape, Value, building
 from kiln.graph.size import Dim, Size, evaluate, slots_named
 from kiln.graph.text import dim_text
+from kiln.late import later
 from kiln.table.record import Op
-from kiln.tracing.graphs import arguments, bound_of
 
+_arguments, _bound_of = later("kiln.tracing.graphs", "arguments"), later("kiln.tracing.graphs", "bound_of")
 _WAYS = "declare it with that size, or leave it out of dynamic_shapes"
 _NO_END = float("inf")
 
@@ -129,9 +130,9 @@ class Sizes:
             values = [Value(graph, None, *x) if isinstance(x, tuple) else x for x in given]
             if op.kind == "composite":
                 assert op.body is not None
-                result = op.body(*op.lifted(bound_of(op, structure, values)))
+                result = op.body(*op.lifted(_bound_of(op, structure, values)))
                 results = list(result) if isinstance(result, (tuple, list)) else [result]
             else:
-                results = [graph.add(op, *arguments(graph, op, structure, values))]
+                results = [graph.add(op, *_arguments(graph, op, structure, values))]
         graph.nodes.clear()
         return [tuple([graph.canonical(d) for d in y.shape]) for y in results], graph.checks[first:]

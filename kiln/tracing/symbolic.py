@@ -138,7 +138,7 @@ class TracedSize(Size):
         return self.recorder.size(product((plain(self),) * power))
 
     def __abs__(self) -> Any:
-        return self if self >= 0 else -self  # type: ignore[operator]
+        return self if self >= 0 else -self
 
     def __repr__(self) -> str:
         if not _from_own():

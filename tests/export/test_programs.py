@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from program_files import Memory, again, tensors, with_texts
 
 import kiln
 import kiln.nn.functional as F
@@ -50,21 +51,6 @@ class Conv(nn.Module):
         return self.head(F.max_pool2d(F.relu(self.norm(self.conv(x))), 2).flatten(1))
 
 
-class Memory(nn.Module):
-    """State that a call writes: a cache, and how often it was called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("cache", kiln.zeros(4, 3))
-        self.register_buffer("calls", kiln.tensor(0))
-
-    def forward(self, x: Any) -> Any:
-        self.cache[1:] = self.cache[:-1].clone()
-        self.cache[0] = x
-        self.calls += 1
-        return self.cache.mean(0)
-
-
 class Containers(nn.Module):
     def forward(self, batch: Any, scale: float, flag: bool = True) -> Any:
         x, (y, rest) = batch["x"], batch["more"]
@@ -81,22 +67,6 @@ MODELS = {
     ),
     "half": (lambda: nn.Linear(4, 3).to(kiln.bfloat16), lambda: (kiln.rand(2, 4).to(kiln.bfloat16),)),
 }
-
-
-def again(program: Any) -> Any:
-    """The program after a file."""
-    file = io.BytesIO()
-    save(program, file)
-    file.seek(0)
-    return load(file)
-
-
-def tensors(result: Any) -> list[Any]:
-    from kiln.tracing.trees import flatten
-
-    found: list[Any] = []
-    flatten(result, found)
-    return found
 
 
 def same(a: Any, b: Any) -> bool:
@@ -267,18 +237,6 @@ def test_the_file_is_safetensors_and_holds_texts_beside() -> None:
     assert texts == {"labels": "cat,dog"}
 
 
-def _with(raw: bytes, **texts: Any) -> io.BytesIO:
-    length = int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8 : 8 + length])
-    held = header["__metadata__"]
-    for key, change in texts.items():
-        name = "kiln." + key
-        held[name] = change(held[name]) if callable(change) else change
-    head = json.dumps(header).encode()
-    head += b" " * (-len(head) % 8)
-    return io.BytesIO(len(head).to_bytes(8, "little") + head + raw[8 + length :])
-
-
 def _signature(**changes: Any) -> Any:
     return lambda text: json.dumps({**json.loads(text), **changes})
 
@@ -325,7 +283,7 @@ def test_a_file_that_is_edited_is_refused_with_what_is_wrong(texts: dict[str, An
     save(export(nn.Linear(3, 2), (kiln.rand(2, 3),)), file)
     load(io.BytesIO(file.getvalue()))
     with pytest.raises(ValueError, match=told):
-        load(_with(file.getvalue(), **texts))
+        load(with_texts(file.getvalue(), **texts))
 
 
 def test_positions_are_checked_though_a_file_says_nothing_of_checks() -> None:

@@ -20,7 +20,7 @@ from kiln.table.index import python_files
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # what shapes kernels and plans, beside the core
-PARTS = ("graph", "scalars", "table", "ops", "passes", "codegen", "capture", "func")
+PARTS = ("graph", "scalars", "table", "ops", "passes", "codegen", "capture", "func", "tracing", "export")
 
 _others: dict[Target, bytes] = {}
 

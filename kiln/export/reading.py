@@ -1,0 +1,94 @@
+"""A program of its texts: the graph is read, verified and asked what it may read; then its steps follow."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+from kiln.export.signature import asked, from_signature, results_saved
+from kiln.graph.graph import Graph
+from kiln.graph.places import PlaceError, conditions
+from kiln.graph.size import symbol
+from kiln.graph.text import TextError, parse
+from kiln.graph.verify import VerifyError, verify
+from kiln.passes.rewrite import clone, slots_in
+from kiln.table.record import find
+from kiln.tracing.capture import add_checks, histories
+from kiln.tracing.captured import Captured, Expected
+from kiln.tracing.expand import expand
+from kiln.tracing.restore import Restored
+from kiln.tracing.sizes import Guard, Sizes
+
+
+def read(text: str, signature: str, tensors: dict[str, Any]) -> tuple[Captured, list[bool]]:
+    """A program as `capture` gives it, and which of its state takes gradients. TextError, with the line, for
+    what is none.
+    """
+    try:
+        graph = verify(parse(text, find))
+    except VerifyError as error:
+        raise TextError(str(error)) from None
+    found, trains = from_signature(graph, signature, tensors)  # type: ignore[arg-type]  # it says as much
+    _check_named(found, graph)
+    _check_places(found, graph)
+    _follow(found, graph)
+    return found, trains
+
+
+def _check_named(found: Captured, graph: Graph) -> None:
+    """Sizes of the graph are those that inputs have names for: the others are numbers there."""
+    slots: set[int] = set()
+    for node in graph.nodes:
+        slots_in((*node.attrs, *node.out.shape), slots)
+    for pair in graph.checks:
+        slots_in(pair, slots)
+    unnamed = slots - {dim.slot for dim in found.dims.values()}
+    if unnamed:
+        raise TextError(f"the graph has a size, s{min(unnamed)}, that no name is given for")
+
+
+def _follow(found: Captured, graph: Graph) -> None:
+    """Makes of the graph what runs it."""
+    rest = Restored(graph)
+    kept = list(rest.results)
+    extra = add_checks(found, rest, len(kept))  # type: ignore[arg-type]  # of a recorder it asks as much
+    found.steps = rest.finish([*kept, *extra])
+    found.shapes = rest.shapes(found.steps)
+    found.history = histories(found, len(found.outputs) + len(found.mutated))
+    found.graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
+    found.make_op()
+
+
+def decomposed(found: Captured, tensors: list[Any]) -> Captured:
+    """A program without composites, which has these tensors."""
+    made = copy(found)
+    made.state = [s._replace(tensor=x) for s, x in zip(found.state, tensors)]
+    made.checks, made.step_lines, made.whole = [], [], None
+    graph, values = clone(found.graph)
+    saved = results_saved(found)
+    for check in asked(found):
+        of_result = isinstance(check, Expected) or check.kind == "result"
+        made.checks.append(check._replace(which=saved.index(check.which)) if of_result else check)
+    try:
+        _follow(made, expand(graph.finish([values[id(found.graph.outputs[k])] for k in saved])))
+    except TextError as error:  # of sizes that vary some ops make numbers, and compute with them
+        raise NotImplementedError(f"run_decompositions: {found.name} has {error}") from None
+    return made
+
+
+def _check_places(found: Captured, graph: Graph) -> None:
+    """TextError for a node that leaves its operands' memory; where that depends on sizes, a guard more."""
+    if layer := next((n for n in graph.nodes if n.op.kind == "layer" and n.op.name != "attend"), None):
+        raise TextError(f"{layer.op.name} is a part of ops, not one that a program calls")
+    try:
+        asked = conditions(graph)
+        asked += conditions(expand(graph))
+    except PlaceError as error:
+        raise TextError(str(error)) from None
+    known = Sizes()
+    for dim in found.dims.values():
+        if dim.symbol is symbol(dim.slot):
+            known.ranges[dim.slot] = dim.min, float("inf") if dim.max is None else dim.max
+    for left, right, where in asked:
+        if known.known(left, "<=", right) is not True:
+            found.guards.append(Guard(left, "<=", right, True, where))

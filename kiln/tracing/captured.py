@@ -1,0 +1,292 @@
+"""What a captured function is: its names, state and checks, and, when asked for, its graph and steps.
+
+A program that was loaded runs without those: nothing here imports what follows or plans a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from kiln import _core
+from kiln.graph.graph import Graph
+from kiln.graph.size import Size, evaluate, symbol
+from kiln.graph.text import dim_text
+from kiln.late import later
+from kiln.tracing.dims import Range
+from kiln.tracing.sizes import Guard
+from kiln.tracing.trees import Tree, difference, flatten
+
+_look, _graph_of = later("kiln.tracing.graphs", "Look"), later("kiln.tracing.graphs", "graph_of")
+_program_op, _replay = later("kiln.tracing.ops", "program_op"), later("kiln.tracing.ops", "replay")
+
+_SHOWN = 4  # elements of a tensor that errors show
+
+
+class Input(NamedTuple):
+    """A tensor that a program is given: its name, dtype and sizes (an int, or a Size that varies)."""
+
+    name: str
+    dtype: str
+    shape: tuple[Any, ...]
+
+
+class State(NamedTuple):
+    """A tensor that a program has: "parameter", "buffer" (each with its qualified name) or "constant"."""
+
+    name: str
+    kind: str
+    tensor: Any
+
+
+class Captured:
+    """A function as a graph.
+
+    The graph's inputs are those of `inputs`, then those of `state`, then the numbers of `random` ("seed", or
+    a position counted from that of the call); its outputs are the tensors of `out_tree`, then what the states
+    named in `mutated` hold afterwards.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.inputs: list[Input] = []
+        self.in_tree: Tree
+        self.state: list[State] = []
+        self.unsaved: set[str] = set()  # buffers that are no part of a state_dict
+        self.out_tree: Tree
+        self.outputs: list[str] = []
+        self.mutated: list[tuple[str, int]] = []  # ("input" or "state", which), of the outputs after those
+        self.random: list[tuple[str, int]] = []
+        self.drawn: Any = 0  # how far a call moves the generator's position, a size if that varies
+        self.history: list[tuple[int, ...]] = []  # of outputs and what is written: who gets gradients
+        self.same: dict[int, tuple[str, int]] = {}  # outputs that are an input or a state as it came
+        self.dims: dict[str, Range] = {}  # by name: the sizes that vary, their bounds, where they are read
+        self.gives_sizes = False  # whether sizes are among the results
+        self.guards: list[Guard] = []  # answers about sizes that the function asked for
+        self.firsts: list[int] = []  # of each input and state: the slot of its first size
+        self.op: Any = None  # what runs it: an Op with the structure it is called at
+        self.again: tuple[int, ...] = ()  # operands that the op is given once more, see Steps
+        self.whole: Callable[[], Captured] | None = None  # of one that was loaded: with steps and graph
+        self.step_lines: list[str] = []
+        self.checks: list[Check | Kept | Expected] = []
+        self.distinct: list[int] = []  # of the tensors among the arguments: the first of each
+        self.parameters: list[str] = []  # what the function calls its positional arguments
+        self.aliases: tuple[int, ...] = ()  # of the tensors among the arguments: which is the same as which
+        self.met: list[Any] = []  # copies of the constants, as the run left them
+        self.kept: Any = None  # so that the next run's objects are others
+        self.shapes: dict[int, Any] = {}  # of what steps make, by its number
+        self._steps: Any = None
+        self._graph: Graph | None = None
+
+    @property
+    def steps(self) -> Any:
+        """The calls it is made of (capture/pure/steps.py)."""
+        if self._steps is None:
+            assert self.whole is not None
+            found = self.whole()
+            self._steps, self._graph = found._steps, found._graph
+        return self._steps
+
+    @steps.setter
+    def steps(self, steps: Any) -> None:
+        self._steps, self.again = steps, steps.again
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, composites as nodes."""
+        if self._graph is None:
+            steps = self.steps
+            if self._graph is not None:  # it came with them
+                return self._graph
+            looks = [_look(x.dtype, x.shape) for x in self.inputs]
+            looks += [_look(s.tensor.dtype.name, tuple(s.tensor.shape)) for s in self.state]
+            self._graph = _graph_of(steps, looks, self.shapes)
+        return self._graph
+
+    @graph.setter
+    def graph(self, graph: Graph) -> None:
+        self._graph = graph
+
+    def number_sizes(self) -> int:
+        """Finds `firsts`; how many sizes inputs and state have together."""
+        slot = 0
+        for shape in (*(x.shape for x in self.inputs), *(s.tensor.shape for s in self.state)):
+            self.firsts.append(slot)
+            slot += len(shape)
+        return slot
+
+    def make_op(self) -> None:
+        """Makes the op of the steps, which runs them; none where there is nothing to compute."""
+        if not self.steps.results:
+            return
+        same: list[tuple[Any, Any]] = []
+        for first, own in zip(self.firsts, self.inputs):
+            same += [(symbol(first + d), n) for d, n in enumerate(own.shape) if isinstance(n, Size)]
+        same = [(a, b) for a, b in same if a is not b]
+        firsts = [*self.firsts, *(self.firsts[k] for k in self.again)]
+        self.op = _program_op(self.name, self.graph, self.steps, firsts, same)
+
+    def draw(self, tensors: list[Any]) -> list[int]:
+        """The numbers of a call: what `random` says, of the generator's next position."""
+        if isinstance(self.drawn, int) and not self.drawn:
+            return []
+        sizes = [n for x in tensors for n in x.shape] if self.dims else []
+        seed, start = _core.next_random(max(0, evaluate(self.drawn, sizes.__getitem__)))
+        return [seed if kind == "seed" else start + evaluate(n, sizes.__getitem__) for kind, n in self.random]
+
+    def line_of(self, which: int) -> str:
+        """The line of the program that did a step."""
+        return self.step_lines[which] if which < len(self.step_lines) else ""
+
+    def replay(
+        self,
+        tensors: list[Any],
+        numbers: list[int],
+        shape_of: Callable[[Any], Any] = attrgetter("shape"),
+        call: Any = None,
+    ) -> tuple[Any, ...]:
+        """The results, the ops called one by one (by `call`)."""
+        found: tuple[Any, ...] = _replay(self.steps, self.firsts, tensors, numbers, shape_of, call)
+        return found
+
+    def size_text(self, size: Any) -> str:
+        """A size in the names that were declared."""
+        told = dim_text(size)
+        for dim in sorted(self.dims.values(), key=lambda d: -d.slot):
+            told = told.replace(dim_text(dim.symbol), dim.name)
+        return told
+
+    def place_of(self, dim: Range) -> str:
+        """Where a size that varies is read: "x: dim 0"."""
+        k = max(k for k, first in enumerate(self.firsts[: len(self.inputs)]) if first <= dim.slot)
+        return f"{self.inputs[k].name}: dim {dim.slot - self.firsts[k]}"
+
+    def tree_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> Tree:
+        """The arguments of a call as `in_tree` has them, given by position or by name."""
+        if kwargs and len(args) < len(self.in_tree.items[0].items):
+            rest = dict(kwargs)
+            named = self.parameters[len(args) :]
+            while named and named[0] in rest:
+                args = (*args, rest.pop(named[0]))
+                named = named[1:]
+            kwargs = rest
+        order = self.in_tree.items[1].keys
+        if kwargs.keys() == set(order):
+            kwargs = {k: kwargs[k] for k in order}
+        return flat(args, kwargs, leaves, None, self.parameters)
+
+    def check_aliases(self, given: list[Any]) -> None:
+        """RuntimeError where the example had one tensor as two arguments and a call has two."""
+        for k, first in enumerate(self.aliases):
+            if given[k] is not given[first]:
+                raise RuntimeError(
+                    f"{self.name}: inputs {first} and {k} were one tensor in the example, here are two; "
+                    "trace with two tensors"
+                )
+
+    def difference(self, args: tuple[Any, ...], kwargs: dict[str, Any], tree: Tree) -> str:
+        """How the arguments of a call differ from those of the example, in words."""
+        told = difference(self.in_tree.items[0], tree.items[0], self.parameters, "args")
+        return told or difference(self.in_tree.items[1], tree.items[1], list(tree.items[1].keys), "kwargs")
+
+
+class Check(NamedTuple):
+    """What an op refuses of values: positions out of range, division of integers by 0.
+
+    `parts`: what the op is called with, each ("number", x), ("operand", k), ("result", k) or ("like",
+    tensor);
+    """
+
+    op: Any
+    structure: tuple[Any, ...]
+    parts: tuple[tuple[str, Any], ...]
+    late: bool  # it looks at a result
+
+    def before(self, operands: list[Any]) -> None:
+        """Raises what the op would of operands."""
+        if not self.late:
+            self._check(operands, ())
+
+    def after(self, operands: list[Any], results: tuple[Any, ...]) -> None:
+        """The same of what was computed on the way."""
+        if self.late:
+            self._check(operands, results)
+
+    def again(self, recorder: Any, operands: list[Any], results: tuple[Any, ...]) -> None:
+        """Nothing: in a trace around it the op asks for itself."""
+
+    def _check(self, operands: list[Any], results: tuple[Any, ...]) -> None:
+        held = {"operand": operands, "result": results}
+        given = tuple([held[kind][x] if kind in held else x for kind, x in self.parts])
+        _core.check_op(self.op, self.structure, given)
+
+
+class Kept(NamedTuple):
+    """What a program assumes of a value: an "operand" or a "result" by its number."""
+
+    kind: str
+    which: int
+    example: Any
+    line: str
+
+    def before(self, operands: list[Any]) -> None:
+        """Raises where an operand is not what was assumed."""
+        if self.kind == "operand":
+            self._check(operands[self.which])
+
+    def after(self, operands: list[Any], results: tuple[Any, ...]) -> None:
+        """The same of what was computed."""
+        if self.kind == "result":
+            self._check(results[self.which])
+
+    def again(self, recorder: Any, operands: list[Any], results: tuple[Any, ...]) -> None:
+        """Has a trace around it assume the same."""
+        held = operands if self.kind == "operand" else results
+        recorder.assume(held[self.which], self.example, self.line)
+
+    def _check(self, value: Any) -> None:
+        value = value.detach().contiguous()
+        if not _core.same_bytes(value, self.example):
+            raise RuntimeError(
+                f"{self.line} read {_shown(self.example)} when the program was made, which goes by that value; here it is "
+                f"{_shown(value)}"
+            )
+
+
+class Expected(NamedTuple):
+    """What an op asks of values: the result by its number is true, or the error is raised."""
+
+    which: int
+    error: type[Exception]
+    text: str
+
+    def before(self, operands: list[Any]) -> None:
+        """Nothing of operands alone."""
+
+    def after(self, operands: list[Any], results: tuple[Any, ...]) -> None:
+        """Raises what the op would."""
+        if not bool(results[self.which]):
+            raise self.error(self.text)
+
+    def again(self, recorder: Any, operands: list[Any], results: tuple[Any, ...]) -> None:
+        """Has a trace around it ask the same."""
+        recorder.expect(results[self.which], self.error, self.text)
+
+
+def _shown(value: Any) -> str:
+    return repr(value.tolist()) if value.numel() <= _SHOWN else "a tensor"
+
+
+def flat(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    leaves: list[Any],
+    names: list[str] | None,
+    parameters: list[str],
+) -> Tree:
+    """The tree of a call's arguments: ((args), {kwargs}); names are those of the parameters."""
+    known = [*parameters, *(f"args[{k}]" for k in range(len(parameters), len(args)))]
+    positional = [flatten(x, leaves, names, n) for x, n in zip(args, known)]
+    keywords = [flatten(x, leaves, names, n) for n, x in kwargs.items()]
+    return Tree("tuple", (Tree("tuple", tuple(positional)), Tree("dict", tuple(keywords), tuple(kwargs))))

@@ -1,0 +1,81 @@
+"""Programs inside programs: a trace that meets a program's call follows its steps, one by one.
+
+So a program that was composed of programs is one graph, which saves, loads and differentiates like any other.
+"""
+
+from __future__ import annotations
+
+from _thread import _local
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from kiln import _core
+from kiln.graph.size import Size
+from kiln.late import later
+from kiln.tracing.captured import Captured
+
+_called = later("kiln.tracing.ops", "called")
+_made_size = later("kiln.tracing.symbolic", "made_size")
+
+
+class _Following(_local):
+    """Of a thread: the recorder of the trace it is in, if it is in one."""
+
+    def __init__(self) -> None:
+        self.recorder: Any = None
+
+
+_following = _Following()
+
+
+@contextmanager
+def following(recorder: Any) -> Iterator[None]:
+    """Makes `recorder` the one that programs are told to."""
+    before = _following.recorder
+    _following.recorder = recorder
+    try:
+        yield
+    finally:
+        _following.recorder = before
+
+
+def recorder() -> Any:
+    """What follows this thread's calls of ops; None outside of a trace."""
+    return _following.recorder
+
+
+def within(found: Captured, recorder: Any, tensors: list[Any], numbers: list[int]) -> tuple[Any, ...]:
+    """The results of a program's steps, as a trace sees them."""
+    wholes = [_whole(x) for x in tensors]
+    made = found.replay(wholes, numbers, recorder.shape_of, partial(_call, recorder))
+    for check in found.checks:
+        check.again(recorder, wholes, made)
+    return tuple(map(recorder.wrapped, made))
+
+
+def _whole(x: Any) -> Any:
+    """The tensor without values that stands for one some of whose sizes vary."""
+    return x if issubclass(type(x), _core.Tensor) else x.whole
+
+
+def _call(recorder: Any, step: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """One step; the recorder is told the sizes as the program has them."""
+    if isinstance(step.op, str):
+        seen = tuple([recorder.wrapped(x) if isinstance(x, _core.Tensor) else x for x in given])
+        return tuple(map(_whole, _called(step._replace(structure=_seen(recorder, step.structure)), seen)))
+    recorder.pending = step.op, list(given)
+    try:
+        concrete = tuple([recorder.value_of(x) if isinstance(x, Size) else x for x in given])
+        made: tuple[Any, ...] = _called(step, concrete)
+        return made
+    finally:
+        recorder.pending = None
+
+
+def _seen(recorder: Any, x: Any) -> Any:
+    """Sizes as a function sees them."""
+    if isinstance(x, tuple):
+        return tuple([_seen(recorder, item) for item in x])
+    return _made_size(recorder, x) if isinstance(x, Size) else x
