@@ -21,7 +21,7 @@ from kiln.graph.size import Dim, Size, product
 from kiln.ops.creation import constants, interop
 from kiln.ops.elementwise import arithmetic
 from kiln.ops.indexing import getitem
-from kiln.ops.rearranging import joining
+from kiln.ops.indexing import concatenation
 from kiln.scalars.scalar import Scalar
 from kiln.table import registry
 from kiln.table.record import INTERPRETERS, Op
@@ -364,7 +364,7 @@ def nested(data: Any, dtype: str | None) -> Any:
     if dtype is None:
         dtype = _core.default_dtype_name() if _has_float(data) else "int64"
     if isinstance(data, (tuple, list)):
-        return joining.stack([nested(x, dtype) for x in data])
+        return concatenation.stack([nested(x, dtype) for x in data])
     return constants.full_((), data, dtype=dtype)
 
 
