@@ -117,7 +117,8 @@ class profile:
     """Kernels and ranges between entry and exit, or in the steps that a `schedule` records.
 
     `on_trace_ready(profile)` is called at the end of each recording. `activities` other than the CPU see
-    nothing, and memory is not noted. `record_shapes`, `with_stack`, `with_modules` and `with_flops` note of
+    nothing. `profile_memory` notes what storages hold, before and after each kernel: how many bytes came, or
+    with a number below 0 went, in a kernel, a range, or in between ("[memory]"). `record_shapes`, `with_stack`, `with_modules` and `with_flops` note of
     each kernel the shapes of its operands, the lines of the program and the modules that asked for it, and
     the operations of its products; each call then takes some microseconds more, which is no kernel's time.
     Of a program of `kiln.compile` they are those of all its operations. In backward lines and modules are
@@ -153,7 +154,7 @@ class profile:
         self.on_trace_ready = on_trace_ready
         self._told = _ranges.told(
             {"record_shapes": record_shapes, "with_stack": with_stack, "with_modules": with_modules,
-             "with_flops": with_flops}
+             "with_flops": with_flops, "profile_memory": profile_memory}
         )  # fmt: skip
         self.step_num = 0
         self.current_action = ProfilerAction.NONE

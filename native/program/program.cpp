@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "base/check.h"
+#include "base/memory.h"
 #include "base/small_vector.h"
 #include "base/threads.h"
 #include "call/busy.h"
@@ -46,9 +47,10 @@ void note_launch(const std::string& name, Seconds start, Seconds taken) {
     auto& lines = profile().lines;
     auto line = lines.end();
     if (!profile().each) line = std::ranges::find(lines, name, &Profile::Line::name);
-    if (line == lines.end()) line = lines.insert(line, {name, 0, 0, start.count(), call_numbers.call});
+    if (line == lines.end()) line = lines.insert(line, {name, 0, 0, start.count(), call_numbers.call, 0});
     ++line->launches;
     line->seconds += taken.count();
+    line->allocated = memory_stats().allocated_bytes;
 }
 
 // A range of units, with the thread's own memory.
