@@ -117,12 +117,12 @@ class profile:
     """Kernels and ranges between entry and exit, or in the steps that a `schedule` records.
 
     `on_trace_ready(profile)` is called at the end of each recording. `activities` other than the CPU see
-    nothing. `profile_memory` notes what storages hold, before and after each kernel: how many bytes came, or
-    with a number below 0 went, in a kernel, a range, or in between ("[memory]"). `record_shapes`, `with_stack`, `with_modules` and `with_flops` note of
-    each kernel the shapes of its operands, the lines of the program and the modules that asked for it, and
-    the operations of its products; each call then takes some microseconds more, which is no kernel's time.
-    Of a program of `kiln.compile` they are those of all its operations. In backward lines and modules are
-    those of the forward call.
+    nothing. `profile_memory` notes how many bytes came, or went where the number is below 0, in each kernel,
+    in each range, and in between ("[memory]"). `record_shapes`, `with_stack`, `with_modules` and `with_flops`
+    note of each kernel the shapes of its operands, the lines of the program and the modules that asked for
+    it, and the operations of its products; each call then takes some microseconds more, which is no kernel's
+    time. Of a program of `kiln.compile` they are those of all its operations. In backward lines and modules
+    are those of the forward call.
 
     >>> with kiln.profiler.profile(schedule=kiln.profiler.schedule(wait=1, warmup=0, active=1)) as p:
     ...     for _ in range(2):

@@ -10,9 +10,9 @@ from kiln.autograd.watch import Call, Layer
 
 
 class Change(NamedTuple):
-    """At a moment (microseconds since the begin) so many bytes came, or went below 0; `held` are then in storages.
+    """At a moment, in microseconds since the begin, so many bytes came, or went where it is less than 0.
 
-    `loose` is one between kernels.
+    `held` are then in storages; `loose` is one between kernels.
     """
 
     time: float

@@ -6,8 +6,20 @@ none, as its kernels are its own.
 """
 
 from kiln.backends import (
-    cpu, cuda, cudnn, cusparselt, kleidiai, mha, mkl, mkldnn, mps, nnpack, openmp, opt_einsum, quantized,
-)  # fmt: skip
+    cpu,
+    cuda,
+    cudnn,
+    cusparselt,
+    kleidiai,
+    mha,
+    mkl,
+    mkldnn,
+    mps,
+    nnpack,
+    openmp,
+    opt_einsum,
+    quantized,
+)
 from kiln.backends.flags import keep_kinds as _keep_kinds
 
 __all__ = [

@@ -81,8 +81,9 @@ def assert_allclose(
     equal_nan: bool = True,
     msg: str = "",
 ) -> None:
-    """`assert_close` as tests of before PyTorch 1.12 call it, with a FutureWarning: things that are no tensors
-    are made tensors, dtypes may differ, tolerances are wider, and NaNs are equal.
+    """`assert_close` as tests of before PyTorch 1.12 call it, with a FutureWarning.
+
+    Numbers and lists are made tensors, dtypes may differ, tolerances are wider, and NaNs are equal.
 
     >>> import warnings
     >>> with warnings.catch_warnings():

@@ -19,9 +19,7 @@ def run(
     """What `python -m kiln args...` does; with another name, Python itself."""
     command = [sys.executable, *(["-m", "kiln"] if name == "kiln" else []), *args]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=cwd, env=env, input=stdin
-    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=env, input=stdin)
 
 
 # what a program sees, and what libraries ask; in one process

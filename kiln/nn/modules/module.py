@@ -31,7 +31,7 @@ _global_backward_pre_hooks = Everywhere.backward_pre
 _global_backward_hooks = Everywhere.backward
 
 
-def _addindent(s_: str, numSpaces: int) -> str:  # noqa: N803  # libraries print modules with it
+def _addindent(s_: str, numSpaces: int) -> str:  # libraries print with it
     """A text with every line but the first moved in."""
     return s_.replace("\n", "\n" + " " * numSpaces)
 
