@@ -9,7 +9,7 @@ import sys
 import kiln
 from kiln.as_torch import __version__, missing, run
 
-USAGE = """usage: python -m kiln [--missing] (program.py | -m module | -c text) [argument ...]
+USAGE = """usage: python -m kiln [--missing] (program.py | -m module | -c text | -) [argument ...]
        python -m kiln (show | run) program.kiln [option ...]
 
 Runs a program that says `import torch`, unchanged, on kiln. At its end, names of PyTorch that
@@ -18,6 +18,7 @@ it asked for and kiln has not are listed on stderr.
   program.py    a file, a folder or an archive with __main__.py
   -m module     a module or package, as python -m
   -c text       the program itself
+  -             the program from standard input
   --missing     reads the program and those of its own modules that it imports, without running
                 anything, and lists the names of PyTorch that kiln has not; 1 if there are any
   show, run     what an exported program holds; runs it on NumPy's files (--help says more)
@@ -44,7 +45,7 @@ def main() -> None:
     if args[0] in ("-m", "-c") and len(args) < 2:
         print(f"Argument expected for the {args[0]} option\n{USAGE}", end="", file=sys.stderr)
         raise SystemExit(2)
-    if args[0].startswith("-") and args[0] not in ("-m", "-c"):
+    if args[0].startswith("-") and args[0] not in ("-m", "-c", "-"):
         print(f"unknown option {args[0]}\n{USAGE}", end="", file=sys.stderr)
         raise SystemExit(2)
     atexit.register(missing.Listener().report)
@@ -53,6 +54,8 @@ def main() -> None:
             program = run.module(args[1], args[2:])
         elif args[0] == "-c":
             program = run.text(args[1], args[2:])
+        elif args[0] == "-":
+            program = run.text(sys.stdin.read(), args[1:], "-")
         else:
             program = run.script(args[0], args[1:])
     except SyntaxError as error:  # of the program, as Python says it

@@ -72,7 +72,7 @@ _HINTS = (
         "(frobenius|nuclear)_norm hash_tensor slice_inverse init_num_threads "
         "has_(lapack|mkl|openmp|spectral) .+Storage thread_safe_generator "
         "transfer_parametrizations_and_params .*DataPipe functionalize "
-        "replace_all_batch_norm_modules_ set_module swap_tensors deterministic dim_order "
+        "replace_all_batch_norm_modules_ set_module swap_tensors dim_order "
         "nested to_padded_tensor "
         "backcompat backend_registration BackwardHook cmake_prefix_path config cpp_backtrace "
         "DeviceType emit_itt enable_reentrant_dispatch EnforceUnique ExecutionTraceObserver "

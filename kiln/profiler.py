@@ -117,11 +117,12 @@ class profile:
     """Kernels and ranges between entry and exit, or in the steps that a `schedule` records.
 
     `on_trace_ready(profile)` is called at the end of each recording. `activities` other than the CPU see
-    nothing, and memory is not noted. `record_shapes`, `with_stack`, `with_modules` and `with_flops` note of
-    each kernel the shapes of its operands, the lines of the program and the modules that asked for it, and
-    the operations of its products; each call then takes some microseconds more, which is no kernel's time.
-    Of a program of `kiln.compile` they are those of all its operations. In backward lines and modules are
-    those of the forward call.
+    nothing. `profile_memory` notes how many bytes came, or went where the number is below 0, in each kernel,
+    in each range, and in between ("[memory]"). `record_shapes`, `with_stack`, `with_modules` and `with_flops`
+    note of each kernel the shapes of its operands, the lines of the program and the modules that asked for
+    it, and the operations of its products; each call then takes some microseconds more, which is no kernel's
+    time. Of a program of `kiln.compile` they are those of all its operations. In backward lines and modules
+    are those of the forward call.
 
     >>> with kiln.profiler.profile(schedule=kiln.profiler.schedule(wait=1, warmup=0, active=1)) as p:
     ...     for _ in range(2):
@@ -153,7 +154,7 @@ class profile:
         self.on_trace_ready = on_trace_ready
         self._told = _ranges.told(
             {"record_shapes": record_shapes, "with_stack": with_stack, "with_modules": with_modules,
-             "with_flops": with_flops}
+             "with_flops": with_flops, "profile_memory": profile_memory}
         )  # fmt: skip
         self.step_num = 0
         self.current_action = ProfilerAction.NONE

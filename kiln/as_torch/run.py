@@ -62,13 +62,14 @@ def module(name: str, args: list[str]) -> Program:
     return program
 
 
-def text(program: str, args: list[str]) -> Program:
-    """What `python -c text` runs."""
-    sys.argv[:] = ["-c", *args]
+def text(program: str, args: list[str], option: str = "-c") -> Program:
+    """What `python -c text` runs, or `python -` of what it reads."""
+    sys.argv[:] = [option, *args]
     if not sys.flags.safe_path and sys.path:
         sys.path[0] = ""
     names = {"__package__": None, "__spec__": None, "__loader__": None}
-    return Program(compile(program, "<string>", "exec", dont_inherit=True), names)
+    file_name = "<string>" if option == "-c" else "<stdin>"
+    return Program(compile(program, file_name, "exec", dont_inherit=True), names)
 
 
 def _of_module(name: str, spec: Any, code: CodeType) -> Program:

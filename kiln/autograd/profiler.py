@@ -9,6 +9,10 @@ kernel, and functions that NumPy or SciPy compute are none of kiln's: they have 
 compiled function a kernel may do several operations, and is named by them: what is told of it is told of all
 operations of its program.
 
+Memory is what storages hold, in whole blocks of the allocator. It is looked at before each call, after each
+kernel, and where ranges begin and end: what came and went from a call's begin to its kernel's end is the
+kernel's, what went in between is the range's around it, or an event "[memory]" of its own.
+
 Shapes, lines and modules are noted where they are asked for. Then the interpreter is asked at each call,
 which takes some microseconds; the kernels' own times stay what they are. In backward lines and modules are
 those of the forward call whose derivative runs.
@@ -26,6 +30,7 @@ from typing import Any, NamedTuple, TypeVar
 from kiln import _core
 from kiln.autograd import watch
 from kiln.autograd.profiler_events import NOTHING, EventList, FunctionEvent, FunctionEventAvg, Told
+from kiln.autograd.profiler_memory import Held, changes_of, loose_events
 
 __all__ = ["EventList", "FunctionEvent", "FunctionEventAvg", "profile", "record_function"]
 
@@ -47,6 +52,7 @@ class Ranges:
     on = False
     ended: list[_Range] = []
     calls: watch.Calls | None = None  # what is noted of calls
+    memory: list[Held] | None = None  # if it is noted
     told = NOTHING
 
 
@@ -67,6 +73,7 @@ class record_function:
         self._start = 0.0
 
     def __enter__(self) -> record_function:
+        _look()
         self._start = time.perf_counter()
         return self
 
@@ -74,6 +81,7 @@ class record_function:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if Ranges.on:
+            _look()
             Ranges.ended.append(_Range(self.name, self._start, time.perf_counter(), threading.get_ident()))
 
     def __call__(self, function: _F) -> _F:
@@ -93,9 +101,13 @@ def start(told: Told = NOTHING, flops: Callable[[Any, tuple[Any, ...]], int] | N
         raise RuntimeError("profile: expected one profiler at a time; another has not ended")
     _core.flush()
     Ranges.on, Ranges.ended, Ranges.told = True, [], told
-    if any(told):
+    if told._replace(memory=False) != NOTHING:
         Ranges.calls = watch.Calls(flops)
         watch.begin(Ranges.calls)
+    if told.memory:
+        Ranges.memory = []
+        watch.begin(_look)
+        _look()
     _core.profile_start(True)
     return time.perf_counter()
 
@@ -111,11 +123,15 @@ def stop(begun: float) -> EventList:
         noted, Ranges.calls = Ranges.calls, None
         if noted is not None:
             watch.end(noted)
+        if Ranges.memory is not None:
+            _look()
+            watch.end(_look)
+        memory, Ranges.memory = Ranges.memory, None
     here = threading.get_ident()
     calls_of = _finder(noted or watch.Calls(), launches)
     found = []
     counted: set[int] = set()  # a call may launch several kernels: its operations are the first one's
-    for name, _, took, begin, number in launches:
+    for name, _, took, begin, number, held in launches:
         calls = calls_of(name, number)
         flops = sum(call.flops for call in calls if call.number not in counted)
         counted.update(call.number for call in calls)
@@ -130,16 +146,28 @@ def stop(begun: float) -> EventList:
         )
         event.flops = flops
         found.append(event)
+        if memory is not None:
+            memory.append(Held(begin + took, held, event))
     for r in Ranges.ended:
         since = (max(r.start, begun) - begun) * 1e6, (r.end - begun) * 1e6
         found.append(FunctionEvent(r.name, *since, r.thread, True))
     Ranges.ended = []
-    return EventList(found, begun, ended - begun)
+    if memory is None:
+        return EventList(found, begun, ended - begun)
+    changes = changes_of(memory, begun)
+    found += loose_events(changes, found, here)
+    return EventList(found, begun, ended - begun, changes)
+
+
+def _look(*call: Any) -> None:
+    """Notes what storages hold now, where somebody asked for memory; a watcher of calls."""
+    if Ranges.memory is not None:
+        Ranges.memory.append(Held(time.perf_counter(), _core.memory_stats()["allocated_bytes"], None))
 
 
 def _finder(calls: watch.Calls, launches: list[Any]) -> Callable[[str, int], tuple[watch.Call, ...]]:
     """Which calls a launch did, by its name and number: the one, or all of a recording's program."""
-    programs = calls.of_programs(number for name, *_, number in launches if name == PROGRAM)
+    programs = calls.of_programs(number for name, *_, number, _ in launches if name == PROGRAM)
 
     def find(name: str, number: int) -> tuple[watch.Call, ...]:
         if name == PROGRAM:
@@ -153,7 +181,8 @@ class profile:
     """Kernels and ranges between entry and exit; `enabled=False` notes nothing.
 
     `record_shapes`, `with_stack` and `with_modules` note of each kernel what it is given and where in the
-    program it was asked for. Other arguments are taken, and change nothing: memory is not noted.
+    program it was asked for, `profile_memory` what storages came to hold. Other arguments are taken, and
+    change nothing.
 
     >>> with kiln.autograd.profiler.profile() as p:
     ...     y = (kiln.ones(1000) * 2).sum()
@@ -214,7 +243,7 @@ class profile:
 
 def told(options: dict[str, Any]) -> Told:
     """What keywords of PyTorch's ask to be told of calls."""
-    names = ("record_shapes", "with_stack", "with_modules", "with_flops")
+    names = ("record_shapes", "with_stack", "with_modules", "with_flops", "profile_memory")
     return Told(*(bool(options.get(name)) for name in names))
 
 

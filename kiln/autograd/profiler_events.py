@@ -8,6 +8,19 @@ from typing import Any, NamedTuple
 
 from kiln.autograd.watch import Call, Layer
 
+
+class Change(NamedTuple):
+    """At a moment, in microseconds since the begin, so many bytes came, or went where it is less than 0.
+
+    `held` are then in storages; `loose` is one between kernels.
+    """
+
+    time: float
+    bytes: int
+    held: int
+    loose: bool
+
+
 STACK_METRICS = ("self_cpu_time_total", "self_cuda_time_total", "self_xpu_time_total")
 
 
@@ -18,6 +31,7 @@ class Told(NamedTuple):
     stack: bool = False
     modules: bool = False
     flops: bool = False
+    memory: bool = False
 
 
 NOTHING = Told()
@@ -30,9 +44,11 @@ class _Times:
     count: int
     cpu_time_total: float
     self_cpu_time_total: float
+    cpu_memory_usage: int  # bytes that storages hold more after it than before; less than 0: that were freed
+    self_cpu_memory_usage: int
     # what is not noted here
     device_time_total = self_device_time_total = cuda_time_total = self_cuda_time_total = 0.0
-    cpu_memory_usage = self_cpu_memory_usage = device_memory_usage = self_device_memory_usage = 0
+    device_memory_usage = self_device_memory_usage = 0
     flops = 0
     input_shapes: list[list[int]] | None = None  # of a call's operands; of a number []
     stack: list[str]  # lines of the program, the innermost first
@@ -88,6 +104,7 @@ class FunctionEvent(_Times):
         self.is_user_annotation = is_user_annotation
         self.cpu_parent: FunctionEvent | None = None
         self.cpu_children: list[FunctionEvent] = []
+        self.self_cpu_memory_usage = 0
 
     @property
     def cpu_time_total(self) -> float:  # type: ignore[override]
@@ -98,6 +115,11 @@ class FunctionEvent(_Times):
     def self_cpu_time_total(self) -> float:  # type: ignore[override]
         """How long it took without the events inside."""
         return max(0.0, self.cpu_time_total - sum(child.cpu_time_total for child in self.cpu_children))
+
+    @property
+    def cpu_memory_usage(self) -> int:  # type: ignore[override]
+        """How many bytes more storages hold after it than before."""
+        return self.self_cpu_memory_usage + sum(child.cpu_memory_usage for child in self.cpu_children)
 
     def __repr__(self) -> str:
         return f"<FunctionEvent name={self.name} cpu_time={self.cpu_time_str} thread={self.thread}>"
@@ -112,14 +134,17 @@ class FunctionEventAvg(_Times):
         self.count = 0
         self.cpu_time_total = 0.0
         self.self_cpu_time_total = 0.0
+        self.cpu_memory_usage = self.self_cpu_memory_usage = 0
         self.is_user_annotation = False
 
     def add(self, event: _Times) -> FunctionEventAvg:
-        """Adds another's count and times."""
+        """Adds another's count, times, bytes and operations."""
         self.count += event.count
         self.cpu_time_total += event.cpu_time_total
         self.self_cpu_time_total += event.self_cpu_time_total
         self.flops += event.flops
+        self.cpu_memory_usage += event.cpu_memory_usage
+        self.self_cpu_memory_usage += event.self_cpu_memory_usage
         self.is_user_annotation |= getattr(event, "is_user_annotation", False)
         return self
 
@@ -130,9 +155,16 @@ class FunctionEventAvg(_Times):
 class EventList(list[Any]):
     """Events, or averages of them; `str()` of it is its table."""
 
-    def __init__(self, events: Iterable[Any], begun: float = 0.0, seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        events: Iterable[Any],
+        begun: float = 0.0,
+        seconds: float = 0.0,
+        memory: Sequence[Change] | None = None,
+    ) -> None:
         super().__init__(events)
         self.begun, self.seconds = begun, seconds
+        self.memory = memory  # what came and went, if it was noted
         if self and isinstance(self[0], FunctionEvent):
             self.sort(key=lambda e: (e.start, -e.end))
             _nest(self)
@@ -151,7 +183,7 @@ class EventList(list[Any]):
                 if group_by_input_shape:
                     found[key].input_shapes = event.input_shapes
             found[key].add(event)
-        return EventList(found.values(), self.begun, self.seconds)
+        return EventList(found.values(), self.begun, self.seconds, self.memory)
 
     def total_average(self) -> FunctionEventAvg:
         """All events as one."""
@@ -193,8 +225,13 @@ class EventList(list[Any]):
         rows = rows if row_limit < 0 else rows[:row_limit]
         whole = self.self_cpu_time_total
         more = _Columns(rows, max_shapes_column_width, max_src_column_width)
-        titles = [*_TITLES, *more.titles]
-        cells = [[*_cells(row, whole, max_name_column_width, time_unit), *more.cells(row)] for row in rows]
+        held = ("CPU Mem", "Self CPU Mem") if self.memory is not None else ()
+        own = [*_TITLES[:-1], *held, _TITLES[-1]]
+        titles = [*own, *more.titles]
+        cells = [
+            [*_cells(row, whole, max_name_column_width, time_unit, bool(held)), *more.cells(row)]
+            for row in rows
+        ]
         widths = [max(12, *(len(row[k]) for row in [titles, *cells])) for k in range(len(titles))]
 
         def line(row: Sequence[str]) -> str:
@@ -205,7 +242,7 @@ class EventList(list[Any]):
         text = [*([header] if header else []), bar, line(titles), bar]
         for row, shown in zip(rows, cells):
             text.append(line(shown))
-            text += [line([""] * len(_TITLES) + below) for below in more.below(row)]
+            text += [line([""] * len(own) + below) for below in more.below(row)]
         return "\n".join([*text, bar, f"Self CPU time total: {_time(whole, time_unit)}", ""])
 
     def export_stacks(self, path: str, metric: str) -> None:
@@ -245,6 +282,7 @@ class EventList(list[Any]):
             for e in self
         ]
         events += _module_spans(self, process, begun)
+        events += [_instant(change, process, begun) for change in self.memory or ()]
         text = json.dumps({"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": events})
         if path.endswith(".gz"):
             import gzip
@@ -363,9 +401,10 @@ def _module_spans(events: Sequence[FunctionEvent], process: int, begun: float) -
     return found
 
 
-def _cells(row: Any, whole: float, name_width: int, unit: str | None) -> tuple[str, ...]:
+def _cells(row: Any, whole: float, name_width: int, unit: str | None, memory: bool) -> tuple[str, ...]:
     name = row.key if len(row.key) <= name_width else row.key[: name_width - 3] + "..."
     own, total = row.self_cpu_time_total, row.cpu_time_total
+    held = (row.cpu_memory_usage, row.self_cpu_memory_usage) if memory else ()
     return (
         name,
         _share(own, whole),
@@ -373,8 +412,28 @@ def _cells(row: Any, whole: float, name_width: int, unit: str | None) -> tuple[s
         _share(total, whole),
         _time(total, unit),
         _time(row.cpu_time, unit),
+        *map(bytes_text, held),
         str(row.count),
     )
+
+
+def _instant(change: Change, process: int, begun: float) -> dict[str, Any]:
+    """A change of memory, as PyTorch's traces have it."""
+    args = {"Bytes": change.bytes, "Total Allocated": change.held}
+    common = {"ph": "i", "s": "t", "cat": "cpu_instant_event", "name": "[memory]", "pid": process, "tid": 0}
+    return {**common, "ts": begun + change.time, "args": args}
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes with its unit: the largest of which there is one.
+
+    >>> bytes_text(960), bytes_text(-3143), bytes_text(5 << 30)
+    ('960 B', '-3.07 KB', '5.00 GB')
+    """
+    for unit, size in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
+        if abs(count) >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} B"
 
 
 def _share(part: float, whole: float) -> str:

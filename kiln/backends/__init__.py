@@ -5,11 +5,26 @@ compute, in full precision, with the same bits in every run. `is_available()` sa
 none, as its kernels are its own.
 """
 
-from kiln.backends import cpu, cuda, cudnn, mha, mkl, mkldnn, mps, nnpack, openmp, opt_einsum, quantized
+from kiln.backends import (
+    cpu,
+    cuda,
+    cudnn,
+    cusparselt,
+    kleidiai,
+    mha,
+    mkl,
+    mkldnn,
+    mps,
+    nnpack,
+    openmp,
+    opt_einsum,
+    quantized,
+)
 from kiln.backends.flags import keep_kinds as _keep_kinds
 
 __all__ = [
-    "cpu", "cuda", "cudnn", "mha", "mkl", "mkldnn", "mps", "nnpack", "openmp", "opt_einsum", "quantized",
+    "cpu", "cuda", "cudnn", "cusparselt", "kleidiai", "mha", "mkl", "mkldnn", "mps", "nnpack", "openmp",
+    "opt_einsum", "quantized",
 ]  # fmt: skip
 
 fp32_precision = "none"

@@ -5,6 +5,7 @@ A name imported as itself is public.
 # ruff: isort: skip_file
 
 from kiln.absent import hint_missing as _hint_missing
+from kiln.nn import attention as attention
 from kiln.nn import functional as functional
 from kiln.nn import init as init
 from kiln.nn import modules as modules

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kiln import _core, ops
+from kiln.errors import warn
 
 # dtype -> (relative, absolute); other dtypes have to be equal
 TOLERANCES = {
@@ -13,6 +14,13 @@ TOLERANCES = {
     _core.bfloat16: (1.6e-2, 1e-5),
     _core.float32: (1.3e-6, 1e-5),
     _core.float64: (1e-7, 1e-7),
+}
+
+
+_OLD_TOLERANCES = {
+    _core.float16: (1e-3, 1e-3),
+    _core.float32: (1e-4, 1e-5),
+    _core.float64: (1e-5, 1e-8),
 }
 
 
@@ -63,6 +71,36 @@ def assert_close(
     found = _compare(actual, expected, settings, "")
     if found is not None:
         raise AssertionError(found if msg is None else msg if isinstance(msg, str) else msg(found))
+
+
+def assert_allclose(
+    actual: Any,
+    expected: Any,
+    rtol: float | None = None,
+    atol: float | None = None,
+    equal_nan: bool = True,
+    msg: str = "",
+) -> None:
+    """`assert_close` as tests of before PyTorch 1.12 call it, with a FutureWarning.
+
+    Numbers and lists are made tensors, dtypes may differ, tolerances are wider, and NaNs are equal.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
+    ...     kiln.testing.assert_allclose(kiln.ones(2), [1, 1 + 1e-4])
+    """
+    warn(
+        "`torch.testing.assert_allclose()` is deprecated since 1.12: use kiln.testing.assert_close()",
+        FutureWarning,
+    )
+    actual, expected = (x if isinstance(x, _core.Tensor) else ops.tensor(x) for x in (actual, expected))
+    if rtol is None and atol is None:
+        known = [_OLD_TOLERANCES.get(x.dtype, (0.0, 0.0)) for x in (actual, expected)]
+        rtol, atol = max(r for r, _ in known), max(a for _, a in known)
+    assert_close(
+        actual, expected, rtol=rtol, atol=atol, equal_nan=equal_nan, check_dtype=False, msg=msg or None
+    )
 
 
 def _compare(actual: Any, expected: Any, settings: _Settings, where: str) -> str | None:

@@ -9,8 +9,10 @@ from kiln.absent import no_attribute as _no_attribute
 from kiln.utils import checkpoint, data
 
 if _typing.TYPE_CHECKING:
+    from kiln.utils import _foreach_utils as _foreach_utils
     from kiln.utils import benchmark as benchmark
     from kiln.utils import collect_env as collect_env
+    from kiln.utils import deterministic as deterministic
     from kiln.utils import dlpack as dlpack
     from kiln.utils import flop_counter as flop_counter
     from kiln.utils import hooks as hooks
@@ -19,7 +21,10 @@ if _typing.TYPE_CHECKING:
 
 __all__ = ["checkpoint", "data"]
 
-_LATER = ("benchmark", "collect_env", "dlpack", "flop_counter", "hooks", "model_zoo", "tensorboard")
+_LATER = (
+    "_foreach_utils", "benchmark", "collect_env", "deterministic", "dlpack", "flop_counter", "hooks",
+    "model_zoo", "tensorboard",
+)  # fmt: skip
 
 
 def _found(name: str) -> _typing.Any:

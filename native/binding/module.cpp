@@ -175,8 +175,8 @@ PyObject* profile_stop(PyObject*, PyObject*) {
     std::lock_guard lock(profile().mutex);
     Object list = checked(PyList_New(0));
     for (const auto& line : profile().lines) {
-        Object item = checked(Py_BuildValue("(sKddI)", line.name.c_str(), (unsigned long long)line.launches,
-                                            line.seconds, line.start, line.call));
+        Object item = checked(Py_BuildValue("(sKddIn)", line.name.c_str(), (unsigned long long)line.launches,
+                                            line.seconds, line.start, line.call, Py_ssize_t(line.allocated)));
         checked_ok(PyList_Append(list.get(), item.get()));
     }
     return list.release();
@@ -209,7 +209,7 @@ PyMethodDef functions[] = {
     {"profile_start", profile_start, METH_O,
      "Starts counting launches and their time: of each launch, or by name."},
     {"profile_stop", guard<profile_stop>, METH_NOARGS,
-     "(kernel, launches, seconds, start, call's number) since profile_start."},
+     "(kernel, launches, seconds, start, call's number, allocated bytes at its end) since profile_start."},
     {nullptr, nullptr, 0, nullptr},
 };
 

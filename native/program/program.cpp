@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "base/check.h"
+#include "base/memory.h"
 #include "base/small_vector.h"
 #include "base/threads.h"
 #include "call/busy.h"
@@ -46,10 +47,21 @@ void note_launch(const std::string& name, Seconds start, Seconds taken) {
     auto& lines = profile().lines;
     auto line = lines.end();
     if (!profile().each) line = std::ranges::find(lines, name, &Profile::Line::name);
-    if (line == lines.end()) line = lines.insert(line, {name, 0, 0, start.count(), call_numbers.call});
+    if (line == lines.end()) line = lines.insert(line, {name, 0, 0, start.count(), call_numbers.call, 0});
     ++line->launches;
     line->seconds += taken.count();
+    line->allocated = memory_stats().allocated_bytes;
 }
+
+// At the end of a program's run the last launch is told what is left once temporary memory is given back.
+struct NotesRest {
+    ~NotesRest() {
+        if (!profile().on) [[likely]]
+            return;
+        std::lock_guard lock(profile().mutex);
+        if (!profile().lines.empty()) profile().lines.back().allocated = memory_stats().allocated_bytes;
+    }
+};
 
 // A range of units, with the thread's own memory.
 void run_range(KernelFunction function, void* const* pointers, const int64_t* args, const Scratch& scratch,
@@ -414,6 +426,7 @@ void run(const Program& program, const int64_t* slots, std::span<const Input> in
          std::span<const StorageRef> outputs) {
     // What can fail, or let another thread run this program too, comes before the first launch.
     expect_stack();
+    const NotesRest rest;  // the last to be destroyed
     for (Kernel* kernel : program.kernels) code_of(*kernel);
     const TempPlan& plan = plan_temps(program, slots);
     StorageRef temps = plan.bytes ? allocate(plan.bytes) : StorageRef();

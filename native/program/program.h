@@ -177,6 +177,7 @@ struct Profile {
         double seconds = 0;
         double start = 0;  // of the first launch, by the clock that Python calls perf_counter
         uint32_t call = 0;
+        size_t allocated = 0;  // bytes in storages after the last launch
     };
     std::vector<Line> lines;
     std::mutex mutex;  // guards `lines`: kernels may run without the interpreter lock

@@ -75,7 +75,7 @@ ALLOWED = {
     "autograd": {"_core", "graph", "ops", "table"},
     "func": {"_core", "graph", "ops", "passes", "capture", "autograd", "table", "scalars"},
     "batching": {"_core", "ops", "func", "table", "capture", "graph"},
-    "nn": {"_core", "ops", "tensor", "autograd", "capture", "table", "layout"},
+    "nn": {"_core", "ops", "tensor", "autograd", "capture", "table", "layout", "func"},
     "linalg": {"ops", "table"},
     "signal": {"ops"},
     "masked": {"_core", "ops", "table"},
@@ -161,6 +161,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/fx/passes/graph_drawer.py": {"pydot": "an extra"},
     "kiln/ops/views/storage.py": {"mmap": "when a file is memory"},
     "kiln/utils/__init__.py": {"*": "as kiln's own parts"},
+    "kiln/nn/utils/__init__.py": {"kiln.nn.utils.stateless": "an older path, which needs kiln.func"},
     "kiln/accelerator.py": {"*": "the module of a device that is asked for"},
     "kiln/as_torch/missing.py": {"kiln.as_torch.reading": "when a name was missing"},
     "kiln/as_torch/reading.py": {"*": "a name of PyTorch's that a program asks for"},
@@ -231,8 +232,8 @@ LATE_IN: dict[str, dict[str, str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 13020
-LONGEST_BINDING = 7520  # the C API spelled out, which the core proper does not see
+LONGEST_CORE = 13300
+LONGEST_BINDING = 7700  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))

@@ -13,11 +13,13 @@ from backend import needs_kiln
 pytestmark = needs_kiln
 
 
-def run(*args: str, cwd: Path, name: str = "kiln") -> subprocess.CompletedProcess[str]:
+def run(
+    *args: str, cwd: Path, name: str = "kiln", stdin: str | None = None
+) -> subprocess.CompletedProcess[str]:
     """What `python -m kiln args...` does; with another name, Python itself."""
     command = [sys.executable, *(["-m", "kiln"] if name == "kiln" else []), *args]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=env, input=stdin)
 
 
 # what a program sees, and what libraries ask; in one process
@@ -174,6 +176,9 @@ def test_a_package_and_words_as_python_runs_them(program: Path) -> None:
         assert ours.stdout == theirs.stdout and ours.returncode == theirs.returncode == 1
         assert ours.stderr.splitlines()[-1] == own[-1] == "ZeroDivisionError: division by zero"
         assert "runpy" not in ours.stderr and "as_torch" not in ours.stderr
+    text = "import sys; print(sys.argv, __name__, repr(sys.path[0]))\n1 / 0\n"
+    ours, theirs = (run("-", "a", cwd=program, name=name, stdin=text) for name in ("kiln", "python"))
+    assert (ours.stdout, ours.stderr, ours.returncode) == (theirs.stdout, theirs.stderr, theirs.returncode)
     for args, words in (
         (["no.py"], "can't open file 'no.py'"),
         (["-m", "no_such"], "No module named no_such"),

@@ -452,6 +452,14 @@ assert reader.has_record("data/0") and not reader.has_record("x") and "data.pkl"
 assert reader.get_storage_from_record("data/0", 4, torch.int64).tolist() == [0, 1, 2, 3]
 try: reader.get_record("x")
 except RuntimeError as error: assert "failed locating file" in str(error)
+from torch.cuda.amp.autocast_mode import autocast
+from torch.cuda.amp.grad_scaler import GradScaler
+from torch.cpu.amp.autocast_mode import autocast as cpu_autocast
+assert autocast is torch.cuda.amp.autocast and GradScaler is torch.cuda.amp.GradScaler
+assert cpu_autocast is torch.cpu.amp.autocast
+assert torch.nn.attention.SDPBackend.MATH.name == "MATH"
+assert torch.utils.deterministic.fill_uninitialized_memory and torch.utils._foreach_utils.Indices
+assert not torch.backends.cusparselt.is_available() and not torch.backends.kleidiai.is_available()
 print("all of it")
 """
 
@@ -462,3 +470,57 @@ def test_names_under_pytorchs_name(tmp_path: Path) -> None:
         [sys.executable, "-m", "kiln", "program.py"], cwd=tmp_path, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, "all of it\n"), done.stderr
+
+
+# ---- older names ----
+
+
+def test_functional_call_of_before_pytorch_2() -> None:
+    layer = kiln.nn.Linear(2, 1)
+    given = {"weight": kiln.tensor([[1.0, 2.0]]), "bias": kiln.tensor([3.0])}
+    with pytest.warns(FutureWarning, match="stateless.functional_call` is deprecated"):
+        assert kiln.nn.utils.stateless.functional_call(layer, given, kiln.ones(1, 2)).tolist() == [[6.0]]
+    with pytest.raises(AttributeError, match="module 'kiln.nn.utils' has no attribute 'statefull'"):
+        kiln.nn.utils.statefull  # noqa: B018
+
+
+def test_assert_allclose(answers: Any) -> None:
+    """It compares as PyTorch's, whose tolerances are wider than those of assert_close."""
+
+    def close(library: Any) -> list[str]:
+        one, found = library.ones(2), []
+        nan = library.tensor([float("nan")])
+        for actual, expected, options in (
+            (one.half(), one + 2e-4, {}),
+            (one, one + 2e-4, {}),
+            (one, [1.0, 1.00009], {}),
+            (one.double(), one.double() * (1 + 2e-5), {}),
+            (1, 1.0, {}),
+            (nan, nan, {}),
+            (nan, nan, {"equal_nan": False}),
+            (one, one + 0.1, {"rtol": 0.2, "atol": 0.0}),
+            (one, one + 0.1, {"rtol": 0.2}),
+            (one, 1.0, {}),
+            (one, one + 0.1, {"msg": "mine"}),
+        ):
+            try:
+                with pytest.warns(FutureWarning):
+                    library.testing.assert_allclose(actual, expected, **options)
+                found.append("close")
+            except (AssertionError, ValueError) as error:
+                found.append(f"{type(error).__name__} {str(error)[:4]}")
+        return found
+
+    ours, theirs = answers.both(close)
+    assert ours == theirs
+
+
+def test_modules_are_printed_by_the_name_that_programs_print_with() -> None:
+    from kiln.nn.modules.module import _addindent
+
+    assert _addindent("a\nb\n(c", 2) == "a\n  b\n  (c" and _addindent("a", 2) == "a"
+
+
+def test_memory_is_not_made_of_a_number() -> None:
+    with pytest.raises(NotImplementedError, match="UntypedStorage: expected a tensor .* got int 4"):
+        kiln.UntypedStorage(4)

@@ -142,3 +142,72 @@ def test_the_short_form_counts_as_before() -> None:
     with kiln.profile() as profile:
         kiln.ones(2).exp().exp()
     assert [(line.launches, line.seconds > 0) for line in profile.lines if line.name == "exp"] == [(2, True)]
+
+
+# ---- memory ----
+
+
+def test_memory_that_comes_and_goes() -> None:
+    """What a kernel makes is its own; what goes in between is the range's around it, or nobody's."""
+    x = kiln.ones(1024)
+    with kiln.profiler.profile(profile_memory=True) as p:
+        with kiln.profiler.record_function("outer"):
+            y = x * 2
+            with kiln.profiler.record_function("inner"):
+                z = y.exp()
+            del y
+        w = z + 1
+        del z
+        w.add_(1)
+    own = {e.name: e.self_cpu_memory_usage for e in p.events() if e.name != "add"}
+    whole = {e.name: e.cpu_memory_usage for e in p.events()}
+    assert own == {"outer": -4096, "mul": 4096, "inner": 0, "exp": 4096, "[memory]": -4096}
+    assert whole["outer"] == 4096 and whole["inner"] == 4096
+    assert [e.cpu_memory_usage for e in p.events() if e.name == "add"] == [4096, 0]
+    assert p.key_averages().total_average().self_cpu_memory_usage == 4096
+    lines = p.key_averages().table(sort_by="self_cpu_memory_usage").splitlines()
+    assert lines[1].split()[-8:-3] == ["CPU", "Mem", "Self", "CPU", "Mem"]
+    assert lines[3].split()[-5:] == ["4.00", "KB", "4.00", "KB", "1"]
+    assert any(line.split()[0] == "[memory]" and "-4.00 KB" in line for line in lines)
+
+
+def test_memory_of_a_step(tmp_path: Path) -> None:
+    """Events sum to what storages came to hold, compiled too; a trace has each moment."""
+    model = kiln.nn.Sequential(kiln.nn.Linear(16, 16), kiln.nn.ReLU(), kiln.nn.Linear(16, 4))
+    x = kiln.ones(8, 16)
+
+    def step() -> Any:
+        model.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        return loss
+
+    def held() -> int:
+        bytes_: int = kiln._core.memory_stats()["allocated_bytes"]
+        return bytes_
+
+    for run in (step, kiln.compile(step, wait=True)):
+        for _ in range(3):
+            run()
+        for options in ({}, {"record_shapes": True, "with_stack": True}):
+            before = held()
+            with kiln.profiler.profile(profile_memory=True, **options) as p:
+                loss = run()
+            assert sum(e.self_cpu_memory_usage for e in p.events()) == held() - before
+            assert any(e.self_cpu_memory_usage > 0 for e in p.events())
+            del loss
+    p.export_chrome_trace(str(tmp_path / "trace.json"))
+    told = [e for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e["ph"] == "i"]
+    assert all(e["name"] == "[memory]" and e["args"]["Bytes"] for e in told)
+    levels = [e["args"]["Total Allocated"] for e in told]
+    assert [b - a for a, b in zip(levels, levels[1:])] == [e["args"]["Bytes"] for e in told[1:]]
+
+
+def test_memory_is_not_looked_at_unasked() -> None:
+    with kiln.profiler.profile() as p:
+        kiln.ones(3).exp()
+    assert "Mem" not in p.key_averages().table()
+    assert not any(e.cpu_memory_usage for e in p.events())
+    with kiln.autograd.profiler.profile(profile_memory=True) as q:
+        kiln.ones(3).exp()
+    assert "CPU Mem" in q.table()

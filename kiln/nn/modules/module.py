@@ -31,6 +31,11 @@ _global_backward_pre_hooks = Everywhere.backward_pre
 _global_backward_hooks = Everywhere.backward
 
 
+def _addindent(s_: str, numSpaces: int) -> str:  # libraries print with it
+    """A text with every line but the first moved in."""
+    return s_.replace("\n", "\n" + " " * numSpaces)
+
+
 def register_module_forward_pre_hook(hook: Callable[..., Any]) -> RemovableHandle:
     """Call `hook(module, args)` before every forward; what it returns replaces the arguments."""
     return _added(Everywhere.forward_pre, hook)

@@ -12,8 +12,11 @@ rnn                                      sequences of several lengths: packed, p
 """
 
 import sys
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
-from kiln.absent import hint_missing as _hint_missing
+from kiln.absent import no_attribute as _no_attribute
 from kiln.nn.utils import (
     clip_grad,
     convert_parameters,
@@ -84,4 +87,14 @@ for _path in ("weight_norm", "spectral_norm"):
     sys.modules[f"{__name__}.{_path}"] = weights
 
 name_all(globals(), "kiln.nn")
-_hint_missing(__name__)
+
+
+def _found(name: str) -> _Any:
+    """`__getattr__`, which type checkers do not see."""
+    if name != "stateless":  # which needs kiln.func
+        _no_attribute(__name__, name)
+    return _import_module("kiln.nn.utils.stateless")
+
+
+if not _TYPE_CHECKING:
+    __getattr__ = _found

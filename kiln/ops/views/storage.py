@@ -26,6 +26,13 @@ class UntypedStorage:
     __slots__ = ("__weakref__", "_owner")
 
     def __init__(self, owner: Any) -> None:
+        if not isinstance(owner, _core.Tensor):
+            raise NotImplementedError(
+                message(
+                    type(self).__name__, "a tensor whose memory it is", describe(owner),
+                    "kiln.empty(n, dtype=kiln.uint8).untyped_storage() makes n bytes",
+                )
+            )  # fmt: skip
         self._owner = owner.detach()
 
     @classmethod
