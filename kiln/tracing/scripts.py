@@ -93,9 +93,12 @@ class TracedModule(ScriptModule):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin = copy.deepcopy(_Parts(self), memo).made
         made = type(self).__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-            made.__dict__[name] = getattr(twin, name)
+        Module.__init__(made)
+        own = {*made.__dict__, *self._parameters, *self._buffers, *self._modules}
+        made.__dict__.update({k: v for k, v in self.__dict__.items() if k not in own})
+        made.training = self.training
+        for name in _PARTS:
+            getattr(made, name).update(getattr(twin, name))
         memo[id(self)] = made
         made.set_state({name: x.detach().clone() for name, x in self._constants.items()})
         return made
@@ -143,10 +146,11 @@ class _Parts:
 
     def __init__(self, module: Module) -> None:
         self.made = Module()
-        self.made._parameters.update(module._parameters)
-        self.made._buffers.update(module._buffers)
-        self.made._modules.update(module._modules)
-        self.made._non_persistent_buffers_set = set(module._non_persistent_buffers_set)
+        for name in _PARTS:
+            getattr(self.made, name).update(getattr(module, name))
+
+
+_PARTS = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
 def _mirror(made: Module, module: Module, seen: dict[int, Module] | None = None) -> None:
