@@ -9,7 +9,6 @@ from typing import Any
 from kiln import _core
 from kiln.errors import describe, message
 from kiln.graph.text import text
-from kiln.late import later
 from kiln.nn import Module
 from kiln.tracing.capture import Captured, capture
 from kiln.tracing.compare import compare
@@ -18,17 +17,10 @@ from kiln.tracing.recorder import TracingError
 from kiln.tracing.trees import flatten
 
 
-_save = later("kiln.jit", "save")
-
-
 class ScriptModule(Module):
     """A module whose calls are a program; its parameters and buffers are those of the module it was made
     of.
     """
-
-    def save(self, f: Any, _extra_files: dict[str, Any] | None = None) -> None:
-        """Writes the program into a file, as `kiln.jit.save`."""
-        _save(self, f, _extra_files)
 
 
 class ScriptFunction:
@@ -45,10 +37,6 @@ class ScriptFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._program(args, kwargs)
-
-    def save(self, f: Any, _extra_files: dict[str, Any] | None = None) -> None:
-        """Writes the program into a file, as `kiln.jit.save`."""
-        _save(self, f, _extra_files)
 
     @property
     def graph(self) -> Any:

@@ -153,7 +153,11 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.export.command": "few command lines are about program files",
     },
     "kiln/profiler.py": {"kiln.capture.flops": "few profiles count operations"},
-    "kiln/tracing/recorder.py": {"kiln.tracing.symbolic": "sizes that vary know who follows them"},
+    "kiln/tracing/recorder.py": {
+        "kiln.tracing.symbolic": "sizes that vary know who follows them",
+        "kiln.tracing.functions": "for functions with a derivative of their own, which know who follows them",
+        "kiln.tracing.ops": "for what reads a value",
+    },
     "kiln/hub.py": {"hashlib": "when something is downloaded"},
     "kiln/autograd/profiler_events.py": {"json": "a trace is written", "gzip": "a trace is written"},
     "kiln/as_torch/finder.py": {
@@ -215,8 +219,8 @@ LATE_IN: dict[str, dict[str, str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 13020
-LONGEST_BINDING = 7460  # the C API spelled out, which the core proper does not see
+LONGEST_CORE = 13100
+LONGEST_BINDING = 7490  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))
