@@ -105,6 +105,15 @@ def save(m: Any, f: Any, _extra_files: Any = None) -> None:
     _export.save(_export.ExportedProgram(m.captured), f, extra_files=_extra_files)
 
 
+def _save_method(self: Any, f: Any, _extra_files: Any = None) -> None:
+    """Writes the program into a file, as `kiln.jit.save`."""
+    save(self, f, _extra_files)
+
+
+for _kind in (ScriptModule, ScriptFunction):
+    setattr(_kind, "save", _save_method)  # noqa: B010
+
+
 def load(f: Any, map_location: Any = None, _extra_files: Any = None, _restore_shapes: bool = False) -> Any:
     """The program of a file that `save` wrote, as a module. A file of `torch.jit.save` holds a program for
     TorchScript, which is refused.

@@ -65,6 +65,7 @@ def capture(
     seen: dict[int, Any] = {}  # arguments as the function is to see them
     state_of: dict[int, tuple[str, str, Any]] = {}
     outputs: list[Any] = []
+    rebound: dict[int, Any] = {}  # what a buffer is after the run, where it was assigned
 
     def run() -> Any:
         for x in leaves:
@@ -81,6 +82,10 @@ def capture(
         given, named = _replaced(args, seen), _replaced(kwargs, seen)
         with _exchanged(places, stand_ins), following(recorder):
             result = fn(*given, **named)
+            for qualified, kind, held, key, tensor in places:
+                made, now = stand_ins[id(tensor)], held.get(key)
+                if now is not made:
+                    rebound[id(made)] = _rebound(recorder, qualified, kind, made, now)
         found.out_tree = flatten(result, outputs, found.outputs, "output")
         outputs[:] = [getattr(y, "whole", y) for y in outputs]
         found.out_tree = constants(found.out_tree, partial(_size_given, found))
@@ -113,7 +118,7 @@ def capture(
     refuse_drawn(name, outside)
     recorder.expect_unwritten()
     found.kept = recorder
-    _finish(found, recorder, leaves, names, distinct, stand_ins, state_of, outputs)
+    _finish(found, recorder, leaves, names, distinct, stand_ins, state_of, outputs, rebound)
     return found
 
 
@@ -139,6 +144,7 @@ def _finish(
     stand_ins: dict[int, Any],
     state_of: dict[int, tuple[str, str, Any]],
     outputs: list[Any],
+    rebound: dict[int, Any],
 ) -> None:
     first_name: dict[int, str] = {}
     for x, name in zip(leaves, names):
@@ -159,6 +165,7 @@ def _finish(
         qualified, kind, tensor = state_of.get(id(made), (f"constant{k}", "constant", made))
         found.state.append(State(qualified, kind, tensor))
         value = recorder.written(made) if id(made) in state_of else None
+        value = recorder.value(rebound[id(made)]) if id(made) in rebound else value
         if value is not None:
             found.mutated.append(("state", k))
             changed.append(value)
@@ -338,6 +345,16 @@ def _places_around(fn: Any) -> list[Place]:
         if isinstance(module, Module):
             found += [(f"{name}.{own}", *rest) for own, *rest in _places(module) if rest[0] == "buffer"]
     return found
+
+
+def _rebound(recorder: Recorder, name: str, kind: str, made: Any, now: Any) -> Any:
+    """The tensor that a buffer was assigned, which the program writes into it; others are refused."""
+    now = getattr(now, "whole", now)
+    fits = isinstance(now, _core.Tensor) and now.dtype == made.dtype and now.shape == made.shape
+    if kind != "buffer" or not fits:
+        recorder.refuse(f"assigns {name}, which a trace can do to a buffer alone, of the same sizes and dtype")
+    recorder.value(made)
+    return now
 
 
 def _content(cell: Any) -> Any:

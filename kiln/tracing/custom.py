@@ -5,7 +5,7 @@ custom(operands; counts, backward)    the operands from `counts[0]` on, `counts[
 The first operands are what the function was given, those after its results what its backward reads.
 `backward`: the text of a graph, of what it reads (the operands after the first `counts[0] + counts[1]`) and the
 gradients of the results to the gradients of those of the first operands that `counts[2]` names; `counts[3]`:
-whether these have no derivative. A call without `backward` has none: its derivative raises.
+whether these have no derivative.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Sweep:
                 if part.dtype != like.dtype:
                     part = work.add(find("convert"), (part,), (like.dtype,))
                 if once:
-                    part = work.add(CUSTOM, (part,), ((0, 1, (), True), ""))
+                    part = work.add(ONCE, (part,))
                 sums.setdefault(id(like), Sum()).add(part)
         self.sums = {id(x): sums[id(x)] for x in self.targets if id(x) in sums}
 
@@ -64,6 +64,16 @@ class _Sweep:
 def _zeros(work: Graph, like: Value) -> Value:
     zero = work.add(find("convert"), (constant(work, 0.0),), (like.dtype,))
     return work.add(find("expand"), (zero,), (like.shape,))
+
+
+def _never(g: Any) -> Any:
+    raise RuntimeError("trying to differentiate twice a function that was marked with @once_differentiable")
+
+
+ONCE = Op("once", "pointwise", (Param("x", "T", REQUIRED),), lambda x: x)
+ONCE.identity = "once"
+ONCE.public = False
+ONCE.derivative(_never)
 
 
 class CustomFunction(Forward):
@@ -78,14 +88,10 @@ class CustomFunction(Forward):
     def gradients(self, operands: Operands, asked: Asked, calls: bool = False) -> Backward:
         forward = self.primal(operands)
         _, counts, text = self.structure
-        if not text:
-            raise RuntimeError(
-                "trying to differentiate twice a function that was marked with @once_differentiable"
-            )
         everything = Asked.everything(forward)
 
         def sweep(asked: Asked) -> _Sweep:
-            return _Sweep(forward, asked, counts, _parsed(text), calls and counts[3])
+            return _Sweep(forward, asked, counts, _parsed(text), counts[3])
 
         return finish(sweep(asked), asked.redo, lambda: sweep(everything))
 

@@ -209,6 +209,8 @@ class Recorder(Tracer):
 
         They are those of the example, kept and checked at each call.
         """
+        if self._before_backward is not None:
+            self.refuse("reads a value in the backward of an autograd.Function")
         storage = _core.place(tensor)[0]
         own = storage in self._stand_ins or storage in self._made
         value = self.example_of(self.value(tensor))

@@ -9,7 +9,6 @@ from typing import Any
 from kiln import _core
 from kiln.errors import describe, message
 from kiln.graph.text import text
-from kiln.late import later
 from kiln.nn import Module
 from kiln.tracing.capture import capture
 from kiln.tracing.captured import Captured
@@ -18,17 +17,11 @@ from kiln.tracing.program import Program, held_in
 from kiln.tracing.recorder import TracingError
 from kiln.tracing.trees import flatten
 
-_save = later("kiln.jit", "save")
-
 
 class ScriptModule(Module):
     """A module whose calls are a program; its parameters and buffers are those of the module it was made
     of.
     """
-
-    def save(self, f: Any, _extra_files: dict[str, Any] | None = None) -> None:
-        """Writes the program into a file, as `kiln.jit.save`."""
-        _save(self, f, _extra_files)
 
 
 class ScriptFunction:
@@ -44,10 +37,6 @@ class ScriptFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._program.fast(*args, **kwargs)
-
-    def save(self, f: Any, _extra_files: dict[str, Any] | None = None) -> None:
-        """Writes the program into a file, as `kiln.jit.save`."""
-        _save(self, f, _extra_files)
 
     @property
     def graph(self) -> Any:
@@ -91,9 +80,12 @@ class TracedModule(ScriptModule):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin = copy.deepcopy(_Parts(self), memo).made
         made = type(self).__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-            made.__dict__[name] = getattr(twin, name)
+        Module.__init__(made)
+        own = {*made.__dict__, *self._parameters, *self._buffers, *self._modules}
+        made.__dict__.update({k: v for k, v in self.__dict__.items() if k not in own})
+        made.training = self.training
+        for name in _PARTS:
+            getattr(made, name).update(getattr(twin, name))
         memo[id(self)] = made
         made.set_state({name: x.detach().clone() for name, x in self._constants.items()})
         return made
@@ -125,10 +117,11 @@ class _Parts:
 
     def __init__(self, module: Module) -> None:
         self.made = Module()
-        self.made._parameters.update(module._parameters)
-        self.made._buffers.update(module._buffers)
-        self.made._modules.update(module._modules)
-        self.made._non_persistent_buffers_set = set(module._non_persistent_buffers_set)
+        for name in _PARTS:
+            getattr(self.made, name).update(getattr(module, name))
+
+
+_PARTS = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
 def _mirror(made: Module, module: Module, seen: dict[int, Module] | None = None) -> None:

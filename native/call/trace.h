@@ -50,6 +50,9 @@ inline void refuse_in_trace(const char* what, bool abstract_only = false) {
         refuse_if_traced(what, abstract_only);
 }
 
+// Whether the trace of this thread has put the values that are read where they belong.
+bool read_in_trace(Storage& storage, bool for_others);
+
 // Tells which tensor the program is about to read the values of.
 void tell_value_read(Tensor& tensor);
 inline void note_value_read(Tensor& tensor) {

@@ -101,31 +101,6 @@ Traced::~Traced() {
     ended->give_up();
 }
 
-void refuse_if_traced(const char* what, bool abstract_only) {
-    if (trace_here && !trace_here->inside && (trace_here->abstract || !abstract_only))
-        trace_here->refuse(*trace_here, what);
-}
-
-namespace {
-
-// Whether the trace of this thread has put the values there.
-bool read_in_trace(Storage& storage, bool for_others) {
-    if (!trace_here || trace_here->inside || !trace_here->abstract) return false;
-    Tensor* const tensor = std::exchange(trace_here->reading, nullptr);
-    if (!tensor || tensor->storage.get() != &storage) trace_here->refuse(*trace_here, "reads a value");
-    return trace_here->read(*trace_here, *tensor, for_others);
-}
-
-}  // namespace
-
-void tell_value_read(Tensor& tensor) {
-    if (trace_here && !trace_here->inside) trace_here->reading = &tensor;
-}
-
-void tell_sizes_read(Tensor& tensor) {
-    if (trace_here && !trace_here->inside) trace_here->sizes_read(*trace_here, tensor);
-}
-
 bool in_region() { return bool(state.recording); }
 Recording* current_recording() { return state.paused || anomaly_mode ? nullptr : state.recording.get(); }
 

@@ -170,7 +170,11 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.export.command": "few command lines are about program files",
     },
     "kiln/profiler.py": {"kiln.capture.flops": "few profiles count operations"},
-    "kiln/tracing/recorder.py": {"kiln.tracing.symbolic": "sizes that vary know who follows them"},
+    "kiln/tracing/recorder.py": {
+        "kiln.tracing.symbolic": "sizes that vary know who follows them",
+        "kiln.tracing.functions": "for functions with a derivative of their own, which know who follows them",
+        "kiln.tracing.ops": "for what reads a value",
+    },
     "kiln/hub.py": {"hashlib": "when something is downloaded"},
     "kiln/autograd/profiler_events.py": {"json": "a trace is written", "gzip": "a trace is written"},
     "kiln/as_torch/finder.py": {
