@@ -12,19 +12,30 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NoReturn, TypeVar, get_origin
 
+import kiln.export as _export
 from kiln.absent import hint_missing as _hint_missing
 from kiln.absent import refuse as _refuse
 from kiln.nn import Module as _Module
 from kiln.table.arguments import is_traced as _is_traced
 from kiln.tracing.recorder import TracingError as TracingCheckError
-from kiln.tracing.scripts import ScriptFunction, ScriptModule, trace
+from kiln.tracing.modules import (
+    Future,
+    TopLevelTracedModule,
+    TracerWarning,
+    fork,
+    freeze,
+    optimize_for_inference,
+    trace_module,
+    wait,
+)
+from kiln.tracing.scripts import ScriptFunction, ScriptModule, TracedModule, trace
 
 __all__ = [
-    "Attribute", "Error", "Final", "RecursiveScriptModule", "ScriptFunction", "ScriptModule",
-    "TracingCheckError", "annotate", "enable_onednn_fusion", "export", "freeze", "fuser", "ignore",
+    "Attribute", "Error", "Final", "Future", "RecursiveScriptModule", "ScriptFunction",
+    "ScriptModule", "TopLevelTracedModule", "TracedModule", "TracerWarning", "TracingCheckError", "annotate", "enable_onednn_fusion", "export", "fork", "freeze", "fuser", "ignore",
     "interface", "is_scripting", "is_tracing", "isinstance", "load", "onednn_fusion_enabled",
     "optimize_for_inference", "optimized_execution", "save", "script", "script_if_tracing",
-    "script_method", "set_fusion_strategy", "trace", "trace_module", "unused",
+    "script_method", "set_fusion_strategy", "trace", "trace_module", "unused", "wait",
 ]  # fmt: skip
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -85,29 +96,20 @@ def script_if_tracing(fn: _F) -> _F:
     return fn
 
 
-def trace_module(mod: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    """NotImplementedError, as `trace`."""
-    _refuse("jit.trace_module")
+def save(m: Any, f: Any, _extra_files: Any = None) -> None:
+    """Writes a program into a file, which `kiln.export.load` reads too."""
+    if not builtins.isinstance(m, (ScriptFunction, TracedModule)):
+        raise TypeError(f"jit.save: expected what jit.trace gives, got {type(m).__name__}")
+    if builtins.isinstance(m, TopLevelTracedModule) and set(m._methods) != {"forward"}:
+        raise NotImplementedError("jit.save: a file holds forward alone, not further methods")
+    _export.save(_export.ExportedProgram(m.captured), f, extra_files=_extra_files)
 
 
-def save(m: Any, f: Any, **kwargs: Any) -> NoReturn:
-    """NotImplementedError: there are no scripts; `kiln.save(model.state_dict(), f)` keeps weights."""
-    _refuse("jit.save")
-
-
-def load(f: Any, map_location: Any = None, **kwargs: Any) -> NoReturn:
-    """NotImplementedError: a file that `torch.jit.save` wrote holds a program for TorchScript."""
-    _refuse("jit.load")
-
-
-def freeze(mod: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    """NotImplementedError: there are no scripts."""
-    _refuse("jit.freeze")
-
-
-def optimize_for_inference(mod: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    """NotImplementedError: there are no scripts; `kiln.compile` makes a model faster."""
-    _refuse("jit.optimize_for_inference")
+def load(f: Any, map_location: Any = None, _extra_files: Any = None, _restore_shapes: bool = False) -> Any:
+    """The program of a file that `save` wrote, as a module. A file of `torch.jit.save` holds a program for
+    TorchScript, which is refused.
+    """
+    return _export.load(f, extra_files=_extra_files)
 
 
 def ignore(drop: Any = False, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.autograd.grad_mode import no_grad
 from kiln.errors import warn
+from kiln.table.arguments import recorder_here
 
 _without_grad = _core.ModeSwitch(False)
 
@@ -224,6 +225,9 @@ class Function:
         for x in args:
             if hasattr(type(x), "applied"):  # a sample of a batch (kiln.func)
                 return type(x).applied(cls, args)
+        recorder = recorder_here()
+        if recorder is not None:  # (kiln.tracing)
+            return recorder.applied(cls, args)
         ctx._function = cls
         ctx._tensors = tuple([isinstance(x, Tensor) for x in args])
         ctx.needs_input_grad = tuple([isinstance(x, Tensor) and x.requires_grad for x in args])
@@ -364,4 +368,5 @@ def once_differentiable(function: Callable[..., Any]) -> Callable[..., Any]:
         refusing = _Once.apply(*marked)
         return refusing if several else refusing[0]
 
+    backward.once_differentiable = True  # type: ignore[attr-defined]
     return backward

@@ -13,6 +13,7 @@ from kiln.codegen.nests.nest import Operand as Array
 from kiln.graph.graph import Graph, Value
 from kiln.graph.size import Atom, Dim, Size
 from kiln.passes import pipeline
+from kiln.passes.control import with_condition
 from kiln.passes.launch import Kernel, NestKernel
 from kiln.passes.plan import Call, Free, Plan, Step
 from kiln.scalars.scalar import Scalar, const
@@ -132,9 +133,12 @@ def _call(step: Call, slots: Slots, kernels: dict[bytes, int]) -> tuple[Any, ...
     inputs = [_pointer(p, slots) for p in step.inputs]
     outputs = [(0, -1, 0) if p is None else _pointer(p, slots) for p in step.outputs]
     bodies = []
-    for sub in graphs:
-        plan = pipeline.program(sub.graph, called=True)
-        bodies.append(_body(sub.graph, plan, kernels, lambda i: i, []))
+    called = [sub.graph for sub in graphs]
+    if step.name in ("while_loop", "counted"):
+        called[1] = with_condition(called[0], called[1], counts[0])
+    for graph in called:
+        plan = pipeline.program(graph, called=True)
+        bodies.append(_body(graph, plan, kernels, lambda i: i, []))
     held = [slots.of(d) for d in sizes]
     kind = CALLS.index(step.name)
     return CALL, kind, *counts, slots.of(length), reverse, held, strides, inputs, outputs, bodies

@@ -13,6 +13,7 @@ from kiln.autograd.engine import grad
 from kiln.distributions import constraints
 from kiln.distributions.utils import lazy_property, logits_to_probs, probs_to_logits
 from kiln.errors import warn
+from kiln.table.arguments import expect, recorder_here
 
 __all__ = ["Distribution", "ExponentialFamily"]
 
@@ -80,12 +81,16 @@ class Distribution:
             if name not in self.__dict__ and isinstance(getattr(type(self), name, None), lazy_property):
                 continue  # follows from another
             value = getattr(self, name)
-            if not constraint.check(value).all():
-                raise ValueError(
+
+            def told(name: str = name, value: Any = value, constraint: Any = constraint) -> str:
+                own, shown = self._shown(value)
+                return (
                     f"Expected parameter {name} ({type(value).__name__} of shape {tuple(value.shape)}) of "
-                    f"distribution {self!r} to satisfy the constraint {constraint!r}, but found invalid "
-                    f"values:\n{value}"
+                    f"distribution {own} to satisfy the constraint {constraint!r}, but found invalid "
+                    f"values{shown}"
                 )
+
+            expect(constraint.check(value), ValueError, told)
 
     def expand(self, batch_shape: Shape, _instance: Any = None) -> Any:
         """The same distribution with parameters expanded (as views) to another batch shape.
@@ -242,12 +247,19 @@ class Distribution:
                 "distribution with `validate_args=False` to turn off validation."
             )
             return
-        if not support.check(value).all():
-            raise ValueError(
+
+        def told() -> str:
+            own, shown = self._shown(value)
+            return (
                 f"Expected value argument ({type(value).__name__} of shape {tuple(value.shape)}) to be "
-                f"within the support ({support!r}) of the distribution {self!r}, but found invalid "
-                f"values:\n{value}"
+                f"within the support ({support!r}) of the distribution {own}, but found invalid values{shown}"
             )
+
+        expect(support.check(value), ValueError, told)
+
+    def _shown(self, value: Any) -> tuple[str, str]:
+        """This and a value as errors show them: without numbers where there are none."""
+        return (repr(self), f":\n{value}") if recorder_here() is None else (type(self).__name__, "")
 
     def __repr__(self) -> str:
         held = {name: self.__dict__[name] for name in self.arg_constraints if name in self.__dict__}

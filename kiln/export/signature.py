@@ -15,15 +15,18 @@ from typing import Any, NamedTuple
 from kiln import _core
 from kiln.errors import message
 from kiln.graph.graph import Shape
-from kiln.graph.size import Size, slots_named
+from kiln.graph.size import Dim, Size, slots_named
 from kiln.graph.text import DTYPES, TextError, dim_text, parse_dim
 from kiln.table.kinds import FLOATS
-from kiln.tracing.captured import Captured, Input, State
+from kiln.tracing.captured import Captured, Check, Expected, Input, Kept, State
 from kiln.tracing.dims import Range
 from kiln.tracing.sizes import SIGNS, Guard
 from kiln.tracing.trees import LEAF, Tree
 
 _DEPTH = 64
+ERRORS: dict[str, type[Exception]] = {
+    e.__name__: e for e in (RuntimeError, ValueError, IndexError, TypeError)
+}
 _DTYPES = {name: getattr(_core, name) for name in DTYPES}
 
 
@@ -45,13 +48,77 @@ def signature(captured: Captured, trains: list[bool]) -> dict[str, Any]:
         "state": [[s.name, s.kind, wanted] for s, wanted in zip(captured.state, trains)],
         "unsaved": sorted(captured.unsaved),
         "mutated": [list(x) for x in captured.mutated],
-        "random": [list(x) for x in captured.random],
-        "drawn": captured.drawn,
+        "random": [[kind, dim_text(n)] for kind, n in captured.random],
+        "drawn": dim_text(captured.drawn),
         "dims": [
             [d.name, d.min, d.max, dim_text(d.symbol), d.slot, d.example] for d in captured.dims.values()
         ],
+        "asked": asked_rows(captured),
         "guards": [[dim_text(g.left), g.sign, dim_text(g.right), g.answer, g.line] for g in captured.guards],
     }
+
+
+def asked(captured: Captured) -> list[Kept | Expected]:
+    """What is asked of values beyond what the graph's ops ask."""
+    return [check for check in captured.checks if not isinstance(check, Check)]
+
+
+def asked_rows(captured: Captured) -> list[list[Any]]:
+    """What is asked of values, of each which operand, or which of the graph's results after the others."""
+    rows: list[list[Any]] = []
+    results = 0
+    for check in asked(captured):
+        of_result = isinstance(check, Expected) or check.kind == "result"
+        which = results if of_result else check.which
+        results += of_result
+        if isinstance(check, Expected):
+            rows.append(["true", which, check.error.__name__, check.text])
+        else:
+            rows.append([check.kind, which, "", check.line])
+    return rows
+
+
+def asked_last(captured: Captured) -> tuple[list[int], list[Any]]:
+    """The outputs of its graph that a program keeps, by number: results, what is written, what is asked for;
+    and what is asked, of those.
+    """
+    kept = list(range(len(captured.outputs) + len(captured.mutated)))
+    checks: list[Any] = []
+    for check in asked(captured):
+        if isinstance(check, Expected) or check.kind == "result":
+            kept.append(check.which)
+            check = check._replace(which=len(kept) - 1)
+        checks.append(check)
+    return kept, checks
+
+
+def read_name(k: int) -> str:
+    """What a file calls the value that was read by number `k` of what is asked."""
+    return f"value read ({k})"
+
+
+def _read_asked(found: Captured, entries: _Entries, graph: Looks, tensors: dict[str, Any]) -> None:
+    first = len(found.outputs) + len(found.mutated)
+    rows = entries.rows("asked", str, int, str, str)
+    results = graph.outputs[first:]
+    _need(
+        len(results) == sum(kind != "operand" for kind, *_ in rows),
+        f"the graph returns {len(graph.outputs)} values",
+    )
+    operands = [v for v in graph.inputs if not v.weak]
+    for k, (kind, which, error, told) in enumerate(rows):
+        _need(kind in ("true", "operand", "result"), f"nothing is asked as {kind!r:.20}")
+        held = operands if kind == "operand" else results
+        _need(0 <= which < len(held), f"nothing to ask for at {which}")
+        look = held[which].dtype, tuple(held[which].shape)
+        if kind == "true":
+            _need(error in ERRORS and look == ("bool", ()), "what is asked is no truth, or no error")
+            found.checks.append(Expected(first + which, ERRORS[error], told))
+            continue
+        name = read_name(k)
+        _need(name in tensors and _look(tensors[name]) == look, f"no value called {name}")
+        at = which if kind == "operand" else first + which
+        found.checks.append(Kept(kind, at, tensors[name], told))
 
 
 def _tree_out(tree: Tree, where: str) -> Any:
@@ -176,15 +243,16 @@ def from_signature(graph: Looks, source: str, tensors: dict[str, Any]) -> tuple[
     found.aliases = tuple(entries.rows("aliases", int))
     found.distinct = entries.rows("distinct", int)
     found.mutated = [tuple(row) for row in entries.rows("mutated", str, int)]
-    found.random = [tuple(row) for row in entries.rows("random", str, int)]
-    drawn = entries.take("drawn")
-    _need(type(drawn) is int and 0 <= drawn < 1 << 62, "drawn must be a count")
-    found.drawn = drawn
     found.same = {k: (kind, which) for k, kind, which in entries.rows("same", int, str, int)}
     _check_counts(found, graph, numbers)
+    _read_asked(found, entries, graph, tensors)
     slots = found.number_sizes()
     _need(slots + len(numbers) <= graph.slots, "fewer slots than sizes")
     _read_dims(found, entries, slots)
+    found.random = [(kind, _count(n, slots)) for kind, n in entries.rows("random", str, str)]
+    found.drawn = _count(entries.take("drawn"), slots)
+    _need(len(numbers) == len(found.random), f"{len(numbers)} numbers, {len(found.random)} that are drawn")
+    _need(all(kind in ("seed", "position") for kind, _ in found.random), "a number that is not drawn")
     return found, [wanted for _, _, wanted in state]
 
 
@@ -204,7 +272,8 @@ def _check_counts(found: Captured, graph: Looks, numbers: list[Any]) -> None:
     )
     count = found.out_tree.leaves
     _need(len(found.outputs) == count, f"{count} tensors in the results")
-    _need(len(graph.outputs) == count + len(found.mutated), f"the graph returns {len(graph.outputs)} values")
+    least = count + len(found.mutated)
+    _need(len(graph.outputs) >= least, f"the graph returns {len(graph.outputs)} values")
     of = {"input": inputs, "state": state}
     for kind, k in [*found.mutated, *found.same.values()]:
         _need(kind in of and 0 <= k < of[kind], f"there is no {kind!r:.20} {k}")
@@ -213,9 +282,15 @@ def _check_counts(found: Captured, graph: Looks, numbers: list[Any]) -> None:
         target = found.inputs[k] if kind == "input" else None
         look = (target.dtype, target.shape) if target else _look(found.state[k].tensor)
         _need((value.dtype, tuple(value.shape)) == look, f"{kind} {k} becomes {value!r}")
-    _need(len(numbers) == len(found.random), f"{len(numbers)} numbers, {len(found.random)} that are drawn")
     _need(all(v.dtype == "int64" for v in numbers), "a number that is no integer")
-    _need(all(kind in ("seed", "position") for kind, _ in found.random), "a number that is not drawn")
+
+
+def _count(given: Any, slots: int) -> Dim:
+    """How many random numbers."""
+    _need(isinstance(given, str), "a count of random numbers must be a text")
+    count = parse_dim(given, slots)
+    _need(not isinstance(count, int) or 0 <= count < 1 << 62, "no count of random numbers")
+    return count
 
 
 def _look(tensor: Any) -> tuple[str, Shape]:

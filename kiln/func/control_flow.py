@@ -10,10 +10,11 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from kiln import _core
-from kiln.capture.called import called
+from kiln.capture.called import CALLED, called
 from kiln.capture.pure.guards import Place, entries_of
 from kiln.func.subgraph import (
     Root,
@@ -110,6 +111,9 @@ def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried
     >>> kiln.graph.while_loop(lambda x: (x * x - two).abs() > 1e-6, newton, kiln.tensor(1.0))
     tensor(1.4142)
     """
+    kept = _kept("while_loop", (cond_fn, body_fn), carried_inputs)
+    if kept.made is not None:
+        return kept.run()
     if not callable(cond_fn) or not callable(body_fn):
         raise RuntimeError("Expect cond_fn and body_fn to be callable.")
     leaves, build, many = _state("carried_inputs", carried_inputs)
@@ -128,7 +132,7 @@ def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried
         attrs = attributes((len(given), 0, len(captured)), (0, False), sizes, graphs)
         return _add(graph, "while_loop", [*given, *captured], attrs), many
 
-    return _run(("while_loop", outline(carried_inputs)), (cond_fn, body_fn), leaves, emit)
+    return _run(("while_loop", outline(carried_inputs)), (cond_fn, body_fn), leaves, emit, kept.key)
 
 
 def scan(
@@ -333,7 +337,56 @@ class _Made(NamedTuple):
 _made: OrderedDict[Any, _Made] = OrderedDict()
 
 
-def _run(name: Any, functions: tuple[Any, ...], given: list[Any], emit: Emit) -> Any:
+_calls: dict[Any, _Made] = {}  # the same by what is at hand of a call of tensors
+
+
+class _Kept(NamedTuple):
+    """A call of tensors alone, and what was built for one like it."""
+
+    key: Any
+    given: tuple[Any, ...]
+    made: _Made | None
+
+    def run(self) -> Any:
+        """The call."""
+        assert self.made is not None
+        operands = (*self.given, *self.made.met)
+        results = _core.call_op(CALLED.handle, (len(operands), self.made.text, 0), operands)
+        return self.made.build(list(results))
+
+
+_NOTHING = _Kept(None, (), None)
+
+
+def _kept(name: str, functions: tuple[Any, ...], state: Any) -> _Kept:
+    """Looks for a call whose sizes, functions and what they close over are those of an earlier one."""
+    given = state if type(state) is tuple else (state,)
+    key: list[Any] = [name, type(state) is tuple, _core.default_dtype_name()]
+    for x in given:
+        if type(x) is not Tensor:
+            return _NOTHING
+        key += (x.dtype, x.shape)
+    for f in functions:
+        if type(f) is not FunctionType:
+            return _NOTHING
+        key.append(id(f.__code__))
+        if f.__defaults__:
+            return _NOTHING
+        for cell in f.__closure__ or ():
+            key.append(id(cell.cell_contents))
+    if innermost() is not None:
+        return _NOTHING
+    whole = tuple(key)
+    made = _calls.get(whole)
+    if made is not None:
+        for place in made.places:
+            if not place.holds():
+                made = None
+                break
+    return _Kept(whole, given, made)
+
+
+def _run(name: Any, functions: tuple[Any, ...], given: list[Any], emit: Emit, quick: Any = None) -> Any:
     """Adds nodes where values are given or a function that meets tensors is being built; else calls an op."""
     value = next((x for x in given if isinstance(x, Value)), None)
     around = innermost() or (None if value is None else value.graph)
@@ -356,6 +409,10 @@ def _run(name: Any, functions: tuple[Any, ...], given: list[Any], emit: Emit) ->
         return found.build([])  # nothing is computed
     try:
         results = called(found.text, [*given, *found.met])
+        if quick is not None and found.places is not None:
+            if len(_calls) >= KEPT:
+                _calls.clear()
+            _calls[quick] = found
     except ValueError:
         found = _build(functions, given, emit, alive, fixed=True)
         results = called(found.text, [*given, *found.met])

@@ -318,8 +318,9 @@ def binary_cross_entropy(
     if names[0] != names[1]:
         raise RuntimeError("Found dtype {} but expected {}".format(*names))
     for name, x in (("input", input), ("target", target)):
-        if _arguments.has_values(x) and not all_within(x, 0.0, 1.0):
-            raise RuntimeError(f"all elements of {name} should be between 0 and 1")
+        if _arguments.may_expect(x):
+            text = f"all elements of {name} should be between 0 and 1"
+            _arguments.expect(all_within(x, 0.0, 1.0), RuntimeError, text)
     loss: Tensor = ops.binary_cross_entropy(input, target, weight, reduction)
     return loss
 

@@ -21,7 +21,7 @@ from kiln.graph.control import Attrs, add
 from kiln.graph.graph import Graph, Node, Shape, Value, building
 from kiln.graph.size import Dim, symbol
 from kiln.graph.text import Subgraph
-from kiln.passes.rewrite import clone, reachable
+from kiln.passes.rewrite import append, clone, reachable
 from kiln.table.kinds import FLOATS
 from kiln.table.record import CONSTANT, CONTROL, constant, find
 
@@ -55,6 +55,26 @@ def with_history(graph: Graph) -> Graph:
                 known.add(key)
                 graph.add(node.op, node.inputs, attrs)
     return graph
+
+
+def with_condition(condition: Graph, body: Graph, state: int) -> Graph:
+    """The body of a loop, which also gives whether the loop goes on after it."""
+    work, values = clone(body)
+    arrays = [v for v in work.inputs if not v.weak]
+    numbers = {v.slot: v for v in work.inputs if v.weak}
+    outputs = [values[id(v)] for v in body.outputs]
+    given = iter([*outputs, *arrays[state:]])
+    for value in condition.inputs:
+        if not value.weak:
+            values[id(value)] = next(given)
+            continue
+        if value.slot not in numbers:
+            made = numbers[value.slot] = work.add_input(value.dtype, ())
+            made.weak, made.slot = True, value.slot
+        values[id(value)] = numbers[value.slot]
+    for node in condition.nodes:
+        values[id(node.out)] = append(work, node, tuple([values[id(v)] for v in node.inputs]))
+    return work.finish([*outputs, *(values[id(v)] for v in condition.outputs)])
 
 
 class _Call:

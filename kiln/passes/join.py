@@ -72,7 +72,7 @@ class _Joining:
 
     def _new(self, kind: str, frame: Frame, node: Node | None = None) -> Group:
         group = self.fusion.new(kind, frame, node)
-        if frame.mode in WHOLE:
+        if frame.mode in WHOLE or not frame.dims:
             self._framed.setdefault(frame, []).append(group)
         return group
 
@@ -222,7 +222,7 @@ class _Joining:
 
     def _worthwhile(self, group: Group, scan: Scan, joint: Frame) -> bool:
         """Whether a root reads what the group computes or reads as well."""
-        if scan.own or joint.mode in WHOLE:
+        if scan.own or joint.mode in WHOLE or not joint.dims:
             return True
         shared = {id(read.value) for read in group.reads if any(s != 0 for s in read.layout.strides)}
         return group.kind == "nest" and any(id(read.value) in shared for read in scan.reads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from _thread import _local
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,28 +43,52 @@ def has_values(x: Any) -> bool:
     return not isinstance(x, g.Value) and not hasattr(type(x), "whole") and not _traced.depth
 
 
+def may_expect(x: Any) -> bool:
+    """Whether `expect` may be asked about an array: where it has values, or a program will have them."""
+    return not isinstance(x, g.Value) and (_traced.recorder is not None or not hasattr(type(x), "whole"))
+
+
 class _Traced(_local):
     """Of a thread: how many functions it traces, one inside the other."""
 
     depth = 0
+    recorder: Any = None  # who follows the innermost
 
 
 _traced = _Traced()
 
 
 @contextmanager
-def without_values() -> Iterator[None]:
-    """Where tensors have no values (kiln.tracing)."""
+def without_values(recorder: Any = None) -> Iterator[None]:
+    """Where tensors have no values (kiln.tracing), and `recorder` follows what is called."""
+    before = _traced.recorder
     _traced.depth += 1
+    _traced.recorder = recorder
     try:
         yield
     finally:
         _traced.depth -= 1
+        _traced.recorder = before
+
+
+def recorder_here() -> Any:
+    """Who follows what this thread calls; None where nothing is traced."""
+    return _traced.recorder
 
 
 def is_traced() -> bool:
     """Whether this thread traces a function."""
     return bool(_traced.depth)
+
+
+def expect(holds: Any, kind: type[Exception], told: str | Callable[[], str]) -> None:
+    """Raises an error of `kind` unless all elements of a tensor of bools are true: now, or where a function is
+    traced at each call of the program.
+    """
+    if _traced.recorder is not None and isinstance(holds, _core.Tensor):
+        _traced.recorder.expect(holds.all(), kind, told if isinstance(told, str) else told())
+    elif not bool(holds.all()):
+        raise kind(told if isinstance(told, str) else told())
 
 
 def fitting(value: Any, dtype: str) -> Any:

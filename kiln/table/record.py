@@ -473,10 +473,10 @@ def composite(native: str = "", **settings: Any) -> Callable[[Callable[..., Any]
 
 def table() -> list[Op]:
     """Every op of the table, in the order of its definition; all families are imported for it. Without those
-    that call graphs: `CONTROL`, and capture/called.py.
+    that call graphs: `CONTROL`, capture/called.py, tracing/custom.py.
     """
     registry.everything()
-    return [op for op in registry.OPS.values() if op.kind != "control" and op.name != "called"]
+    return [op for op in registry.OPS.values() if op.kind != "control" and op.name not in ("called", "custom")]
 
 
 def find(name: str) -> Op:

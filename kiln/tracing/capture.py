@@ -11,6 +11,8 @@ from typing import Any
 from kiln import _core
 from kiln.capture.pure.steps import DETACH
 from kiln.capture.pure.trace import names_of
+from kiln.device import device
+from kiln.errors import is_own, place
 from kiln.graph.graph import Shape
 from kiln.graph.size import Size
 from kiln.nn import Module
@@ -18,6 +20,7 @@ from kiln.table.arguments import without_values
 from kiln.table.kinds import FLOATS
 from kiln.tracing.captured import Captured, Check, Input, State, flat
 from kiln.tracing.compare import random_states, refuse_drawn
+from kiln.tracing.custom import CUSTOM
 from kiln.tracing.dims import declared, specs_of
 from kiln.tracing.nested import following
 from kiln.tracing.recorder import Recorder, TracingError
@@ -55,7 +58,7 @@ def capture(
     distinct = list({id(x): x for x in leaves}.values())
     recorder = Recorder(name, on_data)
     shapes = _declare(found, recorder, leaves, names, dims) if dims else {}
-    places = _places(root) if root is not None else []
+    places = _places(root) if root is not None else _places_around(fn)
     found.unsaved = _unsaved(root) if root is not None else set()
     returned: list[Any] = []
     stand_ins: dict[int, Any] = {}
@@ -88,22 +91,43 @@ def capture(
     outside = random_states()
     grad = _core.set_grad_enabled(True)  # what a call records is decided by the call
     try:
-        with without_values():
+        with without_values(recorder):
             _core.trace(recorder, True, run, (), {}, ())
         if recorder.failure is not None:
             raise recorder.failure
-    except BaseException:
+    except BaseException as error:
         if recorder.failure is not None:
             raise recorder.failure from None
+        if isinstance(error, TypeError) and any(word in str(error) for word in _OF_SIZES) and dims:
+            line = _line_of(error)
+            raise TracingError(
+                f"{name}: {line} {error}: a size that varies is no number here; declare it with one size"
+            ) from error
         raise
     finally:
         _core.set_grad_enabled(grad)
         found.drawn = _core.random_state()[1] - state[1]
+        if recorder.known.value_of(recorder.drawn) == found.drawn:
+            found.drawn = recorder.drawn
         _core.set_random_state(*state)
     refuse_drawn(name, outside)
+    recorder.expect_unwritten()
     found.kept = recorder
     _finish(found, recorder, leaves, names, distinct, stand_ins, state_of, outputs)
     return found
+
+
+_OF_SIZES = ("TracedSize", "symbolic", "not known here", "Dim")
+
+
+def _line_of(error: BaseException) -> str:
+    """The user's line that an error came from."""
+    line, at = "an unknown line", error.__traceback__
+    while at is not None:
+        if not is_own(at.tb_frame):
+            line = place(at.tb_frame.f_code.co_filename, at.tb_lineno)
+        at = at.tb_next
+    return line
 
 
 def _finish(
@@ -145,12 +169,16 @@ def _finish(
             found.same[k] = ("input", at) if at < count else ("state", at - count)
     found.random = recorder.numbers
     extra = add_checks(found, recorder, len(values) + len(changed))
+    kept, more = recorder.check_reads(len(values) + len(changed) + len(extra))
+    found.checks += kept
+    extra += more
     found.steps = recorder.steps_of([*values, *changed, *extra])
-    found.history = histories(found, len(values) + len(changed))
+    set_histories(found)
     found.step_lines = recorder.lines_of([*values, *changed, *extra])
     again = len(found.steps.again)
     found.shapes = {**dict(recorder.numbered(again)), **recorder.numbered_shapes(again)}
     found.guards = list(recorder.known.guards.values())
+    found.met = [s.tensor.detach().clone() for s in found.state if s.kind == "constant"]
     found.number_sizes()
     if found.graph.checks and found.dims:
         a, b = found.graph.checks[0]
@@ -220,6 +248,13 @@ def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
     return extra
 
 
+def set_histories(found: Captured) -> None:
+    """Finds from which operands gradients come, to each result and to what is written."""
+    count = len(found.outputs)
+    every = histories(found, count + len(found.mutated))
+    found.history, found.written = every[:count], every[count:]
+
+
 def histories(found: Captured, count: int) -> list[tuple[int, ...]]:
     """Of each result, the operands that gradients flow to from it."""
     steps = found.steps
@@ -229,7 +264,8 @@ def histories(found: Captured, count: int) -> list[tuple[int, ...]]:
     for step in steps.steps:
         flows = step.history and step.op != DETACH and (isinstance(step.op, str) or step.op.differentiable)
         if flows:
-            joined = none.union(*(reach.get(k, none) for kind, k in step.args if kind == "value"))
+            args = step.args[: step.structure[1][0]] if step.op is CUSTOM else step.args
+            joined = none.union(*(reach.get(k, none) for kind, k in args if kind == "value"))
             reach.update((k, joined) for k, dtype in zip(step.outs, step.dtypes) if dtype in FLOATS)
     return [tuple(sorted(reach.get(k, none))) for k in steps.results[:count]]
 
@@ -243,7 +279,7 @@ def _size_given(found: Captured, value: Any) -> Any:
 def _refuse_others(tree: Tree, recorder: Recorder) -> None:
     """Refuses results that a trace cannot give again."""
     if tree.kind == "constant" and not isinstance(
-        tree.value, (int, float, bool, complex, str, bytes, type(None), _core.dtype, Size)
+        tree.value, (int, float, bool, complex, str, bytes, type(None), _core.dtype, Size, device)
     ):
         recorder.refuse(
             f"returns a {type(tree.value).__name__}, which is made of neither tensors nor numbers"
@@ -303,6 +339,28 @@ def _unsaved(root: Any) -> set[str]:
         for prefix, module in root.named_modules()
         for key in module._non_persistent_buffers_set
     }
+
+
+def _places_around(fn: Any) -> list[Place]:
+    """The buffers of modules that a function closes over, or finds among its globals: it may write them."""
+    fn = getattr(fn, "__func__", fn)
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return []
+    held = dict(zip(code.co_freevars, (_content(c) for c in fn.__closure__ or ())))
+    held |= {name: fn.__globals__.get(name) for name in code.co_names}
+    found: list[Place] = []
+    for name, module in held.items():
+        if isinstance(module, Module):
+            found += [(f"{name}.{own}", *rest) for own, *rest in _places(module) if rest[0] == "buffer"]
+    return found
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet filled
+        return None
 
 
 @contextmanager

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 from kiln import _core
 from kiln.graph.graph import Graph
-from kiln.graph.size import Size, symbol
+from kiln.graph.size import Size, evaluate, symbol
 from kiln.graph.text import dim_text
 from kiln.late import later
 from kiln.tracing.dims import Range
 from kiln.tracing.sizes import Guard
 from kiln.tracing.trees import Tree, difference, flatten
 
+_SHOWN = 4  # elements of a tensor that errors show
 _look, _graph_of = later("kiln.tracing.graphs", "Look"), later("kiln.tracing.graphs", "graph_of")
 _program_op, _replay = later("kiln.tracing.ops", "program_op"), later("kiln.tracing.ops", "replay")
 
@@ -55,11 +56,10 @@ class Captured:
         self.out_tree: Tree
         self.outputs: list[str] = []
         self.mutated: list[tuple[str, int]] = []  # ("input" or "state", which), of the outputs after those
-        self.random: list[tuple[str, int]] = []
-        self.drawn = 0  # how far a call moves the generator's position
-        self.history: list[
-            tuple[int, ...]
-        ] = []  # of each output, and what is written: the operands it gives gradients
+        self.random: list[tuple[str, Any]] = []
+        self.drawn: Any = 0  # how far a call moves the generator's position, a size if that varies
+        self.history: list[tuple[int, ...]] = []  # of each output: the operands whose gradients it gives
+        self.written: list[tuple[int, ...]] = []  # the same of what is written
         self.same: dict[int, tuple[str, int]] = {}  # outputs that are an input or a state as it came
         self.dims: dict[str, Range] = {}  # by name: the sizes that vary, their bounds, where they are read
         self.gives_sizes = False  # whether sizes are among the results
@@ -71,10 +71,11 @@ class Captured:
             None  # of one that was loaded: it with its steps and graph
         )
         self.step_lines: list[str] = []
-        self.checks: list[Check] = []
+        self.checks: list[Check | Kept | Expected] = []
         self.distinct: list[int] = []  # of the tensors among the arguments: the first of each
         self.parameters: list[str] = []  # what the function calls its positional arguments
         self.aliases: tuple[int, ...] = ()  # of the tensors among the arguments: which is the same as which
+        self.met: list[Any] = []  # copies of the constants, as the run left them
         self.kept: Any = None  # so that the next run's objects are others
         self.shapes: dict[int, Any] = {}  # of what steps make, by its number
         self._steps: Any = None
@@ -109,6 +110,10 @@ class Captured:
     def graph(self, graph: Graph) -> None:
         self._graph = graph
 
+    def keep_graph(self, other: Captured) -> None:
+        """Has the graph of one that differs in what the tensors are called."""
+        self._graph = other.graph
+
     def number_sizes(self) -> int:
         """Finds `firsts`; how many sizes inputs and state have together."""
         slot = 0
@@ -127,6 +132,14 @@ class Captured:
         same = [(a, b) for a, b in same if a is not b]
         firsts = [*self.firsts, *(self.firsts[k] for k in self.again)]
         self.op = _program_op(self.name, self.graph, self.steps, firsts, same)
+
+    def draw(self, tensors: list[Any]) -> list[int]:
+        """The numbers of a call: what `random` says, of the generator's next position."""
+        if isinstance(self.drawn, int) and not self.drawn:
+            return []
+        sizes = [n for x in tensors for n in x.shape] if self.dims else []
+        seed, start = _core.next_random(max(0, evaluate(self.drawn, sizes.__getitem__)))
+        return [seed if kind == "seed" else start + evaluate(n, sizes.__getitem__) for kind, n in self.random]
 
     def line_of(self, which: int) -> str:
         """The line of the program that did a step."""
@@ -210,6 +223,53 @@ class Check(NamedTuple):
         held = {"operand": operands, "result": results}
         given = tuple([held[kind][x] if kind in held else x for kind, x in self.parts])
         _core.check_op(self.op, self.structure, given)
+
+
+class Kept(NamedTuple):
+    """What a program assumes of a value: an "operand" or a "result" by its number."""
+
+    kind: str
+    which: int
+    example: Any
+    line: str
+
+    def before(self, operands: list[Any]) -> None:
+        """Raises where an operand is not what was assumed."""
+        if self.kind == "operand":
+            self._check(operands[self.which])
+
+    def after(self, operands: list[Any], results: tuple[Any, ...]) -> None:
+        """The same of what was computed."""
+        if self.kind == "result":
+            self._check(results[self.which])
+
+    def _check(self, value: Any) -> None:
+        value = value.detach().contiguous()
+        if not _core.same_bytes(value, self.example):
+            raise RuntimeError(
+                f"{self.line} read {_shown(self.example)} when the program was made, which goes by that value; "
+                f"here it is {_shown(value)}"
+            )
+
+
+class Expected(NamedTuple):
+    """What an op asks of values: the result by its number is true, or the error is raised."""
+
+    which: int
+    error: type[Exception]
+    text: str
+
+    def before(self, operands: list[Any]) -> None:
+        """Nothing of operands alone."""
+
+    def after(self, operands: list[Any], results: tuple[Any, ...]) -> None:
+        """Raises what the op would."""
+        if not bool(results[self.which]):
+            raise self.error(self.text)
+
+
+def _shown(value: Any) -> str:
+    return repr(value.tolist()) if value.numel() <= _SHOWN else "a tensor"
 
 
 def flat(

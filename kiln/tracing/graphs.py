@@ -119,8 +119,10 @@ def is_ambiguous(op: Op, structure: tuple[Any, ...]) -> bool:
     """Whether a node, which has no place for an operand that is missing, would mistake the one after it."""
     if op.kind == "pointwise":
         return False
-    optional = [entry for param, entry in zip(op.params, structure) if param.kind == "O"]
-    return None in optional and any(x is not None for x in optional[optional.index(None) :])
+    arrays = [
+        (param.kind == "O" and entry is None) for param, entry in zip(op.params, structure) if param.kind in "TVNLO"
+    ]
+    return True in arrays and not all(arrays[arrays.index(True) :])
 
 
 def arguments_of(op: Op, structure: tuple[Any, ...], given: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:

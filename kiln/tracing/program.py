@@ -39,6 +39,7 @@ class Program:
 
     def __init__(self, captured: Captured, homes: list[Home]) -> None:
         self.captured, self.homes = captured, homes
+        self._looks = [(s.name, s.tensor.dtype, tuple(s.tensor.shape)) for s in captured.state]
         self._is_one = captured.out_tree.kind == "leaf"
         self._is_tuple = captured.out_tree.kind == "tuple" and captured.out_tree.type is None
         self._is_tuple = self._is_tuple and all(item.kind == "leaf" for item in captured.out_tree.items)
@@ -52,8 +53,14 @@ class Program:
         return self.fast(*args, **kwargs)
 
     def state(self) -> list[Any]:
-        """The tensors it has, as they are now."""
-        return [held[key] for held, key in self.homes]
+        """The tensors it has, as they are now; RuntimeError for one that looks otherwise than it did."""
+        found = [held[key] for held, key in self.homes]
+        for x, (name, dtype, shape) in zip(found, self._looks):
+            if x.dtype is not dtype or tuple(x.shape) != shape:
+                raise RuntimeError(
+                    f"{name}: was {dtype.name}{list(shape)} when it was traced, is {describe(x)}: trace it again"
+                )
+        return found
 
     def _slow(self, due: bool | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves = self.leaves(args, kwargs)
@@ -63,18 +70,17 @@ class Program:
             self._tell(args, kwargs, operands, results)
         found = self.captured
         first, count = len(found.outputs), len(leaves)
-        for (kind, which), y, history in zip(found.mutated, results[first:], found.history[first:]):
+        for (kind, which), y, history in zip(found.mutated, results[first:], found.written):
             _write(operands[which if kind == "input" else count + which], y, _flows(y, operands, history))
         return self._given(operands, results)
 
     def _results(self, operands: list[Any]) -> tuple[Any, ...]:
         """What the steps give of all tensors."""
         found = self.captured
-        numbers: list[int] = []
-        if found.drawn:
-            seed, start = _core.next_random(found.drawn)
-            numbers = [seed if kind == "seed" else start + delta for kind, delta in found.random]
+        numbers = found.draw(operands)
         if found.op is None:
+            for check in found.checks:
+                check.before(operands)
             return ()
         tensors = [*operands, *(operands[k] for k in found.again)]
         recorder = nested.recorder()
@@ -98,7 +104,7 @@ class Program:
         found = self.captured
         count = len(found.inputs)
         outputs: list[Any] = []
-        for k, history in enumerate(found.history[: len(found.outputs)]):
+        for k, history in enumerate(found.history):
             if k in found.same:
                 kind, which = found.same[k]
                 outputs.append(operands[which if kind == "input" else count + which])
@@ -130,7 +136,7 @@ class Program:
         if any(kind == "input" for kind, _ in found.mutated):
             return False
         first = len(found.outputs)
-        written = zip(results[first:], found.history[first:])
+        written = zip(results[first:], found.written)
         if any(y.requires_grad and _flows(y, operands, history) for y, history in written):
             return False  # into the program's own history
         self._missed += 1
@@ -149,7 +155,9 @@ class Program:
         order = [place[id(x)] for x in operands[:count]]
         part = [*(("leaf", k) for k in order), *(("met", x) for x in operands[count:])]
         checks = [
-            (check.op, check.structure, [_part(part, *p) for p in check.parts]) for check in found.checks
+            (check.op, check.structure, [_part(part, *p) for p in check.parts])
+            for check in found.checks
+            if isinstance(check, Check)
         ]
         sizes = [(k, d, n) for k, x in zip(order, operands) for d, n in enumerate(x.shape)]
         plain = (self._is_one or self._is_tuple) and not found.same

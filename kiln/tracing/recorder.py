@@ -6,8 +6,9 @@ be read. What is written into them is a result more; other tensors that are met 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from kiln import _core, ops
 from kiln.capture.pure.steps import CAST, DETACH
@@ -16,10 +17,14 @@ from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, Size
 from kiln.late import later
 from kiln.table.record import Op
+from kiln.tracing.captured import Expected, Kept
 from kiln.tracing.sizes import Sizes
 
 _made_size = later("kiln.tracing.symbolic", "made_size")
 _traced = later("kiln.tracing.symbolic", "Traced")
+_nested = later("kiln.tracing.symbolic", "nested")
+_called = later("kiln.tracing.ops", "called")
+_applied = later("kiln.tracing.functions", "applied")
 
 
 class TracingError(RuntimeError):
@@ -27,15 +32,29 @@ class TracingError(RuntimeError):
 
 
 _MOVES = {
-    "a value was read": "reads the value of a tensor: the trace would keep the one of its example",
+    "reads a value": "reads the value of a tensor: the trace would keep the one of its example",
     "of a write": "writes to memory that a trace cannot follow",
     "calls backward": "calls backward: take gradients of what the trace gives",
 }
+_SHOWN = 4  # elements of a tensor that errors show
 _WAYS = (
     "compute it with ops of tensors (where(condition, a, b) for a branch), make it an "
     "argument that is no tensor, "
+    'keep it and have it checked at each call (on_data="check"), '
     "or use kiln.compile, which runs any Python"
 )
+
+
+def _has_size(data: Any) -> bool:
+    return any(map(_has_size, data)) if isinstance(data, (tuple, list)) else isinstance(data, Size)
+
+
+class Read(NamedTuple):
+    """That a value was read: which, what it was for the example, where."""
+
+    value: int
+    example: Any
+    line: str
 
 
 class Recorder(Tracer):
@@ -44,6 +63,13 @@ class Recorder(Tracer):
     def __init__(self, name: str, on_data: str = "refuse") -> None:
         super().__init__(name, ())
         self._quiet = False
+        self.drawn: Dim = 0  # how many random numbers so far
+        self._offsets: dict[int, Dim] = {}  # of positions from the first: what they are in general
+        self.reads: list[Read] = []
+        self.expected: list[tuple[int, type[Exception], str]] = []  # what ops ask of values
+        self._examples: dict[int, Any] = {}  # id of a stand-in -> what it stands for
+        self._computed: dict[int, Any] = {}  # values of the example, where one was read
+        self._known_outside: list[tuple[Any, Any]] = []  # tensors whose memory others know, what is in it
         self.on_data = on_data
         self.known = Sizes()
         self.shapes: dict[int, Shape] = {}  # of values some of whose sizes vary
@@ -51,6 +77,9 @@ class Recorder(Tracer):
         self.pending: Any = None  # of the call that is being made: the op, its operands as they were given
         self._stand_ins: dict[int, tuple[Any, bool]] = {}  # storage of a stand-in -> it, may be written
         self.constants: list[int] = []  # operands that stand for nothing: tensors that were met
+        self.apart = 0  # how many forwards of autograd.Functions are being followed
+        self._before_backward: set[int] | None = None  # storages, while a backward is followed
+        self._sealed: dict[int, str] = {}  # storages that may not be written -> why
 
     def stand_in(self, tensor: Any, argument: bool, shape: Shape | None = None) -> Any:
         """A tensor of the same look without values, which becomes an operand when it is used; `shape` where
@@ -65,6 +94,7 @@ class Recorder(Tracer):
         finally:
             self._quiet = False
         self._stand_ins[_core.place(made)[0]] = made, True
+        self._examples[id(made)] = tensor
         if argument:
             self._arguments.add(id(made))
             k = self.value(made)
@@ -172,6 +202,184 @@ class Recorder(Tracer):
         """The sizes of values some of whose sizes vary, as `finish` numbers them."""
         return {self._number(k, again): shape for k, shape in self.shapes.items()}
 
+    # -- values that are read ---------------------------------------------------------------------------
+
+    def read(self, tensor: Any, for_others: bool) -> Any:
+        """The memory of a tensor whose values are read, as a whole; None for one that has them.
+
+        They are those of the example, kept and checked at each call.
+        """
+        storage = _core.place(tensor)[0]
+        own = storage in self._stand_ins or storage in self._made
+        value = self.example_of(self.value(tensor))
+        if own and (self.on_data != "check" or value is None):
+            shown = "" if value is None or value.numel() > _SHOWN else f", {value.tolist()!r} for the example"
+            self.refuse(f"reads the value of a tensor{shown}: the trace would keep it ever after")
+        if value is None:
+            return None
+        self.reads.append(Read(self.value(tensor), value.clone(), user_line()))
+        if not own:
+            return None
+        whole = self._on[storage][0]
+        found = self.example_of(self.value(whole)).contiguous()
+        if for_others:
+            self._sealed[storage] = "memory that others know, as an array of NumPy"
+            self._known_outside.append((whole, found))
+        return found
+
+    def example_of(self, k: int) -> Any:
+        """A value for the example; None where the trace is made with other sizes than the example's."""
+        if any(
+            tuple(self._examples[id(x)].shape) != _core.place(x)[2]
+            for x in self.operands
+            if id(x) in self._examples
+        ):
+            return None
+        needed: list[Any] = []
+        wanted = {k}
+        for step in reversed(self.steps):
+            if any(j in wanted and j not in self._computed for j in step.outs):
+                needed.append(step)
+                wanted.update(j for kind, j in step.args if kind == "value")
+        seed, start = self.random
+        given = [
+            seed if kind == "seed" else start + self.known.value_of(delta) for kind, delta in self.numbers
+        ]
+
+        def put(x: Any) -> Any:
+            return (
+                tuple(map(put, x)) if isinstance(x, tuple) else self.value_of(x) if isinstance(x, Size) else x
+            )
+
+        def argument(kind: str, x: Any) -> Any:
+            return self._now(x) if kind == "value" else given[x] if kind == "operand" else put(x)
+
+        before = _core.set_grad_enabled(False)
+        try:
+            for step in reversed(needed):
+                own = step._replace(structure=put(step.structure)) if isinstance(step.op, str) else step
+                made = _called(own, tuple([argument(*arg) for arg in step.args]))
+                self._computed.update(zip(step.outs, made))
+            return self._now(k)
+        finally:
+            _core.set_grad_enabled(before)
+
+    def _now(self, k: int) -> Any:
+        if k < len(self.operands):
+            x = self.operands[k]
+            return self._examples.get(id(x), x).detach()
+        return self._computed[k]
+
+    def expect_unwritten(self) -> None:
+        """Refuses that memory was written by who else knows it."""
+        for tensor, found in self._known_outside:
+            if not _core.same_bytes(tensor.detach(), found):
+                self.refuse("writes into a tensor's memory from outside, through NumPy for one")
+
+    def expect(self, holds: Any, kind: type[Exception], text: str) -> None:
+        """What an op asks of values: a program raises where it does not hold."""
+        holds = getattr(holds, "whole", holds)
+        self.expected.append((self.value(holds), kind, text))
+
+    def check_reads(self, first: int) -> tuple[list[Any], list[int]]:
+        """The reads as checks; the values that they look at as results more, from number `first` on."""
+        found: list[Any] = []
+        extra: list[int] = []
+        for k, value, line in self.reads:
+            if k < len(self.operands):
+                found.append(Kept("operand", k, value, line))
+                continue
+            detached = self._new()
+            self._append(DETACH, (), (("value", k),), [detached], [self._dtype_of(k)], [self.sizes[k]], True)
+            found.append(Kept("result", first + len(extra), value, line))
+            extra.append(detached)
+        for k, kind, text in self.expected:
+            found.append(Expected(first + len(extra), kind, text))
+            extra.append(k)
+        return found, extra
+
+    # -- functions with a derivative of their own ------------------------------------------------------
+
+    def applied(self, cls: Any, args: tuple[Any, ...]) -> Any:
+        """A call of an autograd.Function."""
+        return _applied(self, cls, args)
+
+    def nested(self, data: Any, dtype: str | None) -> Any:
+        """A tensor of numbers in sequences, of which some may be sizes that vary; None if none is."""
+        return _nested(data, dtype) if _has_size(data) else None
+
+    def draws(self, count: Dim, take: Any) -> Any:
+        """(seed, position) of so many random numbers that a call draws; a size that varies counts as such."""
+        count = count if isinstance(count, int) else Size._interned[count.terms]
+        seed, position = take(self.known.value_of(count))
+        if self.random[0] == seed and position - self.random[1] == self.known.value_of(self.drawn):
+            self._offsets[position - self.random[1]] = self.drawn
+            self.drawn = self.drawn + count
+        return seed, position
+
+    def _argument(self, name: str, x: Any) -> Any:
+        many = len(self.numbers)
+        found = super()._argument(name, x)
+        if len(self.numbers) > many:
+            kind, offset = self.numbers[-1]
+            self.numbers[-1] = kind, self._offsets.get(offset, offset)  # type: ignore[assignment]
+        return found
+
+    def held(self) -> dict[int, int]:
+        """What every tensor holds now, by its id."""
+        return self._value.copy()
+
+    def seed(self, like: Any) -> tuple[Any, int]:
+        """A stand-in for the gradient of a tensor, and its value."""
+        self._quiet = True
+        try:
+            made = ops.empty(tuple(like.shape), dtype=like.dtype)
+        finally:
+            self._quiet = False
+        k = self._new()
+        self._hold(made, k)
+        self._made.add(_core.place(made)[0])
+        self.dtypes[k] = self._dtype(made)
+        shape = self.shapes.get(self.value(like))
+        if shape is not None:
+            self.shapes[k] = shape
+        self._sealed[_core.place(made)[0]] = "the gradient that a backward is given"
+        return self.wrapped(made), k
+
+    @contextmanager
+    def beside(self, known: dict[int, int], name: str) -> Iterator[list[Any]]:
+        """The steps that are done meanwhile, which belong to something else than the function's run."""
+        start, numbers, made = len(self.steps), len(self.numbers), self._made.copy()
+        stale = self._stale.copy()
+        steps: list[Any] = []
+        self._before_backward = made
+        try:
+            yield steps
+        finally:
+            self._before_backward = None
+        steps += self.steps[start:]
+        del self.steps[start:], self.lines[start:]
+        if len(self.numbers) > numbers:
+            self.refuse(f"calls {name}, whose backward draws random numbers")
+        first = self._first
+        self._value.update({key: k for key, k in known.items() if self._value.get(key) != k and k >= first})
+        self._stale = stale
+
+    def tensor_of(self, k: int) -> Any:
+        """A tensor that holds a value."""
+        return next(x for x in reversed(self.kept) if self._value[id(x)] == k and id(x) not in self._stale)
+
+    def share(self, y: Any, made: Any, name: str) -> None:
+        """What stands for `y`, in memory of its own: neither may be written if others see that memory."""
+        storage = _core.place(y)[0]
+        if storage not in self._made or any(x is not y for x in self._on[storage]):
+            for place in (storage, _core.place(made)[0]):
+                self._sealed[place] = f"memory that the result of {name} shares with other tensors"
+
+    def dtype_of(self, k: int) -> str:
+        """The dtype of a value."""
+        return self._dtype_of(k)
+
     # -- what the function asks of sizes ----------------------------------------------------------------
 
     def shape_of(self, tensor: Any) -> Shape:
@@ -257,6 +465,13 @@ class Recorder(Tracer):
 
     def _write(self, op: Any, structure: Any, args: Any, out: Any, made: Any, history: bool) -> None:
         self._target = self.shape_of(out[0]) if out else None
+        for storage in [_core.place(target)[0] for target in out]:
+            if storage in self._sealed:
+                self.refuse(f"writes {self._sealed[storage]}")
+            if self._before_backward is not None and (
+                storage in self._before_backward or storage not in self._made
+            ):
+                self.refuse("writes, in a backward, what was made outside it")
         super()._write(op, structure, args, out, made, history)
 
     def _append(self, op: Any, *rest: Any) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 from kiln import _core
 from kiln.errors import describe, message
+from kiln.graph.text import text
+from kiln.late import later
 from kiln.nn import Module
 from kiln.tracing.capture import capture
 from kiln.tracing.captured import Captured
@@ -16,10 +19,17 @@ from kiln.tracing.recorder import TracingError
 from kiln.tracing.trees import flatten
 
 
+_save = later("kiln.jit", "save")
+
+
 class ScriptModule(Module):
     """A module whose calls are a program; its parameters and buffers are those of the module it was made
     of.
     """
+
+    def save(self, f: Any, _extra_files: dict[str, Any] | None = None) -> None:
+        """Writes the program into a file, as `kiln.jit.save`."""
+        _save(self, f, _extra_files)
 
 
 class ScriptFunction:
@@ -36,10 +46,19 @@ class ScriptFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._program.fast(*args, **kwargs)
 
+    def save(self, f: Any, _extra_files: dict[str, Any] | None = None) -> None:
+        """Writes the program into a file, as `kiln.jit.save`."""
+        _save(self, f, _extra_files)
+
     @property
     def graph(self) -> Any:
         """The graph; composites are nodes."""
         return self.captured.graph
+
+    @property
+    def code(self) -> str:
+        """The graph as text."""
+        return text(self.captured.graph)
 
 
 class TracedModule(ScriptModule):
@@ -51,10 +70,34 @@ class TracedModule(ScriptModule):
         self.training = module.training
         self._name = type(module).__name__
         self.captured = captured
+        self.set_state({s.name: s.tensor for s in captured.state if s.kind == "constant"})
+
+    def set_state(self, constants: dict[str, Any]) -> None:
+        """Finds where the program's tensors are: in this module and those in it, or among constants."""
+        self._constants = constants
+        self._program = self.program_of(self.captured)
+
+    def program_of(self, captured: Captured) -> Program:
+        """What runs a graph with this module's tensors."""
         where = dict(_homes(self))
-        constants = {s.name: s.tensor for s in captured.state if s.kind == "constant"}
-        self._homes = [where.get(s.name) or (constants, s.name) for s in captured.state]
-        self._program = Program(captured, self._homes)
+        self._constants.update((s.name, s.tensor) for s in captured.state if s.kind == "constant")
+        homes = [where.get(s.name) or (self._constants, s.name) for s in captured.state]
+        return Program(captured, homes)
+
+    def tensors(self) -> list[Any]:
+        """The tensors of the program beside its inputs."""
+        found: list[Any] = self._program.state()
+        return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        twin = copy.deepcopy(_Parts(self), memo).made
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            made.__dict__[name] = getattr(twin, name)
+        memo[id(self)] = made
+        made.set_state({name: x.detach().clone() for name, x in self._constants.items()})
+        return made
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._program.fast(*args, **kwargs)
@@ -65,12 +108,28 @@ class TracedModule(ScriptModule):
         return self.captured.graph
 
     @property
+    def code(self) -> str:
+        """The graph as text."""
+        return text(self.captured.graph)
+
+    @property
     def original_name(self) -> str:
         """The name of the class that was traced."""
         return self._name
 
     def _get_name(self) -> str:
         return self._name
+
+
+class _Parts:
+    """A module's parameters, buffers and modules, for a copy."""
+
+    def __init__(self, module: Module) -> None:
+        self.made = Module()
+        self.made._parameters.update(module._parameters)
+        self.made._buffers.update(module._buffers)
+        self.made._modules.update(module._modules)
+        self.made._non_persistent_buffers_set = set(module._non_persistent_buffers_set)
 
 
 def _mirror(made: Module, module: Module, seen: dict[int, Module] | None = None) -> None:
@@ -148,15 +207,34 @@ def trace(
             "example_kwarg_inputs should be a dict: give example_inputs or example_kwarg_inputs"
         )
     args, kwargs = _example(example_inputs), dict(example_kwarg_inputs or {})
-    found = capture(func, args, kwargs, dynamic_shapes, on_data=on_data)
-    if check_trace:
-        held = [object() for _ in range(1000)]  # so that new objects lie elsewhere
-        compare(found, capture(func, args, kwargs, dynamic_shapes, on_data=on_data))
-        del held
+    found = captured_twice(func, args, kwargs, dynamic_shapes, on_data, check_trace)
     made = TracedModule(func, found) if isinstance(func, Module) else ScriptFunction(func, found)
     for given in check_inputs or ():
-        _check(func, made, given, check_tolerance)
+        check_given(func, made, given, check_tolerance)
     return made
+
+
+def captured_twice(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: Any,
+    on_data: str,
+    check: bool,
+    root: Module | None = None,
+) -> Captured:
+    """A function as a graph, followed twice where that is to be checked."""
+    found = capture(func, args, kwargs, shapes, root, on_data)
+    if check:
+        held = [object() for _ in range(1000)]  # so that new objects lie elsewhere
+        seed, position = _core.random_state()
+        _core.set_random_state(seed ^ 1, position + 1)  # (nor may it depend on where the generator is)
+        try:
+            compare(found, capture(func, args, kwargs, shapes, root, on_data))
+        finally:
+            _core.set_random_state(seed, position)
+        del held
+    return found
 
 
 def _example(given: Any) -> tuple[Any, ...]:
@@ -165,7 +243,7 @@ def _example(given: Any) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, (tuple, list)) else (given,)
 
 
-def _check(func: Any, made: Any, given: Any, tolerance: float) -> None:
+def check_given(func: Any, made: Any, given: Any, tolerance: float) -> None:
     """RuntimeError where the function and its trace give other values."""
     args = () if isinstance(given, dict) else _example(given)
     kwargs = given if isinstance(given, dict) else {}

@@ -18,9 +18,10 @@ from kiln.errors import is_own
 from kiln.func import batched as samples
 from kiln.graph.graph import Value
 from kiln.graph.size import Dim, Size, product
-from kiln.ops.creation import interop
+from kiln.ops.creation import constants, interop
 from kiln.ops.elementwise import arithmetic
 from kiln.ops.indexing import getitem
+from kiln.ops.rearranging import joining
 from kiln.scalars.scalar import Scalar
 from kiln.table import registry
 from kiln.table.record import INTERPRETERS, Op
@@ -42,6 +43,9 @@ class Shape(tuple):  # type: ignore[type-arg]
         return product(tuple(self))
 
 
+_TURNED = {"==": "eq", "!=": "ne", "<": "gt", "<=": "ge", ">": "lt", ">=": "le"}
+
+
 class TracedSize(Size):
     """A size that varies, as the function sees it: arithmetic gives sizes, what reads it is told."""
 
@@ -51,6 +55,8 @@ class TracedSize(Size):
     def _compared(self, other: Any, sign: str, holds: Callable[[int, int], bool]) -> Any:
         if isinstance(other, float) and not other.is_integer():
             raise self.recorder.size_read(plain(self), f"compared with {other}")
+        if isinstance(other, _core.Tensor):
+            return ops.OPERATORS[_TURNED[sign]](other, self)
         if not isinstance(other, (int, Size, float)):
             return NotImplemented
         other = int(other) if isinstance(other, float) else other
@@ -96,15 +102,27 @@ class TracedSize(Size):
 
     def __truediv__(self, other: Any) -> Any:
         if isinstance(other, _core.Tensor):
-            return NotImplemented
-        if isinstance(other, int) and (self % other) == 0:
-            return float(self) / other
+            return ops.OPERATORS["truediv"](self, other)
         return float(self) / other
 
     def __rtruediv__(self, other: Any) -> Any:
-        return NotImplemented if isinstance(other, _core.Tensor) else other / float(self)
+        if isinstance(other, _core.Tensor):
+            return ops.OPERATORS["truediv"](other, self)
+        return other / float(self)
+
+    def __rpow__(self, other: Any) -> Any:
+        if isinstance(other, _core.Tensor):
+            return ops.OPERATORS["pow"](other, self)
+        return other ** self.recorder.fix(plain(self), "read as a number")
+
+    def __rmod__(self, other: Any) -> Any:
+        if isinstance(other, _core.Tensor):
+            return ops.OPERATORS["mod"](other, self)
+        return other % self.recorder.fix(plain(self), "read as a number")
 
     def __mod__(self, other: Any) -> Any:
+        if isinstance(other, _core.Tensor):
+            return ops.OPERATORS["mod"](self, other)
         if not isinstance(other, (int, Size)):
             return NotImplemented
         return self - (self // other) * other
@@ -113,12 +131,14 @@ class TracedSize(Size):
         return self // other, self % other
 
     def __pow__(self, power: Any) -> Any:
+        if isinstance(power, _core.Tensor):
+            return ops.OPERATORS["pow"](self, power)
         if not isinstance(power, int) or power < 0:
             return float(self) ** power
         return self.recorder.size(product((plain(self),) * power))
 
     def __abs__(self) -> Any:
-        return self
+        return self if self >= 0 else -self  # type: ignore[operator]
 
     def __repr__(self) -> str:
         if not _from_own():
@@ -134,11 +154,20 @@ class TracedSize(Size):
 def _arithmetic(name: str) -> Callable[[TracedSize, Any], Any]:
     own = getattr(Size, name)
 
+    turned = name[2] == "r"
+    function = ops.OPERATORS[name.strip("_").removeprefix("r")]
+
     def method(self: TracedSize, other: Any) -> Any:
+        if isinstance(other, _core.Tensor):
+            return function(other, self) if turned else function(self, other)
         if not isinstance(other, (int, Size)):
             if isinstance(other, float):
                 return getattr(float(self), name)(other)
             return NotImplemented
+        if name == "__floordiv__" and not (self >= 0 and other > 0):
+            return self.recorder.fix(plain(self), "read as a number") // int(other)
+        if name == "__rfloordiv__" and not (other >= 0 and self > 0):
+            return int(other) // self.recorder.fix(plain(self), "read as a number")
         return self.recorder.size(own(plain(self), plain(other)))
 
     return method
@@ -330,6 +359,19 @@ def _attach() -> None:
     Traced.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
+def nested(data: Any, dtype: str | None) -> Any:
+    """A tensor of numbers in sequences, some of which are sizes that vary."""
+    if dtype is None:
+        dtype = _core.default_dtype_name() if _has_float(data) else "int64"
+    if isinstance(data, (tuple, list)):
+        return joining.stack([nested(x, dtype) for x in data])
+    return constants.full_((), data, dtype=dtype)
+
+
+def _has_float(data: Any) -> bool:
+    return any(map(_has_float, data)) if isinstance(data, (tuple, list)) else isinstance(data, float)
+
+
 def _recorder_of(values: Any) -> Recorder | None:
     for x in values:
         if type(x) is Traced or type(x) is TracedSize:
@@ -373,7 +415,8 @@ def interpret(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         elif value is None:
             concrete.append(None)
         elif isinstance(value, Size):
-            concrete.append(number(value))
+            # (an exponent is a part of the kernel)
+            concrete.append(number(recorder.fix(value, "as an exponent") if op.name == "pow" else value))
         else:
             symbols.append(value)
             concrete.append(_whole(value))

@@ -14,6 +14,7 @@
 #include "call/dispatch.h"
 #include "call/op.h"
 #include "call/tensor.h"
+#include "call/trace.h"
 #include "program/program.h"
 #include "record/record.h"
 
@@ -207,10 +208,12 @@ std::pair<Object, Object> python_arguments(PyObject* const* args, Py_ssize_t cou
 PyObject* describe_error(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names);
 // Values that are about to be read, or written from outside: pending work is done first.
 inline void ready(Tensor& tensor) {
+    note_value_read(tensor);
     if (tensor.storage) settle(*tensor.storage);
 }
 // The same of memory that others get to know: nobody tells when they are done with it.
 inline void ready_for_others(Tensor& tensor) {
+    note_value_read(tensor);
     settle(*tensor.storage, true);
     if (is_part(*tensor.storage)) leave_whole(*tensor.storage);
     tensor.storage->public_ = true;

@@ -121,6 +121,28 @@ void refuse(CallTrace& trace, const char* what) {
     throw Error(ErrorKind::internal, "a trace's `refuse` returned");
 }
 
+// What the tracer says lies in the tensor's memory: a whole, in order. None: it is there.
+bool read(CallTrace& trace, Tensor& tensor, bool for_others) {
+    if (tracer_of(trace) == Py_None) refuse(trace, "reads a value");
+    trace.inside = true;
+    struct End {
+        ~End() { trace.inside = false; }
+        CallTrace& trace;
+    } end{trace};
+    const RecordingPaused paused;
+    const Object object = checked(wrap(TensorRef(&tensor)));
+    const Object found = checked(in_python([&] {
+        return PyObject_CallMethod(tracer_of(trace), "read", "Oi", object.get(), int(for_others));
+    }));
+    if (found.get() == Py_None) return false;
+    Storage& storage = *tensor.storage;
+    const Tensor& whole = tensor_of(found.get());
+    settle(*whole.storage);
+    if (!storage.data) take_memory(storage, *allocate(storage.nbytes));
+    std::memcpy(storage.data, whole.data(), std::min(storage.nbytes, whole.storage->nbytes));
+    return true;
+}
+
 PyObject* trace(PyObject*, PyObject* args) {
     PyObject *tracer, *function, *positional, *keywords, *leaves;
     int abstract;
@@ -131,6 +153,7 @@ PyObject* trace(PyObject*, PyObject* args) {
     own.told = told;
     own.sizes_read = sizes_read;
     own.refuse = refuse;
+    own.read = read;
     own.abstract = abstract;
     own.tracer = tracer;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(leaves); ++i) {

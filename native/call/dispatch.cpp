@@ -194,8 +194,11 @@ void check_written(Fn& fn, std::span<const Operand> operands, std::span<const Te
 }
 
 Results run_now(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
-    for (const Operand& operand : operands)
-        if (operand.tensor && operand.tensor->storage) settle(*operand.tensor->storage);
+    for (const Operand& operand : operands) {
+        if (!operand.tensor || !operand.tensor->storage) continue;
+        note_value_read(*operand.tensor);
+        settle(*operand.tensor->storage);
+    }
     for (const TensorRef& target : out) settle_target(*target->storage);
     return execute(fn, operands, out, hidden);
 }
@@ -242,7 +245,8 @@ Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
     //    waits or compiles: until the end of this function every launch of it looks again.
     const auto look = [&] { check_values(fn, operands); };
     std::optional<SeenValues> seen;
-    if (refuses_values(fn)) seen.emplace(look);
+    const bool unknown = traces && current_trace() && current_trace()->abstract && current_recording();
+    if (refuses_values(fn) && !unknown) seen.emplace(look);
     // 3. Replays and views launch no kernel and write no target; the calls they make come through here.
     if (fn.cls == FnClass::replay) return replay(compiler::recipe_for({&fn, operands}), operands);
     if (fn.cls == FnClass::view) return run_view(fn, operands);

@@ -13,9 +13,13 @@ struct CallTrace {
                  const Results& results);
     void (*sizes_read)(CallTrace& trace, Tensor& tensor);
     void (*refuse)(CallTrace& trace, const char* what);  // throws: it would do what a trace may not
+    // Puts the values of a tensor, which are about to be read or known to others, where they belong: whether
+    // they were not there; may throw.
+    bool (*read)(CallTrace& trace, Tensor& tensor, bool for_others);
     bool abstract = false;  // nothing runs: ops are recorded, and values may not be read
     bool inside = false;    // a call that was told of, or what it asks for
     CallTrace* outer = nullptr;
+    Tensor* reading = nullptr;  // whose values the program asks for
 };
 
 // How many threads are traced.
@@ -44,6 +48,13 @@ void refuse_if_traced(const char* what, bool abstract_only);
 inline void refuse_in_trace(const char* what, bool abstract_only = false) {
     if (traces) [[unlikely]]
         refuse_if_traced(what, abstract_only);
+}
+
+// Tells which tensor the program is about to read the values of.
+void tell_value_read(Tensor& tensor);
+inline void note_value_read(Tensor& tensor) {
+    if (traces) [[unlikely]]
+        tell_value_read(tensor);
 }
 
 // Tells that the program reads a tensor's sizes.

@@ -103,19 +103,17 @@ Control read_control(Answer& answer, const Program& program, int depth) {
     if (right) {
         const size_t results = control.programs[is_cond ? 0 : wanted[control.kind] - 1]->outputs.size();
         const size_t kept = control.kind == Control::scan ? control.state : 0;  // the states it had
-        right = results + kept == control.outputs.size();
+        const bool is_loop = control.kind == Control::while_loop || control.kind == Control::counted;
+        right = results + kept == control.outputs.size() + (control.kind == Control::while_loop) &&
+                (control.kind == Control::counted || results >= control.state);
         if (is_cond) right = right && control.programs[1]->outputs.size() == results;
-        if (control.kind == Control::counted)
-            right = right && control.programs[1]->outputs.size() == control.state;
-        else
-            right = right && results >= control.state;
-        if (control.kind == Control::while_loop) right = right && results == control.state;
         if (control.kind == Control::scan)
             right = right && control.strides.size() == control.each + results - control.state;
-        if (control.kind == Control::while_loop || control.kind == Control::counted) {
+        if (is_loop)  // the body says last whether another step follows
             right = right && control.programs[0]->outputs.size() == 1 &&
-                    control.programs[0]->outputs[0].dtype == DType::bool_;
-        }
+                    control.programs[1]->outputs.size() == control.state + 1 &&
+                    control.programs[0]->outputs[0].dtype == DType::bool_ &&
+                    control.programs[1]->outputs[control.state].dtype == DType::bool_;
         for (size_t k = 0; k < control.programs.size(); ++k)
             right = right && control.programs[k]->environment == control.sizes.size() + (k == 2);
     }

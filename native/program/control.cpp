@@ -77,21 +77,33 @@ private:
         chosen.run(std::span(inputs_.data() + 1, inputs_.size() - 1), outputs(), run);
     }
 
-    // The state goes to and fro between two places, `a` the first of them; its end is in `a`.
+    // The state goes to and fro between two places, `a` the first of them; its end is in `a`. A step also
+    // says whether another one follows.
     int64_t while_loop(std::byte** a, Run& run) {
         Running &condition = program(0, run), &body = program(1, run);
         second_places(body);
-        Pointers given(inputs_), into;
-        std::byte* flag_at = reinterpret_cast<std::byte*>(&flag_);
-        int64_t steps = 0;
-        for (;; ++steps) {
-            condition.run(std::span(given.data(), given.size()), std::span(&flag_at, 1), run);
-            if (!flag_) break;
-            std::byte** to = steps % 2 ? second_.data() : a;
-            body.run(std::span(given.data(), given.size()), std::span(to, control_.state), run);
-            std::copy_n(to, control_.state, given.data());
+        std::byte* const flag_at = reinterpret_cast<std::byte*>(&flag_);
+        condition.run(std::span(inputs_.data(), inputs_.size()), std::span(&flag_at, 1), run);
+        if (!flag_) {
+            for (size_t k = 0; k < control_.state; ++k) move_to(a[k], inputs_[k], body.output_bytes(k));
+            return 0;
         }
-        for (size_t k = 0; k < control_.state; ++k) move_to(a[k], given[k], body.output_bytes(k));
+        const auto places = [&](std::byte* const* state, Pointers into) {
+            std::copy_n(state, control_.state, into.data());
+            return into;
+        };
+        Pointers outputs;
+        outputs.resize(control_.state);
+        outputs.push_back(flag_at);
+        const Pointers first = places(a, outputs), second = places(second_.data(), outputs),
+                       in_first = places(a, inputs_), in_second = places(second_.data(), inputs_);
+        body.run(std::span(inputs_.data(), inputs_.size()), std::span(first.data(), first.size()), run);
+        Running::Bound forth = body.bind({in_first.data(), in_first.size()}, {second.data(), second.size()}),
+                       back = body.bind({in_second.data(), in_second.size()}, {first.data(), first.size()});
+        int64_t steps = 1;
+        for (; flag_; ++steps) body.run(steps % 2 ? forth : back, run);
+        for (size_t k = 0; k < control_.state; ++k)
+            move_to(a[k], steps % 2 ? a[k] : second_[k], body.output_bytes(k));
         return steps;
     }
 

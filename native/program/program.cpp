@@ -366,11 +366,39 @@ size_t Running::output_bytes(size_t k) const {
     return checked_nbytes(slots_[buffer.elements], buffer.itemsize);
 }
 
-void Running::run(std::span<std::byte* const> inputs, std::span<std::byte* const> outputs, Run& run) {
+void Running::place(std::span<std::byte* const> inputs, std::span<std::byte* const> outputs) {
     for (size_t i = 0; i < program_.buffers.size(); ++i) {
         const Buffer& b = program_.buffers[i];
         if (b.kind != Buffer::temp) starts_[i] = b.kind == Buffer::input ? inputs[b.index] : outputs[b.index];
     }
+}
+
+Running::Bound Running::bind(std::span<std::byte* const> inputs, std::span<std::byte* const> outputs) {
+    Bound found;
+    for (std::byte* p : inputs) found.inputs.push_back(p);
+    for (std::byte* p : outputs) found.outputs.push_back(p);
+    if (!small_) return found;
+    place(inputs, outputs);
+    for (const Ready& ready : ready_)
+        for (size_t i = 0; i < ready.offsets.size(); ++i)
+            found.pointers.push_back(starts_[ready.step->pointers[i].buffer] + ready.offsets[i]);
+    return found;
+}
+
+void Running::run(Bound& bound, Run& run) {
+    if (!small_ || profile().on)
+        return this->run({bound.inputs.data(), bound.inputs.size()},
+                         {bound.outputs.data(), bound.outputs.size()}, run);
+    if (++runs_ % looks_after == 0) run.unlocked.stop_if_interrupted();
+    void** at = bound.pointers.data();
+    for (const Ready& ready : ready_) {
+        ready.function(at, ready.args.data(), 0, ready.units);
+        at += ready.offsets.size();
+    }
+}
+
+void Running::run(std::span<std::byte* const> inputs, std::span<std::byte* const> outputs, Run& run) {
+    place(inputs, outputs);
     if (!small_ || profile().on)
         return launch_steps(program_, slots_.data(), starts_, scratch_->data(), run, controls_);
     if (++runs_ % looks_after == 0) run.unlocked.stop_if_interrupted();

@@ -64,10 +64,19 @@ class Running {
 public:
     Running(const Program& program, std::span<const int64_t> environment, const Run& run);
     void run(std::span<std::byte* const> inputs, std::span<std::byte* const> outputs, Run& run);
+    // The same for arrays that lie where they did when they were bound.
+    struct Bound {
+        SmallVector<std::byte*, 16> inputs, outputs;
+        std::vector<void*> pointers;  // of all launches, if these are small
+    };
+    Bound bind(std::span<std::byte* const> inputs, std::span<std::byte* const> outputs);
+    void run(Bound& bound, Run& run);
     size_t output_bytes(size_t k) const;
     size_t outputs() const { return program_.outputs.size(); }
 
 private:
+    void place(std::span<std::byte* const> inputs, std::span<std::byte* const> outputs);
+
     const Program& program_;
     Dims slots_;
     std::optional<Memory> temps_, scratch_;

@@ -106,6 +106,22 @@ void refuse_if_traced(const char* what, bool abstract_only) {
         trace_here->refuse(*trace_here, what);
 }
 
+namespace {
+
+// Whether the trace of this thread has put the values there.
+bool read_in_trace(Storage& storage, bool for_others) {
+    if (!trace_here || trace_here->inside || !trace_here->abstract) return false;
+    Tensor* const tensor = std::exchange(trace_here->reading, nullptr);
+    if (!tensor || tensor->storage.get() != &storage) trace_here->refuse(*trace_here, "reads a value");
+    return trace_here->read(*trace_here, *tensor, for_others);
+}
+
+}  // namespace
+
+void tell_value_read(Tensor& tensor) {
+    if (trace_here && !trace_here->inside) trace_here->reading = &tensor;
+}
+
 void tell_sizes_read(Tensor& tensor) {
     if (trace_here && !trace_here->inside) trace_here->sizes_read(*trace_here, tensor);
 }
@@ -187,8 +203,8 @@ void take_memory(Storage& to, Storage& from) {
 }
 
 void settle(Storage& storage, bool for_write) {
-    if (traces) [[unlikely]]
-        refuse_if_traced("reads a value", true);
+    if (traces && read_in_trace(storage, for_write)) [[unlikely]]
+        return;
     if (auto* recording = static_cast<Recording*>(storage.recording); recording) [[unlikely]]
         if (for_write || recording->pending(storage))
             recording->flush(for_write ? "of a write" : "a value was read");

@@ -52,7 +52,7 @@ ALLOWED = {
     "futures": set(),
     "overrides": {"_core"},
     # names that refuse when they are used
-    "jit": {"nn", "table", "tracing"},
+    "jit": {"nn", "table", "tracing", "export"},
     "fx": {"_core", "device", "layout", "table", "switches", "utils", "capture", "nn"},
     "onnx": set(),
     "library": {"autograd"},
@@ -64,7 +64,10 @@ ALLOWED = {
     "passes": {"_core", "graph", "ops", "codegen", "table", "scalars"},
     # fx: a backend of the program's own gets what fx captures
     "capture": {"_core", "graph", "ops", "tensor", "passes", "codegen", "table", "scalars", "fx"},
-    "tracing": {"_core", "graph", "ops", "table", "scalars", "codegen", "passes", "capture", "func", "nn"},
+    "tracing": {
+        "_core", "graph", "ops", "table", "scalars", "codegen", "passes", "capture", "func", "nn", "device",
+        "autograd",
+    },
     "export": {
         "_core", "graph", "ops", "codegen", "passes", "table", "tracing", "nn", "files", "serialization",
         "version", "viz", "random", "capture", "fx",

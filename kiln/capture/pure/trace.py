@@ -115,6 +115,10 @@ class Tracer:
         """The program has read a tensor's sizes."""
         self.by_value.add((self.value(tensor), -1))
 
+    def read(self, tensor: Any, for_others: bool) -> Any:
+        """The program reads a tensor's values."""
+        self.refuse("a value was read")
+
     def refuse(self, what: str) -> None:
         """The program does what a pure function does not."""
         self.failure = PurityError(

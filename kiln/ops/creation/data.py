@@ -9,7 +9,7 @@ from kiln import _core
 from kiln.errors import describe, message, warn
 from kiln.ops.creation.constants import settle
 from kiln.ops.elementwise.arithmetic import clone, convert
-from kiln.table.arguments import dtype_name
+from kiln.table.arguments import dtype_name, recorder_here
 from kiln.table.public import methods, public
 from kiln.table.record import Tensor
 from kiln.table.registry import forms
@@ -93,6 +93,10 @@ def _from_nested(data: Any, dtype: str | None) -> Any:
     try:
         return _core.from_nested(data, dtype)
     except TypeError as error:
+        recorder = recorder_here()
+        made = None if recorder is None else recorder.nested(data, dtype)
+        if made is not None:
+            return made
         text, first, depth = str(error), data, 0
         while isinstance(first, (list, tuple)) and first and depth < 64:
             first, depth = first[0], depth + 1

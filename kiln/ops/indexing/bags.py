@@ -19,7 +19,7 @@ from kiln.ops.sorting.counts import unique
 from kiln.ops.sorting.sorts import searchsorted
 from kiln.ops.views.core_views import expand, reshape, unsqueeze
 from kiln.table import drawn as d
-from kiln.table.arguments import dtype_name, is_float, numel
+from kiln.table.arguments import dtype_name, expect, is_float, numel, recorder_here
 from kiln.table.public import public
 from kiln.table.record import Tensor
 
@@ -200,7 +200,9 @@ def _check_rows(input: Tensor, n: int) -> None:
             f"but got {describe(input)}"
         )
     wrong = (input < 0) | (input >= n)
-    if bool(wrong.any()):
+    if recorder_here() is not None:
+        expect(~wrong, RuntimeError, f"embedding_bag: an index of input is not in the valid range [0, {n})")
+    elif bool(wrong.any()):
         place = int(reshape(wrong, (numel(input.shape),)).int().argmax())
         value = reshape(input, (numel(input.shape),))[place].item()
         raise RuntimeError(

@@ -16,7 +16,7 @@ from kiln.ops.elementwise import comparison
 from kiln.ops.views.core_views import expand, expand_, reshape, slice_
 from kiln.table import arguments
 from kiln.table import drawn as d
-from kiln.table.arguments import dtype_name, into, is_traced, is_value, numel, type_name
+from kiln.table.arguments import dtype_name, expect, into, is_value, numel, recorder_here, type_name
 from kiln.table.kinds import normalize_dim
 from kiln.table.public import public
 from kiln.table.record import IndexCheck, Sample, Structure, Tensor, composite, find, primitive
@@ -429,7 +429,13 @@ def one_hot(tensor: Any, num_classes: int = -1) -> Any:
     """
     if dtype_name(tensor.dtype) != "int64":
         raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
-    if not is_value(tensor) and numel(tensor.shape) and (num_classes == -1 or not is_traced()):
+    if num_classes != -1 and recorder_here() is not None and not is_value(tensor):
+        if num_classes <= 0:
+            raise RuntimeError("one_hot: Can not infer total number of classes from empty tensor.")
+        expect(tensor >= 0, RuntimeError, "one_hot: Class values must be non-negative.")
+        text = "one_hot: Class values must be smaller than num_classes."
+        expect(tensor < num_classes, RuntimeError, text)
+    elif not is_value(tensor) and numel(tensor.shape):
         every = tensor  # a sample of a batch (kiln.func) is checked with all of the batch
         while hasattr(type(every), "whole"):
             every = every.whole

@@ -27,7 +27,7 @@ from kiln.ops.reductions.scans import cumsum
 from kiln.ops.sorting.sorts import argsort, searchsorted, topk
 from kiln.scalars import mathematics, philox, scalar
 from kiln.table import drawn as d
-from kiln.table.arguments import dtype_name, run, type_name
+from kiln.table.arguments import dtype_name, expect, recorder_here, run, type_name
 from kiln.table.public import public
 from kiln.table.record import Number, Operand, Sample, Structure, Tensor, composite, pointwise
 
@@ -283,14 +283,19 @@ def _weights(input: Any, num_samples: int, replacement: bool) -> None:
         raise RuntimeError("cannot sample n_sample <= 0 samples")
     if not replacement and num_samples > input.shape[-1]:
         raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
-    if not bool(((input >= 0) & (input < math.inf)).all()):
-        wrong = "entry < 0" if bool((input < 0).any()) else "entry = infinity or NaN"
-        raise RuntimeError(
-            "probability tensor contains either `inf`, `nan` or element < 0: invalid multinomial "
-            f"distribution (encountering probability {wrong})"
+
+    def told() -> str:
+        wrong = ""
+        if recorder_here() is None:
+            wrong = "entry < 0" if bool((input < 0).any()) else "entry = infinity or NaN"
+            wrong = f" (encountering probability {wrong})"
+        return "probability tensor contains either `inf`, `nan` or element < 0: invalid multinomial " + (
+            f"distribution{wrong}"
         )
-    if not bool((input > 0).any(-1).all()):
-        raise RuntimeError("invalid multinomial distribution (sum of probabilities <= 0)")
+
+    expect((input >= 0) & (input < math.inf), RuntimeError, told)
+    text = "invalid multinomial distribution (sum of probabilities <= 0)"
+    expect((input > 0).any(-1), RuntimeError, text)
 
 
 @public(

@@ -15,7 +15,7 @@ from typing import Any
 from kiln import _core
 from kiln.device import CPU
 from kiln.errors import describe, message
-from kiln.table.arguments import numel
+from kiln.table.arguments import numel, recorder_here
 from kiln.table.callables import name_constructor
 from kiln.table.public import public
 
@@ -157,6 +157,10 @@ def reserve(sizes: Any, generator: Any) -> tuple[Any, Any]:
     else:
         raise TypeError(message("generator", "a kiln.Generator", describe(generator)))
     count = numel(sizes)
+    recorder = recorder_here()
+    if recorder is not None and generator is None:
+        seed, position = recorder.draws(count, take)
+        return position, seed
     seed, position = SHARED[0](count, take) if SHARED else take(count)
     return position, seed
 

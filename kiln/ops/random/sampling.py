@@ -15,7 +15,7 @@ from kiln.ops.elementwise.infinities_and_nan import all_within
 from kiln.ops.indexing.getitem import put
 from kiln.ops.random import draws as r
 from kiln.ops.random.generator import reserve
-from kiln.table.arguments import dtype_name, has_values, into, is_value, run, type_name
+from kiln.table.arguments import dtype_name, expect, into, is_value, may_expect, run, type_name
 from kiln.table.kinds import FLOATS
 from kiln.table.public import methods, public
 from kiln.table.registry import forms
@@ -209,8 +209,7 @@ def _is_array(x: Any) -> bool:
 def _deviation(std: Any) -> None:
     """RuntimeError for a standard deviation below 0 (or, in an array, NaN)."""
     if isinstance(std, _core.Tensor):
-        if not bool((std >= 0).all()):
-            raise RuntimeError("normal expects all elements of std >= 0.0")
+        expect(std >= 0, RuntimeError, "normal expects all elements of std >= 0.0")
     elif std < 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
 
@@ -270,10 +269,9 @@ def _chances(p: Any) -> None:
             raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={p}")
         return
     float_dtype(None, p.dtype, "bernoulli_tensor_cpu_p_")
-    if has_values(p) and not bool(all_within(p, 0.0, 1.0)):
-        raise RuntimeError(
-            "Expected p_in >= 0 && p_in <= 1 to be true, but got false: a chance is no more than 1"
-        )
+    if may_expect(p):
+        text = "Expected p_in >= 0 && p_in <= 1 to be true, but got false: a chance is no more than 1"
+        expect(all_within(p, 0.0, 1.0), RuntimeError, text)
 
 
 @public(

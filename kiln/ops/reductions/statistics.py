@@ -19,7 +19,7 @@ from kiln.ops.reductions import core_reductions, extrema
 from kiln.ops.reductions.core_reductions import reduce_any, reduce_sum
 from kiln.table import drawn as d
 from kiln.table import kinds
-from kiln.table.arguments import count_of, default_float, dtype_name, into, is_float, type_name
+from kiln.table.arguments import count_of, default_float, dtype_name, expect, into, is_float, type_name
 from kiln.table.kinds import normalize_dims
 from kiln.table.public import public
 from kiln.table.record import Number, Op, Structure, Tensor, composite, find
@@ -371,8 +371,7 @@ def _check_weights(name: str, weights: Tensor, count: Any, integral: bool) -> No
             f"cov(): expected {name} to have the same numel as there are observations in the input but got "
             f"{weights.numel()} != {count}"
         )
-    if bool(comparison.lt(weights, 0).any()):
-        raise RuntimeError(f"cov(): {name} cannot be negative")
+    expect(~comparison.lt(weights, 0), RuntimeError, f"cov(): {name} cannot be negative")
 
 
 @public(

@@ -20,7 +20,7 @@ from kiln.ops.sorting.sorts import sort, sort_positions
 from kiln.ops.views.core_views import movedim, reshape
 from kiln.ops.views.splits import select
 from kiln.table import drawn as d
-from kiln.table.arguments import dtype_name, has_values, is_float, is_symbolic, numel, run
+from kiln.table.arguments import dtype_name, expect, is_float, is_symbolic, may_expect, numel, run
 from kiln.table.kinds import normalize_dim
 from kiln.table.public import public
 from kiln.table.record import Structure, Tensor, composite, find
@@ -310,8 +310,8 @@ def _check_quantile(name: str, input: Tensor, q: Any, interpolation: str) -> Non
                 f"{name}() q must be a number or a vector of the same dtype as the input tensor"
             )
         inside = comparison.ge(q, 0) & comparison.le(q, 1)
-        if has_values(q) and not bool(find("all").handle(inside)):
-            raise RuntimeError(f"{name}() q values must be in the range [0, 1]")
+        if may_expect(q):
+            expect(inside, RuntimeError, f"{name}() q values must be in the range [0, 1]")
     elif not 0 <= q <= 1:
         raise RuntimeError(f"{name}() q must be in the range [0, 1] but got {q}")
 

@@ -8,7 +8,7 @@ from typing import Any
 from kiln import _core
 from kiln.ops.views.core_views import reshape, slice_
 from kiln.table import drawn as d
-from kiln.table.arguments import INTEGERS, dtype_name, expect_count, is_symbolic, number, type_name
+from kiln.table.arguments import INTEGERS, dtype_name, expect_count, is_symbolic, is_value, number, type_name
 from kiln.table.kinds import normalize_dim
 from kiln.table.public import public
 from kiln.table.record import Sizes, Structure, Tensor, composite, find
@@ -155,6 +155,13 @@ def narrow(input: Any, dim: int, start: int, length: int) -> Any:
             raise IndexError(
                 f"start out of range (expected to be in range of [{-size}, {size}], but got {start})"
             )
+        start = start + size if start < 0 else start
+        if start + length > size:
+            raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({size}).")
+    elif not is_value(input) and is_symbolic((size, start, length)):
+        # sizes that may be asked about: the answers are checked at each call
+        if not (-size <= start and start <= size):
+            raise IndexError(f"start out of range (expected to be in range of [{-size}, {size}])")
         start = start + size if start < 0 else start
         if start + length > size:
             raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({size}).")

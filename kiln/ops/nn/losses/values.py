@@ -16,7 +16,7 @@ from kiln.ops.nn.losses.common import check_reduction, difference, elements, pai
 from kiln.ops.views.core_views import unsqueeze
 from kiln.table import drawn as d
 from kiln.table import kinds
-from kiln.table.arguments import default_float
+from kiln.table.arguments import default_float, expect
 from kiln.table.public import public
 from kiln.table.record import Number, Structure, Tensor, composite
 
@@ -280,8 +280,7 @@ def gaussian_nll_loss(
     """
     if isinstance(var, float):
         var = full_like(input, var)
-    if bool(comparison.lt(var, 0).any()):
-        raise ValueError("var has negative entry/entries")
+    expect(~comparison.lt(var, 0), ValueError, "var has negative entry/entries")
     have, want = tuple(var.shape), tuple(input.shape)
     if have != want:
         if have == want[:-1]:
