@@ -10,8 +10,8 @@ from __future__ import annotations
 from kiln.absent import hint_missing as _hint_missing
 from kiln.export.files import load, save
 from kiln.export.program import ExportedProgram, export
-from kiln.tracing.dims import Dim
+from kiln.tracing.dims import Dim, dims
 
-__all__ = ["Dim", "ExportedProgram", "export", "load", "save"]
+__all__ = ["Dim", "ExportedProgram", "dims", "export", "load", "save"]
 
 _hint_missing(__name__)

@@ -24,14 +24,14 @@ from kiln import _core
 from kiln.errors import describe, message, warn
 from kiln.export.known import program
 from kiln.export.program import ExportedProgram
-from kiln.export.signature import asked, read_name, results_saved, signature
+from kiln.export.signature import asked_last, read_name, signature
 from kiln.files import write_atomically, write_to
 from kiln.graph.graph import Graph
 from kiln.graph.text import TextError, text
 from kiln.late import later
 from kiln.serialization.source import Damaged, opened
 from kiln.serialization.tensor_file import named_chunks, read_entry, read_header
-from kiln.tracing.captured import Kept
+from kiln.tracing.captured import Expected
 from kiln.version import __version__
 
 _clone, _expand = later("kiln.passes.rewrite", "clone"), later("kiln.tracing.expand", "expand")
@@ -67,10 +67,11 @@ def save(
 
 def _chunks(ep: ExportedProgram, extra: dict[str, Any]) -> Iterator[Any]:
     captured = ep._captured
+    kept, checks = asked_last(captured)  # what checks of ops look at is found again
     graph, values = _clone(captured.graph)
-    graph.finish([values[id(captured.graph.outputs[k])] for k in results_saved(captured)])
+    graph.finish([values[id(captured.graph.outputs[k])] for k in kept])
     tensors = {s.name: held[key].detach() for s, (held, key) in zip(captured.state, ep._homes)}
-    tensors.update((read_name(k), c.example) for k, c in enumerate(asked(captured)) if isinstance(c, Kept))
+    tensors.update((read_name(k), c.example) for k, c in enumerate(checks) if not isinstance(c, Expected))
     trains = [bool(held[key].requires_grad) for held, key in ep._homes]
     texts = {
         "kiln.program": FORMAT,

@@ -4,8 +4,9 @@ A file's texts are read and verified once; what a call needs of that is written 
 this user writes, under a hash of the texts and of kiln's own source. The same texts again are a program at
 once, of tensors that look as they did: its graph and steps are read when something asks for them.
 
-    {"inputs": looks, "outputs": looks, "slots": n, "history": [[operand...]...], "again": [operand...],
-     "op": [identity, tensors] or null, "checks": [[op, structure, parts, late]...], "guards": [...]}
+    {"inputs": looks, "outputs": looks, "slots": n, "history": [[operand...]...],
+     "written": as history, "again": [operand...], "op": [identity, tensors] or null,
+     "checks": [[op, structure, parts, late]...], "guards": [...]}
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from kiln import _core
 from kiln.codegen.store import kept
 from kiln.codegen.store.identity import digest
-from kiln.export.signature import Looks, from_signature
+from kiln.export.signature import Looks, asked_last, from_signature
 from kiln.graph.size import Dim
 from kiln.graph.text import dim_text, parse_dim
 from kiln.late import later
@@ -69,12 +70,13 @@ def _from_known(
     looks = Looks(inputs, outputs, slots)
     found, trains = from_signature(looks, signature, tensors)
     found.history = [tuple(operands) for operands in known["history"]]
+    found.written = [tuple(operands) for operands in known["written"]]
     found.again = tuple(known["again"])
     found.guards = [
         Guard(_dim_in(a, slots), sign, _dim_in(b, slots), answer, line)
         for a, sign, b, answer, line in known["guards"]
     ]
-    found.checks = [
+    found.checks += [
         Check(find(op).handle, _tuples(structure), tuple([_part_in(*part) for part in parts]), late)
         for op, structure, parts, late in known["checks"]
     ]
@@ -102,21 +104,21 @@ def _told(found: Captured) -> bytes | None:
     """What is kept of a program; None where it cannot be said in a text."""
     if found.op is not None and found.op.identity is None:
         return None
-    checks = [check for check in found.checks if isinstance(check, Check)]
-    if len(checks) < len(found.checks):
-        return None
     graph = found.graph
+    outputs, _ = asked_last(found)
     try:
         return json.dumps({
             "inputs": [_look_out(v) for v in graph.inputs],
-            "outputs": [_look_out(v) for v in graph.outputs[: len(found.history)]],
+            "outputs": [_look_out(v) for v in graph.outputs[: len(outputs)]],
             "slots": graph.slots,
             "history": found.history,
+            "written": found.written,
             "again": found.again,
             "op": None if found.op is None else [found.op.identity, found.op.structure[0]],
             "checks": [
                 [c.op.record.name, c.structure, [_part_out(*part) for part in c.parts], c.late]
-                for c in checks
+                for c in found.checks
+                if isinstance(c, Check)
             ],
             "guards": [
                 [_dim_out(g.left), g.sign, _dim_out(g.right), g.answer, g.line]

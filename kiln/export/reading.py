@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import copy
 from typing import Any
 
-from kiln.export.signature import asked, from_signature, results_saved
+from kiln.export.signature import asked_last, from_signature
 from kiln.graph.graph import Graph
 from kiln.graph.places import PlaceError, conditions
 from kiln.graph.size import symbol
@@ -13,8 +13,8 @@ from kiln.graph.text import TextError, parse
 from kiln.graph.verify import VerifyError, verify
 from kiln.passes.rewrite import clone, slots_in
 from kiln.table.record import find
-from kiln.tracing.capture import add_checks, histories
-from kiln.tracing.captured import Captured, Expected
+from kiln.tracing.capture import add_checks, set_histories
+from kiln.tracing.captured import Captured
 from kiln.tracing.expand import expand
 from kiln.tracing.restore import Restored
 from kiln.tracing.sizes import Guard, Sizes
@@ -54,7 +54,7 @@ def _follow(found: Captured, graph: Graph) -> None:
     extra = add_checks(found, rest, len(kept))  # type: ignore[arg-type]  # of a recorder it asks as much
     found.steps = rest.finish([*kept, *extra])
     found.shapes = rest.shapes(found.steps)
-    found.history = histories(found, len(found.outputs) + len(found.mutated))
+    set_histories(found)
     found.graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
     found.make_op()
 
@@ -63,14 +63,11 @@ def decomposed(found: Captured, tensors: list[Any]) -> Captured:
     """A program without composites, which has these tensors."""
     made = copy(found)
     made.state = [s._replace(tensor=x) for s, x in zip(found.state, tensors)]
-    made.checks, made.step_lines, made.whole = [], [], None
+    made.step_lines, made.whole = [], None
     graph, values = clone(found.graph)
-    saved = results_saved(found)
-    for check in asked(found):
-        of_result = isinstance(check, Expected) or check.kind == "result"
-        made.checks.append(check._replace(which=saved.index(check.which)) if of_result else check)
+    numbers, made.checks = asked_last(found)
     try:
-        _follow(made, expand(graph.finish([values[id(found.graph.outputs[k])] for k in saved])))
+        _follow(made, expand(graph.finish([values[id(found.graph.outputs[k])] for k in numbers])))
     except TextError as error:  # of sizes that vary some ops make numbers, and compute with them
         raise NotImplementedError(f"run_decompositions: {found.name} has {error}") from None
     return made

@@ -63,14 +63,6 @@ def asked(captured: Captured) -> list[Kept | Expected]:
     return [check for check in captured.checks if not isinstance(check, Check)]
 
 
-def results_saved(captured: Captured) -> list[int]:
-    """The results that a file's graph has: those of the program, then what is asked for; what the checks of ops
-    look at is found again from the ops.
-    """
-    kept = [*range(len(captured.outputs) + len(captured.mutated))]
-    return kept + [c.which for c in asked(captured) if isinstance(c, Expected) or c.kind == "result"]
-
-
 def asked_rows(captured: Captured) -> list[list[Any]]:
     """What is asked of values, of each which operand, or which of the graph's results after the others."""
     rows: list[list[Any]] = []
@@ -84,6 +76,20 @@ def asked_rows(captured: Captured) -> list[list[Any]]:
         else:
             rows.append([check.kind, which, "", check.line])
     return rows
+
+
+def asked_last(captured: Captured) -> tuple[list[int], list[Any]]:
+    """The outputs of its graph that a program keeps, by number: results, what is written, what is asked for;
+    and what is asked, of those.
+    """
+    kept = list(range(len(captured.outputs) + len(captured.mutated)))
+    checks: list[Any] = []
+    for check in asked(captured):
+        if isinstance(check, Expected) or check.kind == "result":
+            kept.append(check.which)
+            check = check._replace(which=len(kept) - 1)
+        checks.append(check)
+    return kept, checks
 
 
 def read_name(k: int) -> str:
@@ -243,8 +249,8 @@ def from_signature(graph: Looks, source: str, tensors: dict[str, Any]) -> tuple[
     slots = found.number_sizes()
     _need(slots + len(numbers) <= graph.slots, "fewer slots than sizes")
     _read_dims(found, entries, slots)
-    found.random = [(kind, _count(n, found, slots)) for kind, n in entries.rows("random", str, str)]
-    found.drawn = _count(entries.take("drawn"), found, slots)
+    found.random = [(kind, _count(n, slots)) for kind, n in entries.rows("random", str, str)]
+    found.drawn = _count(entries.take("drawn"), slots)
     _need(len(numbers) == len(found.random), f"{len(numbers)} numbers, {len(found.random)} that are drawn")
     _need(all(kind in ("seed", "position") for kind, _ in found.random), "a number that is not drawn")
     return found, [wanted for _, _, wanted in state]
@@ -279,13 +285,11 @@ def _check_counts(found: Captured, graph: Looks, numbers: list[Any]) -> None:
     _need(all(v.dtype == "int64" for v in numbers), "a number that is no integer")
 
 
-def _count(given: Any, found: Captured, slots: int) -> Dim:
+def _count(given: Any, slots: int) -> Dim:
     """How many random numbers."""
     _need(isinstance(given, str), "a count of random numbers must be a text")
     count = parse_dim(given, slots)
     _need(not isinstance(count, int) or 0 <= count < 1 << 62, "no count of random numbers")
-    named = {d.slot for d in found.dims.values()}
-    _need(isinstance(count, int) or slots_named(count) <= named, "a count of random numbers has no name")
     return count
 
 

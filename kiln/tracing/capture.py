@@ -180,7 +180,7 @@ def _finish(
     found.checks += kept
     extra += more
     found.steps = recorder.steps_of([*values, *changed, *extra])
-    found.history = histories(found, len(values) + len(changed))
+    set_histories(found)
     found.step_lines = recorder.lines_of([*values, *changed, *extra])
     again = len(found.steps.again)
     found.shapes = {**dict(recorder.numbered(again)), **recorder.numbered_shapes(again)}
@@ -253,6 +253,13 @@ def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
             if needed:
                 found.checks.append(Check(step.op.handle, step.structure, tuple(parts), late))
     return extra
+
+
+def set_histories(found: Captured) -> None:
+    """Finds from which operands gradients come, to each result and to what is written."""
+    count = len(found.outputs)
+    every = histories(found, count + len(found.mutated))
+    found.history, found.written = every[:count], every[count:]
 
 
 def histories(found: Captured, count: int) -> list[tuple[int, ...]]:
@@ -332,6 +339,15 @@ def _places(root: Any) -> list[Place]:
     return found
 
 
+def _unsaved(root: Any) -> set[str]:
+    """The buffers that a module's state_dict leaves out."""
+    return {
+        f"{prefix}.{key}" if prefix else key
+        for prefix, module in root.named_modules()
+        for key in module._non_persistent_buffers_set
+    }
+
+
 def _places_around(fn: Any) -> list[Place]:
     """The buffers of modules that a function closes over, or finds among its globals: it may write them."""
     fn = getattr(fn, "__func__", fn)
@@ -362,15 +378,6 @@ def _content(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # not yet filled
         return None
-
-
-def _unsaved(root: Any) -> set[str]:
-    """The buffers that a module's state_dict leaves out."""
-    return {
-        f"{prefix}.{key}" if prefix else key
-        for prefix, module in root.named_modules()
-        for key in module._non_persistent_buffers_set
-    }
 
 
 @contextmanager

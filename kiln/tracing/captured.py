@@ -18,10 +18,9 @@ from kiln.tracing.dims import Range
 from kiln.tracing.sizes import Guard
 from kiln.tracing.trees import Tree, difference, flatten
 
+_SHOWN = 4  # elements of a tensor that errors show
 _look, _graph_of = later("kiln.tracing.graphs", "Look"), later("kiln.tracing.graphs", "graph_of")
 _program_op, _replay = later("kiln.tracing.ops", "program_op"), later("kiln.tracing.ops", "replay")
-
-_SHOWN = 4  # elements of a tensor that errors show
 
 
 class Input(NamedTuple):
@@ -57,9 +56,10 @@ class Captured:
         self.out_tree: Tree
         self.outputs: list[str] = []
         self.mutated: list[tuple[str, int]] = []  # ("input" or "state", which), of the outputs after those
-        self.random: list[tuple[str, int]] = []
+        self.random: list[tuple[str, Any]] = []
         self.drawn: Any = 0  # how far a call moves the generator's position, a size if that varies
-        self.history: list[tuple[int, ...]] = []  # of outputs and what is written: who gets gradients
+        self.history: list[tuple[int, ...]] = []  # of each output: the operands whose gradients it gives
+        self.written: list[tuple[int, ...]] = []  # the same of what is written
         self.same: dict[int, tuple[str, int]] = {}  # outputs that are an input or a state as it came
         self.dims: dict[str, Range] = {}  # by name: the sizes that vary, their bounds, where they are read
         self.gives_sizes = False  # whether sizes are among the results
@@ -67,7 +67,9 @@ class Captured:
         self.firsts: list[int] = []  # of each input and state: the slot of its first size
         self.op: Any = None  # what runs it: an Op with the structure it is called at
         self.again: tuple[int, ...] = ()  # operands that the op is given once more, see Steps
-        self.whole: Callable[[], Captured] | None = None  # of one that was loaded: with steps and graph
+        self.whole: Callable[[], Captured] | None = (
+            None  # of one that was loaded: it with its steps and graph
+        )
         self.step_lines: list[str] = []
         self.checks: list[Check | Kept | Expected] = []
         self.distinct: list[int] = []  # of the tensors among the arguments: the first of each
@@ -107,6 +109,10 @@ class Captured:
     @graph.setter
     def graph(self, graph: Graph) -> None:
         self._graph = graph
+
+    def keep_graph(self, other: Captured) -> None:
+        """Has the graph of one that differs in what the tensors are called."""
+        self._graph = other.graph
 
     def number_sizes(self) -> int:
         """Finds `firsts`; how many sizes inputs and state have together."""
@@ -213,9 +219,6 @@ class Check(NamedTuple):
         if self.late:
             self._check(operands, results)
 
-    def again(self, recorder: Any, operands: list[Any], results: tuple[Any, ...]) -> None:
-        """Nothing: in a trace around it the op asks for itself."""
-
     def _check(self, operands: list[Any], results: tuple[Any, ...]) -> None:
         held = {"operand": operands, "result": results}
         given = tuple([held[kind][x] if kind in held else x for kind, x in self.parts])
@@ -240,17 +243,12 @@ class Kept(NamedTuple):
         if self.kind == "result":
             self._check(results[self.which])
 
-    def again(self, recorder: Any, operands: list[Any], results: tuple[Any, ...]) -> None:
-        """Has a trace around it assume the same."""
-        held = operands if self.kind == "operand" else results
-        recorder.assume(held[self.which], self.example, self.line)
-
     def _check(self, value: Any) -> None:
         value = value.detach().contiguous()
         if not _core.same_bytes(value, self.example):
             raise RuntimeError(
-                f"{self.line} read {_shown(self.example)} when the program was made, which goes by that value; here it is "
-                f"{_shown(value)}"
+                f"{self.line} read {_shown(self.example)} when the program was made, which goes by that "
+                f"value; here it is {_shown(value)}"
             )
 
 
@@ -268,10 +266,6 @@ class Expected(NamedTuple):
         """Raises what the op would."""
         if not bool(results[self.which]):
             raise self.error(self.text)
-
-    def again(self, recorder: Any, operands: list[Any], results: tuple[Any, ...]) -> None:
-        """Has a trace around it ask the same."""
-        recorder.expect(results[self.which], self.error, self.text)
 
 
 def _shown(value: Any) -> str:

@@ -62,6 +62,16 @@ class Dim:
         return first + (f" + {self.plus}" if self.plus > 0 else f" - {-self.plus}" if self.plus else "")
 
 
+def dims(*names: str, min: int | None = None, max: int | None = None) -> tuple[Dim, ...]:
+    """A `Dim` for each name, all with these bounds.
+
+    >>> import kiln
+    >>> kiln.export.dims("batch", "length", max=64)
+    (batch, length)
+    """
+    return tuple([Dim(name, min=min, max=max) for name in names])
+
+
 class Hint:
     """`Dim.AUTO`, `Dim.DYNAMIC` and `Dim.STATIC`: a size that varies under a name of its own, or does not."""
 

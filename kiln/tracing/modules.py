@@ -9,6 +9,7 @@ from typing import Any
 from kiln.errors import describe, message
 from kiln.nn import Module
 from kiln.tracing.captured import State
+from kiln.tracing.program import Program
 from kiln.tracing.scripts import ScriptModule, TracedModule, captured_twice, check_given
 
 
@@ -122,7 +123,7 @@ class FrozenModule(TracedModule):
         found.state = [
             State(f"constant{k}", "constant", x.detach().clone()) for k, x in enumerate(module.tensors())
         ]
-        found.graph = module.captured.graph
+        found.keep_graph(module.captured)
         self.set_state({s.name: s.tensor for s in found.state})
         for name in preserved:
             object.__setattr__(self, name, getattr(module, name))
@@ -148,9 +149,7 @@ def freeze(
             "script your 'nn.Module'."
         )
     if not isinstance(mod, TracedModule):
-        raise NotImplementedError(
-            f"freeze: of {type(mod).__name__}, which was not traced, kiln has no constants"
-        )
+        raise NotImplementedError(f"freeze: of {type(mod).__name__}, which was not traced, kiln has no constants")
     if isinstance(mod, TopLevelTracedModule) and set(mod._methods) != {"forward"}:
         raise NotImplementedError("freeze: kiln freezes modules of which forward alone was traced")
     if mod.training:

@@ -14,8 +14,9 @@ from typing import Any
 from kiln import _core
 from kiln.graph.size import Size
 from kiln.late import later
-from kiln.tracing.captured import Captured
+from kiln.tracing.captured import Captured, Expected, Kept
 
+_read = later("kiln.tracing.recorder", "Read")
 _called = later("kiln.tracing.ops", "called")
 _made_size = later("kiln.tracing.symbolic", "made_size")
 
@@ -50,8 +51,12 @@ def within(found: Captured, recorder: Any, tensors: list[Any], numbers: list[int
     """The results of a program's steps, as a trace sees them."""
     wholes = [_whole(x) for x in tensors]
     made = found.replay(wholes, numbers, recorder.shape_of, partial(_call, recorder))
-    for check in found.checks:
-        check.again(recorder, wholes, made)
+    for check in found.checks:  # what ops ask the recorder finds again
+        if isinstance(check, Expected):
+            recorder.expect(made[check.which], check.error, check.text)
+        elif isinstance(check, Kept):
+            looked = wholes[check.which] if check.kind == "operand" else made[check.which]
+            recorder.reads.append(_read(recorder.value(looked), check.example, check.line))
     return tuple(map(recorder.wrapped, made))
 
 

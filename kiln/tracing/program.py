@@ -39,12 +39,15 @@ class Program:
 
     def __init__(self, captured: Captured, homes: list[Home]) -> None:
         self.captured, self.homes = captured, homes
+        self._looks = [(s.name, s.tensor.dtype, tuple(s.tensor.shape)) for s in captured.state]
         self._is_one = captured.out_tree.kind == "leaf"
         self._is_tuple = captured.out_tree.kind == "tuple" and captured.out_tree.type is None
         self._is_tuple = self._is_tuple and all(item.kind == "leaf" for item in captured.out_tree.items)
         positional, named = captured.in_tree.items
         self._is_flat = not named.items and all(item.kind == "leaf" for item in positional.items)
+        self._is_plain = _is_plain(captured)
         self._missed = 0
+        self._told: tuple[int, ...] = ()
         self.fast = _core.Cell(self._slow)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -52,14 +55,13 @@ class Program:
         return self.fast(*args, **kwargs)
 
     def state(self) -> list[Any]:
-        """The tensors it has, as they are now. RuntimeError for one that looks otherwise than it did."""
+        """The tensors it has, as they are now; RuntimeError for one that looks otherwise than it did."""
         found = [held[key] for held, key in self.homes]
-        for x, own in zip(found, self.captured.state):
-            before = own.tensor
-            if x is not before and (x.dtype is not before.dtype or x.shape != before.shape):
+        for x, (name, dtype, shape) in zip(found, self._looks):
+            if x.dtype is not dtype or tuple(x.shape) != shape:
                 raise RuntimeError(
-                    f"{own.name}: was {before.dtype.name}{list(before.shape)} when it was traced, "
-                    f"is {describe(x)}: trace it again"
+                    f"{name}: was {dtype.name}{list(shape)} when it was traced, is {describe(x)}: trace it "
+                    "again"
                 )
         return found
 
@@ -71,7 +73,7 @@ class Program:
             self._tell(args, kwargs, operands, results)
         found = self.captured
         first, count = len(found.outputs), len(leaves)
-        for (kind, which), y, history in zip(found.mutated, results[first:], found.history[first:]):
+        for (kind, which), y, history in zip(found.mutated, results[first:], found.written):
             _write(operands[which if kind == "input" else count + which], y, _flows(y, operands, history))
         return self._given(operands, results)
 
@@ -80,6 +82,8 @@ class Program:
         found = self.captured
         numbers = found.draw(operands)
         if found.op is None:
+            for check in found.checks:
+                check.before(operands)
             return ()
         tensors = [*operands, *(operands[k] for k in found.again)]
         recorder = nested.recorder()
@@ -103,7 +107,7 @@ class Program:
         found = self.captured
         count = len(found.inputs)
         outputs: list[Any] = []
-        for k, history in enumerate(found.history[: len(found.outputs)]):
+        for k, history in enumerate(found.history):
             if k in found.same:
                 kind, which = found.same[k]
                 outputs.append(operands[which if kind == "input" else count + which])
@@ -123,17 +127,13 @@ class Program:
     def _is_told(self, operands: list[Any], results: tuple[Any, ...]) -> bool:
         """Whether the core can run such a call, and is to be told of it: where all differ, of a few."""
         found = self.captured
-        if found.op is None or nested.recorder() is not None or not isinstance(found.drawn, int):
+        if not self._is_plain or nested.recorder() is not None:
             return False
-        if any(not isinstance(check, Check) or check.late for check in found.checks):
-            return False  # looks at values on the way
         tensors = [*operands, *(operands[k] for k in found.again)]
         if not _are_tensors(tensors) or _many_need_gradients(tensors):
             return False
-        if any(kind == "input" for kind, _ in found.mutated):
-            return False
         first = len(found.outputs)
-        written = zip(results[first:], found.history[first:])
+        written = zip(results[first:], found.written)
         if any(y.requires_grad and _flows(y, operands, history) for y, history in written):
             return False  # into the program's own history
         self._missed += 1
@@ -150,6 +150,10 @@ class Program:
         for x in given:
             place.setdefault(id(x), len(place))
         order = [place[id(x)] for x in operands[:count]]
+        state = tuple(map(id, operands[count:]))
+        if state != self._told:  # tensors that were exchanged are not kept alive by calls of before
+            self.fast.forget()
+            self._told = state
         part = [*(("leaf", k) for k in order), *(("met", x) for x in operands[count:])]
         checks = [
             (check.op, check.structure, [_part(part, *p) for p in check.parts])
@@ -246,6 +250,21 @@ def held_in(captured: Captured) -> list[Home]:
     """Homes of what was captured, beside any module."""
     held = {s.name: s.tensor for s in captured.state}
     return [(held, s.name) for s in captured.state]
+
+
+def _is_plain(found: Captured) -> bool:
+    """Whether the core can run calls by itself: it checks operands alone, writes into no argument, and draws
+    as many numbers each time.
+    """
+    checks = [check for check in found.checks if isinstance(check, Check) and not check.late]
+    numbers = [x for check in checks for kind, x in check.parts if kind == "number"]
+    counts = [found.drawn, *(n for _, n in found.random)]
+    return (
+        found.op is not None
+        and len(checks) == len(found.checks)
+        and all(kind == "state" for kind, _ in found.mutated)
+        and not any(isinstance(n, Size) for n in (*numbers, *counts))
+    )
 
 
 def _are_tensors(tensors: list[Any]) -> bool:

@@ -278,11 +278,6 @@ class Recorder(Tracer):
             if not _core.same_bytes(tensor.detach(), found):
                 self.refuse("writes into a tensor's memory from outside, through NumPy for one")
 
-    def assume(self, value: Any, example: Any, line: str) -> None:
-        """Has the program go by a value, as one that it meets does."""
-        value = getattr(value, "whole", value)
-        self.reads.append(Read(self.value(value), example, line))
-
     def expect(self, holds: Any, kind: type[Exception], text: str) -> None:
         """What an op asks of values: a program raises where it does not hold."""
         holds = getattr(holds, "whole", holds)

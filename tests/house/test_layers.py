@@ -147,6 +147,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     },
     "kiln/tracing/nested.py": {
         "kiln.tracing.ops": "for a trace that meets a program",
+        "kiln.tracing.recorder": "for a trace that meets a program",
         "kiln.tracing.symbolic": "for a trace that meets a program",
     },
     "kiln/tracing/sizes.py": {"kiln.tracing.graphs": "a program that was loaded checks sizes alone"},
