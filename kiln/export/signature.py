@@ -28,7 +28,9 @@ from kiln.tracing.sizes import SIGNS, Guard, Sizes
 from kiln.tracing.trees import LEAF, Tree
 
 _DEPTH = 64
-ERRORS: dict[str, type[Exception]] = {e.__name__: e for e in (RuntimeError, ValueError, IndexError, TypeError)}
+ERRORS: dict[str, type[Exception]] = {
+    e.__name__: e for e in (RuntimeError, ValueError, IndexError, TypeError)
+}
 _DTYPES = {name: getattr(_core, name) for name in DTYPES}
 
 
@@ -88,7 +90,10 @@ def _read_asked(found: Captured, entries: _Entries, graph: Graph, tensors: dict[
     first = len(found.outputs) + len(found.mutated)
     rows = entries.rows("asked", str, int, str, str)
     results = graph.outputs[first:]
-    _need(len(results) == sum(kind != "operand" for kind, *_ in rows), f"the graph returns {len(graph.outputs)} values")
+    _need(
+        len(results) == sum(kind != "operand" for kind, *_ in rows),
+        f"the graph returns {len(graph.outputs)} values",
+    )
     operands = [v for v in graph.inputs if not v.weak]
     for k, (kind, which, error, told) in enumerate(rows):
         _need(kind in ("true", "operand", "result"), f"nothing is asked as {kind!r:.20}")
@@ -224,7 +229,7 @@ def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[
     slots = found.number_sizes()
     _need(slots + len(numbers) <= graph.slots, "fewer slots than sizes")
     _read_dims(found, entries, slots)
-    found.random = [(kind, _count(n, slots)) for kind, n in entries.rows("random", str, str)]
+    found.random = [(str(kind), _count(n, slots)) for kind, n in entries.rows("random", str, str)]
     found.drawn = _count(entries.take("drawn"), slots)
     _need(len(numbers) == len(found.random), f"{len(numbers)} numbers, {len(found.random)} that are drawn")
     _need(all(kind in ("seed", "position") for kind, _ in found.random), "a number that is not drawn")

@@ -19,8 +19,8 @@ from kiln.graph.text import dim_text
 from kiln.nn import Module
 from kiln.table.arguments import without_values
 from kiln.table.kinds import FLOATS
-from kiln.tracing.custom import CUSTOM
 from kiln.tracing.compare import random_states, refuse_drawn
+from kiln.tracing.custom import CUSTOM
 from kiln.tracing.dims import Range, declared, specs_of
 from kiln.tracing.graphs import Look, graph_of
 from kiln.tracing.ops import ProgramOp, called, program_op, resolved
@@ -62,7 +62,7 @@ class Captured:
         self.out_tree: Tree
         self.outputs: list[str] = []
         self.mutated: list[tuple[str, int]] = []  # ("input" or "state", which), of the outputs after those
-        self.random: list[tuple[str, int]] = []
+        self.random: list[tuple[str, Any]] = []
         self.drawn: Any = 0  # how far a call moves the generator's position, a size if that varies
         self.history: list[tuple[int, ...]] = []  # of each output: the operands whose gradients it gives
         self.written: list[tuple[int, ...]] = []  # the same of what is written
@@ -549,7 +549,7 @@ def _places_around(fn: Any) -> list[Place]:
     found: list[Place] = []
     for name, module in held.items():
         if isinstance(module, Module):
-            found += [(f"{name}.{own}", *rest) for own, *rest in _places(module) if rest[0] == "buffer"]  # type: ignore[misc]
+            found += [(f"{name}.{own}", *rest) for own, *rest in _places(module) if rest[0] == "buffer"]
     return found
 
 
@@ -558,7 +558,9 @@ def _rebound(recorder: Recorder, name: str, kind: str, made: Any, now: Any) -> A
     now = getattr(now, "whole", now)
     fits = isinstance(now, _core.Tensor) and now.dtype == made.dtype and now.shape == made.shape
     if kind != "buffer" or not fits:
-        recorder.refuse(f"assigns {name}, which a trace can do to a buffer alone, of the same sizes and dtype")
+        recorder.refuse(
+            f"assigns {name}, which a trace can do to a buffer alone, of the same sizes and dtype"
+        )
     recorder.value(made)
     return now
 

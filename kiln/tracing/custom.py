@@ -3,9 +3,9 @@
 custom(operands; counts, backward)    the operands from `counts[0]` on, `counts[1]` of them
 
 The first operands are what the function was given, those after its results what its backward reads.
-`backward`: the text of a graph, of what it reads (the operands after the first `counts[0] + counts[1]`) and the
-gradients of the results to the gradients of those of the first operands that `counts[2]` names; `counts[3]`:
-whether these have no derivative.
+`backward`: the text of a graph, of what it reads (the operands after the first `counts[0] + counts[1]`) and
+the gradients of the results to the gradients of those of the first operands that `counts[2]` names;
+`counts[3]`: whether these have no derivative.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from kiln.capture.function import Forward, Operands
 from kiln.capture.pure.function import inline
 from kiln.graph.graph import Graph, Value, building
 from kiln.graph.text import parse
-from kiln.tracing.expand import expand
 from kiln.passes.gradient import Asked, Backward, Sum, finish, given, unbroadcast
 from kiln.passes.rewrite import clone
 from kiln.table.record import REQUIRED, Op, Param, constant, find
+from kiln.tracing.expand import expand
 
 
 @lru_cache(maxsize=1024)

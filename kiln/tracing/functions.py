@@ -1,5 +1,5 @@
-"""An `autograd.Function` in a trace: its forward's ops are steps, and its backward is followed once, on stand-ins
-of the gradients, and becomes the graph that the call carries as its derivative (`custom.py`).
+"""An `autograd.Function` in a trace: its forward's ops are steps, and its backward is followed once, on
+stand-ins of the gradients, and becomes the graph that the call carries as its derivative (`custom.py`).
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core, ops
-from kiln.autograd.function import Function, FunctionCtx, _in_order
+from kiln.autograd.function import Function, FunctionCtx
 from kiln.autograd.grad_mode import no_grad
 from kiln.capture.pure.steps import Step, Steps
 from kiln.graph.graph import Shape
@@ -132,7 +132,9 @@ def _graph(
 
     def of(slot: int) -> Any:
         if slot not in place:
-            recorder.refuse(f"calls {name}, whose backward needs a size that varies and no tensor it reads has")
+            recorder.refuse(
+                f"calls {name}, whose backward needs a size that varies and no tensor it reads has"
+            )
         return place[slot]
 
     def moved(x: Any) -> Any:
@@ -161,5 +163,3 @@ def _graph(
     }
     whole = Steps(len(inputs), "", tuple(own), tuple([number[k] for k in wanted]))
     return read, graph_of(whole, looks, every)
-
-

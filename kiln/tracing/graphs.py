@@ -111,7 +111,9 @@ def is_ambiguous(op: Op, structure: tuple[Any, ...]) -> bool:
     if op.kind == "pointwise":
         return False
     arrays = [
-        (param.kind == "O" and entry is None) for param, entry in zip(op.params, structure) if param.kind in "TVNLO"
+        (param.kind == "O" and entry is None)
+        for param, entry in zip(op.params, structure)
+        if param.kind in "TVNLO"
     ]
     return True in arrays and not all(arrays[arrays.index(True) :])
 

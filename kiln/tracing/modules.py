@@ -1,4 +1,4 @@
-"""What PyTorch's programs do with traces beside calling them: several methods, constants for parameters, tasks."""
+"""What programs do with traces beside calling them: several methods, constants for parameters, tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from kiln.errors import describe, message
 from kiln.nn import Module
 from kiln.tracing.capture import State
-from kiln.tracing.program import Program
 from kiln.tracing.scripts import ScriptModule, TracedModule, captured_twice, check_given
 
 
@@ -149,7 +148,9 @@ def freeze(
             "script your 'nn.Module'."
         )
     if not isinstance(mod, TracedModule):
-        raise NotImplementedError(f"freeze: of {type(mod).__name__}, which was not traced, kiln has no constants")
+        raise NotImplementedError(
+            f"freeze: of {type(mod).__name__}, which was not traced, kiln has no constants"
+        )
     if isinstance(mod, TopLevelTracedModule) and set(mod._methods) != {"forward"}:
         raise NotImplementedError("freeze: kiln freezes modules of which forward alone was traced")
     if mod.training:
@@ -196,8 +197,8 @@ class Future:
 
 
 def fork(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Future:
-    """Calls a function, and gives what `wait` gets the result of. As in PyTorch outside of scripts the call is
-    made here and now.
+    """Calls a function, and gives what `wait` gets the result of. As in PyTorch outside of scripts the call
+    is made here and now.
 
     >>> import kiln
     >>> task = kiln.jit.fork(kiln.add, kiln.ones(2), 1)

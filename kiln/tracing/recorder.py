@@ -78,8 +78,8 @@ class Kept(NamedTuple):
         value = value.detach().contiguous()
         if not _core.same_bytes(value, self.example):
             raise RuntimeError(
-                f"{self.line} read {_shown(self.example)} when the program was made, which goes by that value; here it is "
-                f"{_shown(value)}"
+                f"{self.line} read {_shown(self.example)} when the program was made, and it goes by that;"
+                f" here it is {_shown(value)}"
             )
 
 
@@ -111,7 +111,7 @@ class Recorder(Tracer):
         self._quiet = False
         self.drawn: Dim = 0  # how many random numbers so far
         self._offsets: dict[int, Dim] = {}  # of positions from the first: what they are in general
-        self.reads: list[Read] = []
+        self.read_values: list[Read] = []
         self.expected: list[tuple[int, type[Exception], str]] = []  # what ops ask of values
         self._examples: dict[int, Any] = {}  # id of a stand-in -> what it stands for
         self._computed: dict[int, Any] = {}  # values of the example, where one was read
@@ -265,7 +265,7 @@ class Recorder(Tracer):
             self.refuse(f"reads the value of a tensor{shown}: the trace would keep it ever after")
         if value is None:
             return None
-        self.reads.append(Read(self.value(tensor), value.clone(), user_line()))
+        self.read_values.append(Read(self.value(tensor), value.clone(), user_line()))
         if not own:
             return None
         whole = self._on[storage][0]
@@ -290,10 +290,14 @@ class Recorder(Tracer):
                 needed.append(step)
                 wanted.update(j for kind, j in step.args if kind == "value")
         seed, start = self.random
-        given = [seed if kind == "seed" else start + self.known.value_of(delta) for kind, delta in self.numbers]
+        given = [
+            seed if kind == "seed" else start + self.known.value_of(delta) for kind, delta in self.numbers
+        ]
 
         def put(x: Any) -> Any:
-            return tuple(map(put, x)) if isinstance(x, tuple) else self.value_of(x) if isinstance(x, Size) else x
+            return (
+                tuple(map(put, x)) if isinstance(x, tuple) else self.value_of(x) if isinstance(x, Size) else x
+            )
 
         def argument(kind: str, x: Any) -> Any:
             return self._now(x) if kind == "value" else given[x] if kind == "operand" else put(x)
@@ -329,14 +333,12 @@ class Recorder(Tracer):
         """The reads as checks; the values that they look at as results more, from number `first` on."""
         found: list[Any] = []
         extra: list[int] = []
-        for k, value, line in self.reads:
+        for k, value, line in self.read_values:
             if k < len(self.operands):
                 found.append(Kept("operand", k, value, line))
                 continue
             detached = self._new()
-            self._append(
-                DETACH, (), (("value", k),), [detached], [self._dtype_of(k)], [self.sizes[k]], True
-            )
+            self._append(DETACH, (), (("value", k),), [detached], [self._dtype_of(k)], [self.sizes[k]], True)
             found.append(Kept("result", first + len(extra), value, line))
             extra.append(detached)
         for k, kind, text in self.expected:

@@ -114,7 +114,9 @@ class TracedModule(ScriptModule):
 
 
 class _Held:
-    """The tensors of a program, where a module has them. RuntimeError for one of another look than was traced."""
+    """The tensors of a program, where a module has them. RuntimeError for one of another look than was
+    traced.
+    """
 
     def __init__(self, homes: list[Any], looks: list[tuple[str, Any, Any]]) -> None:
         self.homes, self.looks = homes, looks
@@ -124,7 +126,8 @@ class _Held:
         for x, (name, dtype, shape) in zip(found, self.looks):
             if x.dtype is not dtype or tuple(x.shape) != shape:
                 raise RuntimeError(
-                    f"{name}: was {dtype.name}{list(shape)} when it was traced, is {describe(x)}: trace it again"
+                    f"{name}: was {dtype.name}{list(shape)} when it was traced, is {describe(x)}: trace it "
+                    "again"
                 )
         return found
 
@@ -194,8 +197,8 @@ def trace(
     and buffers, which it shares.
 
     Nothing computes while the function is followed, so what reads a value (`if x.sum() > 0`, `item()`) is a
-    RuntimeError that names the line; `on_data="check"` lets sizes that vary be read, and checks at each call
-    that they are the same. With `check_trace` it is followed twice: RuntimeError where what it does changes.
+    RuntimeError that names the line; `on_data="check"` keeps the value that it has for the example, also of
+    sizes that vary, and checks at each call that it is the same. With `check_trace` it is followed twice: RuntimeError where what it does changes.
     `check_inputs` are more inputs for which function and trace are compared, within `check_tolerance`. The
     other arguments are PyTorch's, and change nothing.
 

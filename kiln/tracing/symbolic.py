@@ -21,7 +21,6 @@ from kiln.graph.size import Dim, Size, product
 from kiln.ops.creation import constants, interop
 from kiln.ops.elementwise import arithmetic
 from kiln.ops.indexing import getitem
-from kiln.ops.rearranging import joining
 from kiln.scalars.scalar import Scalar
 from kiln.table import registry
 from kiln.table.record import INTERPRETERS, Op
@@ -138,7 +137,7 @@ class TracedSize(Size):
         return self.recorder.size(product((plain(self),) * power))
 
     def __abs__(self) -> Any:
-        return self if self >= 0 else -self  # type: ignore[operator]
+        return self if self >= 0 else -self
 
     def __repr__(self) -> str:
         if not _from_own():
@@ -364,7 +363,7 @@ def nested(data: Any, dtype: str | None) -> Any:
     if dtype is None:
         dtype = _core.default_dtype_name() if _has_float(data) else "int64"
     if isinstance(data, (tuple, list)):
-        return joining.stack([nested(x, dtype) for x in data])
+        return registry.function("stack")([nested(x, dtype) for x in data])
     return constants.full_((), data, dtype=dtype)
 
 
