@@ -146,3 +146,4 @@ class Restored:
 
         steps = tuple(map(step, found.steps))
         return Steps(whole, found.numbers, steps, tuple(map(number, results)), tuple(again))
+
