@@ -10,14 +10,13 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, NoReturn, TypeVar, get_origin
+from typing import Any, Final, TypeVar, get_origin
 
 import kiln.export as _export
 from kiln.absent import hint_missing as _hint_missing
 from kiln.absent import refuse as _refuse
 from kiln.nn import Module as _Module
 from kiln.table.arguments import is_traced as _is_traced
-from kiln.tracing.recorder import TracingError as TracingCheckError
 from kiln.tracing.modules import (
     Future,
     TopLevelTracedModule,
@@ -28,14 +27,16 @@ from kiln.tracing.modules import (
     trace_module,
     wait,
 )
+from kiln.tracing.recorder import TracingError as TracingCheckError
 from kiln.tracing.scripts import ScriptFunction, ScriptModule, TracedModule, trace
 
 __all__ = [
-    "Attribute", "Error", "Final", "Future", "RecursiveScriptModule", "ScriptFunction",
-    "ScriptModule", "TopLevelTracedModule", "TracedModule", "TracerWarning", "TracingCheckError", "annotate", "enable_onednn_fusion", "export", "fork", "freeze", "fuser", "ignore",
-    "interface", "is_scripting", "is_tracing", "isinstance", "load", "onednn_fusion_enabled",
-    "optimize_for_inference", "optimized_execution", "save", "script", "script_if_tracing",
-    "script_method", "set_fusion_strategy", "trace", "trace_module", "unused", "wait",
+    "Attribute", "Error", "Final", "Future", "RecursiveScriptModule", "ScriptFunction", "ScriptModule",
+    "TopLevelTracedModule", "TracedModule", "TracerWarning", "TracingCheckError", "annotate",
+    "enable_onednn_fusion", "export", "fork", "freeze", "fuser", "ignore", "interface", "is_scripting",
+    "is_tracing", "isinstance", "load", "onednn_fusion_enabled", "optimize_for_inference",
+    "optimized_execution", "save", "script", "script_if_tracing", "script_method", "set_fusion_strategy",
+    "trace", "trace_module", "unused", "wait",
 ]  # fmt: skip
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -1,8 +1,8 @@
-"""Functions for traces that meet state: Python's, a module's, NumPy's memory, their own derivative. Traps, which
-no trace may get silently wrong, and clean ones, which it must get right.
+"""Functions for traces that meet state: Python's, a module's, NumPy's memory, their own derivative. Traps,
+which no trace may get silently wrong, and clean ones, which it must get right.
 
-Each is the body of `f(x, y, i)` for float32 arrays of shape [3, 4] and an int64 vector of 3 indices below 3, with
-a fresh `scope()` of names. A line is a program; `|` parts its lines.
+Each is the body of `f(x, y, i)` for float32 arrays of shape [3, 4] and an int64 vector of 3 indices below 3,
+with a fresh `scope()` of names. A line is a program; `|` parts its lines.
 """
 
 from __future__ import annotations

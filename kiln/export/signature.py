@@ -249,7 +249,7 @@ def from_signature(graph: Looks, source: str, tensors: dict[str, Any]) -> tuple[
     slots = found.number_sizes()
     _need(slots + len(numbers) <= graph.slots, "fewer slots than sizes")
     _read_dims(found, entries, slots)
-    found.random = [(kind, _count(n, slots)) for kind, n in entries.rows("random", str, str)]
+    found.random = [(str(kind), _count(n, slots)) for kind, n in entries.rows("random", str, str)]
     found.drawn = _count(entries.take("drawn"), slots)
     _need(len(numbers) == len(found.random), f"{len(numbers)} numbers, {len(found.random)} that are drawn")
     _need(all(kind in ("seed", "position") for kind, _ in found.random), "a number that is not drawn")

@@ -82,8 +82,8 @@ def is_traced() -> bool:
 
 
 def expect(holds: Any, kind: type[Exception], told: str | Callable[[], str]) -> None:
-    """Raises an error of `kind` unless all elements of a tensor of bools are true: now, or where a function is
-    traced at each call of the program.
+    """Raises an error of `kind` unless all elements of a tensor of bools are true: now, or, where a function
+    is traced, at each call of the program.
     """
     if _traced.recorder is not None and isinstance(holds, _core.Tensor):
         _traced.recorder.expect(holds.all(), kind, told if isinstance(told, str) else told())

@@ -476,7 +476,11 @@ def table() -> list[Op]:
     that call graphs: `CONTROL`, capture/called.py, tracing/custom.py.
     """
     registry.everything()
-    return [op for op in registry.OPS.values() if op.kind != "control" and op.name not in ("called", "custom", "once")]
+    return [
+        op
+        for op in registry.OPS.values()
+        if op.kind != "control" and op.name not in ("called", "custom", "once")
+    ]
 
 
 def find(name: str) -> Op:

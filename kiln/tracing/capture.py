@@ -368,7 +368,9 @@ def _rebound(recorder: Recorder, name: str, kind: str, made: Any, now: Any) -> A
     now = getattr(now, "whole", now)
     fits = isinstance(now, _core.Tensor) and now.dtype == made.dtype and now.shape == made.shape
     if kind != "buffer" or not fits:
-        recorder.refuse(f"assigns {name}, which a trace can do to a buffer alone, of the same sizes and dtype")
+        recorder.refuse(
+            f"assigns {name}, which a trace can do to a buffer alone, of the same sizes and dtype"
+        )
     recorder.value(made)
     return now
 

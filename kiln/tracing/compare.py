@@ -57,7 +57,7 @@ def compare(first: Any, second: Any) -> None:
     for a, b in zip(first.met, second.met):  # (memory that NumPy knows is the same in both)
         if not _same_bits(a, b):
             raise _differs(first, "finds other values in a tensor the second time", "")
-    for a, b in zip(first.kept.reads, second.kept.reads):
+    for a, b in zip(first.kept.read_values, second.kept.read_values):
         if not _same_bits(a.example, b.example):
             raise _differs(first, "reads another value the second time", a.line)
     _compare_trees(first, first.out_tree, second.out_tree, "the result")

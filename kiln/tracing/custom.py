@@ -3,9 +3,9 @@
 custom(operands; counts, backward)    the operands from `counts[0]` on, `counts[1]` of them
 
 The first operands are what the function was given, those after its results what its backward reads.
-`backward`: the text of a graph, of what it reads (the operands after the first `counts[0] + counts[1]`) and the
-gradients of the results to the gradients of those of the first operands that `counts[2]` names; `counts[3]`:
-whether these have no derivative.
+`backward`: the text of a graph, of what it reads (the operands after the first `counts[0] + counts[1]`) and
+the gradients of the results to the gradients of those of the first operands that `counts[2]` names;
+`counts[3]`: whether these have no derivative.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""An `autograd.Function` in a trace: its forward's ops are steps, and its backward is followed once, on stand-ins
-of the gradients, and becomes the graph that the call carries as its derivative (`custom.py`).
+"""An `autograd.Function` in a trace: its forward's ops are steps, and its backward is followed once, on
+stand-ins of the gradients, and becomes the graph that the call carries as its derivative (`custom.py`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from typing import Any
 from kiln.errors import describe, message
 from kiln.nn import Module
 from kiln.tracing.captured import State
-from kiln.tracing.program import Program
 from kiln.tracing.scripts import ScriptModule, TracedModule, captured_twice, check_given
 
 
@@ -149,7 +148,9 @@ def freeze(
             "script your 'nn.Module'."
         )
     if not isinstance(mod, TracedModule):
-        raise NotImplementedError(f"freeze: of {type(mod).__name__}, which was not traced, kiln has no constants")
+        raise NotImplementedError(
+            f"freeze: of {type(mod).__name__}, which was not traced, kiln has no constants"
+        )
     if isinstance(mod, TopLevelTracedModule) and set(mod._methods) != {"forward"}:
         raise NotImplementedError("freeze: kiln freezes modules of which forward alone was traced")
     if mod.training:

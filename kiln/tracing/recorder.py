@@ -65,7 +65,7 @@ class Recorder(Tracer):
         self._quiet = False
         self.drawn: Dim = 0  # how many random numbers so far
         self._offsets: dict[int, Dim] = {}  # of positions from the first: what they are in general
-        self.reads: list[Read] = []
+        self.read_values: list[Read] = []
         self.expected: list[tuple[int, type[Exception], str]] = []  # what ops ask of values
         self._examples: dict[int, Any] = {}  # id of a stand-in -> what it stands for
         self._computed: dict[int, Any] = {}  # values of the example, where one was read
@@ -219,7 +219,7 @@ class Recorder(Tracer):
             self.refuse(f"reads the value of a tensor{shown}: the trace would keep it ever after")
         if value is None:
             return None
-        self.reads.append(Read(self.value(tensor), value.clone(), user_line()))
+        self.read_values.append(Read(self.value(tensor), value.clone(), user_line()))
         if not own:
             return None
         whole = self._on[storage][0]
@@ -287,7 +287,7 @@ class Recorder(Tracer):
         """The reads as checks; the values that they look at as results more, from number `first` on."""
         found: list[Any] = []
         extra: list[int] = []
-        for k, value, line in self.reads:
+        for k, value, line in self.read_values:
             if k < len(self.operands):
                 found.append(Kept("operand", k, value, line))
                 continue

@@ -177,8 +177,9 @@ def trace(
     and buffers, which it shares.
 
     Nothing computes while the function is followed, so what reads a value (`if x.sum() > 0`, `item()`) is a
-    RuntimeError that names the line; `on_data="check"` lets sizes that vary be read, and checks at each call
-    that they are the same. With `check_trace` it is followed twice: RuntimeError where what it does changes.
+    RuntimeError that names the line; `on_data="check"` keeps the value that it has for the example, also of
+    sizes that vary, and checks at each call that it is the same. With `check_trace` it is followed twice:
+    RuntimeError where what it does changes.
     `check_inputs` are more inputs for which function and trace are compared, within `check_tolerance`. The
     other arguments are PyTorch's, and change nothing.
 

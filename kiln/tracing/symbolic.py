@@ -20,8 +20,7 @@ from kiln.graph.graph import Value
 from kiln.graph.size import Dim, Size, product
 from kiln.ops.creation import constants, interop
 from kiln.ops.elementwise import arithmetic
-from kiln.ops.indexing import getitem
-from kiln.ops.indexing import concatenation
+from kiln.ops.indexing import concatenation, getitem
 from kiln.scalars.scalar import Scalar
 from kiln.table import registry
 from kiln.table.record import INTERPRETERS, Op

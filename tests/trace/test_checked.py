@@ -1,4 +1,4 @@
-"""What a program checks at each call: values that were read, values that ops refuse, the state it was made with."""
+"""What a program checks at each call: values that were read, values that ops refuse, its state."""
 
 from __future__ import annotations
 
@@ -34,12 +34,16 @@ def _steps(x: Any) -> Any:
 def test_a_value_that_is_read_is_kept_and_checked() -> None:
     """Only what was read: the program holds for all inputs of which it is the same."""
     x = kiln.tensor([1.0, 2.0, 3.0])
-    with pytest.raises(RuntimeError, match=r"test_checked.py:\d+ reads the value of a tensor, 1.0 for the exam"):
+    with pytest.raises(
+        RuntimeError, match=r"test_checked.py:\d+ reads the value of a tensor, 1.0 for the exam"
+    ):
         kiln.jit.trace(_steps, x)
     for program in (kiln.jit.trace(_steps, x, on_data="check"), _saved(_steps, x)):
         for good in ([1.0, 2.0, 3.0], [1.0, 7.0, 9.0]):
             assert program(kiln.tensor(good)).tolist() == _steps(kiln.tensor(good)).tolist()
-        with pytest.raises(RuntimeError, match=r"test_checked.py:\d+ read 1.0 when the program was made.*is 2.0"):
+        with pytest.raises(
+            RuntimeError, match=r"test_checked.py:\d+ read 1.0 when the program was made.*is 2.0"
+        ):
             program(kiln.tensor([2.0, 2.0, 3.0]))
         with pytest.raises(RuntimeError, match=r"read 3 when the program was made.*here it is 2"):
             program(kiln.tensor([1.0, 0.0, 3.0]))
@@ -100,7 +104,9 @@ def test_second_derivatives_of_a_function_are_its_backwards() -> None:
         g = kiln.autograd.grad(f(a, b).sum(), a, create_graph=True)[0]
         return g.tolist(), [h.tolist() for h in kiln.autograd.grad(g.sum(), (a, b))]
 
-    assert twice(Times.apply) == twice(kiln.jit.trace(Times.apply, (x, y))) == twice(_saved(Times.apply, x, y))
+    assert (
+        twice(Times.apply) == twice(kiln.jit.trace(Times.apply, (x, y))) == twice(_saved(Times.apply, x, y))
+    )
 
     class Once(kiln.autograd.Function):
         @staticmethod

@@ -1,4 +1,4 @@
-"""Traces of programs with state of their own: none is silently wrong, those that are clean are not refused."""
+"""Traces of programs with state of their own: none is silently wrong, no clean one is refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexErro
 @pytest.mark.parametrize("body", TRAPS)
 @pytest.mark.parametrize("on_data", ["refuse", "check"])
 def test_a_trap_is_never_silent(body: str, on_data: str) -> None:
-    """It is refused, a call of it raises, or it gives what the function gives, which was run for the trace."""
+    """It is refused, a call of it raises, or it gives what the function gives."""
     try:
         traced = kiln.jit.trace(function(body), _arguments(0), on_data=on_data)
         came = _calls(traced)

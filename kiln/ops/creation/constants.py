@@ -273,7 +273,9 @@ def full_(
     tensor([7, 7])
     """
     fill_value = number_of(fill_value)
-    by_value = "bool" if isinstance(fill_value, bool) else "int64" if isinstance(fill_value, (int, Size)) else None
+    by_value = (
+        "bool" if isinstance(fill_value, bool) else "int64" if isinstance(fill_value, (int, Size)) else None
+    )
     chosen = chosen_dtype(dtype, by_value, options)
     _core.check_in_range(fill_value, chosen)
     result = run(full, fill_value, sizes_given((size,), "full"), chosen)
