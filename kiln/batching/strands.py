@@ -2,7 +2,7 @@
 
 A strand runs until it waits, and goes on from there at its next turn. With the package greenlet that is a
 switch of stacks (0.4 us). Without it a strand is a thread, of which one runs at a time: who hands over wakes
-the other and waits (`_core.Baton`: 11 us of computing a turn, and the time that a sleeping core takes to wake).
+the other and waits (`_core.Baton`: 11 us of computing a turn, and as long as a sleeping core takes to wake).
 """
 
 from __future__ import annotations

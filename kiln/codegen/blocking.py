@@ -34,8 +34,8 @@ class FmaBlocking(NamedTuple):
     # apart and its vectors aligned.
     pack_rows: int = 64
     pack_bytes: int = 4096
-    # Rows of A, or of B, a multiple of it apart share few cache sets, k of A so far apart are on pages of their
-    # own: copied.
+    # Rows of A, or of B, a multiple of it apart share few cache sets, k of A so far apart are on pages of
+    # their own: copied.
     crowded_bytes: int = 4096
 
     panel_rows: int = 8  # rows for which a panel of such a B is packed, multiplied and forgotten

@@ -188,9 +188,8 @@ PyObject* baton_give(PyObject* self, PyObject*) {
 }
 PyMethodDef baton_methods[] = {
     {"take", guard<baton_take>, METH_VARARGS,
-     "take(seconds, given=None): waits until somebody gives it; false: so long nobody did. Of a negative "
-     "number "
-     "there is no end. `given` is given first, where somebody has it."},
+     "take(seconds, given=None): waits until somebody gives it, of a negative number without end; false: "
+     "nobody did. `given` is given first, where somebody has it."},
     {"give", baton_give, METH_NOARGS, "Who waits for it goes on; nothing where nobody has it."},
     {nullptr, nullptr, 0, nullptr},
 };
