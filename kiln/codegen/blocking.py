@@ -29,11 +29,13 @@ class FmaBlocking(NamedTuple):
     nc: int = 4  # units of columns, at most: more fill a second cache of 2 MB, and are slower
     nc_with_sums: int = 2  # ... if their sums do not go to the output
 
-    # A B with unit-stride columns is packed from so many rows on. Below, it is read in place; so it is if its
-    # rows are less than so many bytes apart and its vectors aligned.
+    # A B with unit-stride columns is packed from so many rows on. Below, it is read in place, unless its rows
+    # share few cache sets and more than one tile reads them; so it is if its rows are less than so many bytes
+    # apart and its vectors aligned.
     pack_rows: int = 64
     pack_bytes: int = 4096
-    # Rows of A a multiple of it apart share few cache sets, k so far apart are on pages of their own: copied.
+    # Rows of A, or of B, a multiple of it apart share few cache sets, k of A so far apart are on pages of
+    # their own: copied.
     crowded_bytes: int = 4096
 
     panel_rows: int = 8  # rows for which a panel of such a B is packed, multiplied and forgotten

@@ -56,7 +56,7 @@ def within(found: Captured, recorder: Any, tensors: list[Any], numbers: list[int
             recorder.expect(made[check.which], check.error, check.text)
         elif isinstance(check, Kept):
             looked = wholes[check.which] if check.kind == "operand" else made[check.which]
-            recorder.reads.append(_read(recorder.value(looked), check.example, check.line))
+            recorder.read_values.append(_read(recorder.value(looked), check.example, check.line))
     return tuple(map(recorder.wrapped, made))
 
 

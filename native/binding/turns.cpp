@@ -173,7 +173,8 @@ struct Baton {
 };
 Baton& baton_of(PyObject* object) { return held_by<Baton>(object); }
 
-// Waits until the baton is given, for so many seconds; whether it was. `given`: another one that is given first.
+// Waits until the baton is given, for so many seconds; whether it was. `given`: another one that is given
+// first.
 PyObject* take_baton(Baton& own, double seconds, Baton* given) {
     const PY_TIMEOUT_T most = seconds < 0 ? -1 : static_cast<PY_TIMEOUT_T>(seconds * 1e6);
     if (given) given->down = false;
@@ -203,8 +204,8 @@ PyObject* baton_give(PyObject* self, PyObject*) {
 }
 PyMethodDef baton_methods[] = {
     {"take", guard<baton_take>, METH_VARARGS,
-     "take(seconds, given=None): waits until somebody gives it; false: so long nobody did. Of a negative number "
-     "there is no end. `given` is given first, where somebody has it."},
+     "take(seconds, given=None): waits until somebody gives it, of a negative number without end; false: "
+     "nobody did. `given` is given first, where somebody has it."},
     {"give", baton_give, METH_NOARGS, "Who waits for it goes on; nothing where nobody has it."},
     {nullptr, nullptr, 0, nullptr},
 };
