@@ -139,7 +139,7 @@ void Reach::find_depended() {
     };
     // an edge of rows to rows
     auto follow_row = [&](const Edge& edge, size_t row) {
-        edge.node && edge.node->rows ? mark(edge, row) : follow(edge);
+        edge.node&& edge.node->rows ? mark(edge, row) : follow(edge);
     };
     for (const Root& root : roots) follow(root.edge);
     while (!left.empty()) {
