@@ -1,4 +1,4 @@
-"""Backward through what ran together: what a result depends on is told, and sums have the order of the loop."""
+"""Backward through what ran together: who is told of it, and sums in the order of the loop."""
 
 from __future__ import annotations
 
