@@ -7,7 +7,7 @@ A program is written for one sample, with loops, recursion and branches as it li
         kiln.stack(losses).sum().backward()
 
 Calls of ops inside wait; where a value is needed, those that are alike run together, as one call on rows.
-Values have the bits they have without the block; gradients of shared parameters agree within rounding.
+Values and gradients have the bits they have without the block; gradients of gradients agree within rounding.
 """
 
 import sys

@@ -207,6 +207,8 @@ def differs(expected: Seen, got: Seen, batches: bool, exact: bool = True) -> str
         if name == "gradients" and batches and expected.refusals:
             continue  # rows side by side are copies, which a later write to the operand does not reach; and a
             # backward that refuses leaves what it has reached, which is another part in the order of launches
+        if name == "gradients" and batches and got.refusals and not exact:
+            continue  # a launch's derivative that is differentiated again reads the rows that nobody uses too
         other, bits = got.values[name], exact or name != "gradients"
         if not bits:
             value, other = without_zeros(value), without_zeros(other)
@@ -214,6 +216,15 @@ def differs(expected: Seen, got: Seen, batches: bool, exact: bool = True) -> str
         if found is not None:
             return found
     return None
+
+
+def without_zeros(value: Any) -> Any:
+    """Frozen gradients, None where there is nothing but zeros: a launch's derivative, differentiated again,
+    gives them to rows that nobody uses.
+    """
+    if isinstance(value, list):
+        return [without_zeros(x) for x in value]
+    return None if isinstance(value, tuple) and not value[3].any() else value
 
 
 def check_ways(

@@ -151,7 +151,7 @@ void Pass::call_hooks(const Extras* extras, Edge at, std::span<TensorRef> gradie
     if (!extras) return;
     for (const Hook& hook : extras->hooks.of(HookKind::tensor)) {
         TensorRef& gradient = gradients[at.index = hook.index];
-        if (!gradient && !reach.depends_on(at)) continue;
+        if ((!gradient && !reach.depends_on(at)) || (at.node && !reach.leads_to_asked(at))) continue;
         if (TensorRef changed = callbacks.hook(hook.function, gradient)) gradient = changed;
     }
 }
@@ -161,6 +161,7 @@ bool Pass::prepare(Node& node) {
     if (node.needed && (node.context.object || has_hooks(node.extras.get()))) {
         const bool known = std::ranges::any_of(node.grads, [](const TensorRef& x) { return bool(x); });
         if (!known && !depends_on(node)) return false;
+        if (!node.rows && !reach.leads_to_asked({NodeRef(&node), nullptr, 0})) return false;
         // of an output without gradient a user's function gets zeros, hooks null
         node.grads.resize(node.outputs);
     }
@@ -325,7 +326,7 @@ Pass::Given Pass::after(Node& node, Given given) {
     return changed;
 }
 
-void Pass::capture(const Node& node) {
+void Pass::capture(Node& node) {
     for (size_t i = 0; i < reach.inputs.size(); ++i)
         if (reach.inputs[i].node.get() == &node) {
             captured_.resize(reach.inputs.size());
@@ -333,7 +334,9 @@ void Pass::capture(const Node& node) {
         }
     if (!node.extras || reach.options.batched) return;
     std::vector<std::pair<MetaRef, TensorRef>> kept;  // tensors may go, and gradients go on, meanwhile
-    for (auto& [meta, index] : node.extras->retains) kept.emplace_back(meta, node.grads[index]);
+    for (auto& [meta, index] : node.extras->retains)
+        if (reach.leads_to_asked({NodeRef(&node), nullptr, index}))
+            kept.emplace_back(meta, node.grads[index]);
     for (auto& [meta, gradient] : kept)
         if (gradient) accumulate(*meta, gradient, reach.options.create_graph);
 }

@@ -224,7 +224,7 @@ private:
 
     // Takes what is asked for of the gradients of a node's outputs, and puts into .grad what tensors that are
     // no leaves keep there.
-    void capture(const Node& node);
+    void capture(Node& node);
 
     void finish_leaf(LeafSum& leaf);
 

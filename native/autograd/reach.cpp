@@ -118,6 +118,37 @@ uint64_t inputs_behind(const Node& node, uint64_t outputs) {
 }
 
 size_t rows_of(const Node* node) { return node && node->rows ? size_t(node->rows->count) : 1; }
+bool is_row(const Edge& edge) {
+    return edge.node && hands_out(*edge.node) && edge.index < rows_of(edge.node.get());
+}
+
+// Where an edge leads, row by row: each(edge, row).
+template <class Each>
+void follow(const Edge& edge, Each&& each) {
+    if (is_row(edge)) return each(edge, size_t(edge.index));
+    for (size_t row = 0; edge && row < rows_of(edge.node.get()); ++row) each(edge, row);
+}
+
+// What lies behind some outputs of a node in a row.
+template <class Each>
+void follow_behind(const Node& node, size_t row, uint64_t outputs, Each&& each) {
+    auto follow_row = [&](const Edge& edge, size_t of) {  // an edge of rows to rows
+        edge.node&& edge.node->rows ? each(edge, of) : follow(edge, each);
+    };
+    const Rows* rows = node.rows.get();
+    if (rows && rows->kind == Rows::gathers) {
+        const Rows::Place& place = rows->places[row];
+        const Edge& edge = node.inputs[place.input].edge;
+        return place.of_launch ? follow_row(edge, place.row) : follow(edge, each);
+    }
+    const bool hands = rows && hands_out(node);
+    const uint64_t behind = hands ? 1 : inputs_behind(node, outputs);
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+        if (i < 64 && !(behind & bit(i))) continue;
+        const Edge& edge = node.inputs[i].edge;
+        hands || (rows && rows->inputs & bit(i)) ? follow_row(edge, row) : follow(edge, each);
+    }
+}
 
 }  // namespace
 
@@ -132,47 +163,55 @@ void Reach::find_depended() {
         known[row] |= output;
         if (node) left.emplace_back(node, row);
     };
-    auto follow = [&](const Edge& edge) {
-        const bool is_row = edge.node && hands_out(*edge.node) && edge.index < rows_of(edge.node.get());
-        if (is_row) return mark(edge, edge.index);
-        for (size_t row = 0; edge && row < rows_of(edge.node.get()); ++row) mark(edge, row);
-    };
-    // an edge of rows to rows
-    auto follow_row = [&](const Edge& edge, size_t row) {
-        edge.node && edge.node->rows ? mark(edge, row) : follow(edge);
-    };
-    for (const Root& root : roots) follow(root.edge);
+    for (const Root& root : roots) follow(root.edge, mark);
     while (!left.empty()) {
         const auto [node, row] = left.back();
         left.pop_back();
-        const Rows* rows = node->rows.get();
-        if (rows && rows->kind == Rows::gathers) {
-            const Rows::Place& place = rows->places[row];
-            const Edge& edge = node->inputs[place.input].edge;
-            place.of_launch ? follow_row(edge, place.row) : follow(edge);
-            continue;
-        }
-        const bool hands = rows && hands_out(*node);
-        const uint64_t behind = hands ? 1 : inputs_behind(*node, depended[node][row]);
-        for (size_t i = 0; i < node->inputs.size(); ++i) {
-            const Edge& edge = node->inputs[i].edge;
-            if (i < 64 && !(behind & bit(i))) continue;
-            hands || (rows && rows->inputs & bit(i)) ? follow_row(edge, row) : follow(edge);
-        }
+        follow_behind(*node, row, depended[node][row], mark);
     }
 }
 
 bool Reach::depends_on(const Edge& edge) {
     if (depended.empty()) find_depended();
     const Node* node = edge.node.get();
-    const bool is_row = node && hands_out(*node) && edge.index < rows_of(node);
-    if (is_row && node->rows->source) node = node->rows->source.get();  // whichever of its outputs it is
+    const bool row = is_row(edge);
+    if (row && node->rows->source) node = node->rows->source.get();  // whichever of its outputs it is
     const auto found = depended.find(node ? (const void*)node : edge.leaf.get());
     if (found == depended.end()) return false;
     const std::vector<uint64_t>& rows = found->second;
-    if (is_row) return rows[edge.index];
+    if (row) return rows[edge.index];
     if (node && !node->rows && results_are_apart(*node)) return rows[0] & bit(edge.index);
     return std::ranges::any_of(rows, [](uint64_t outputs) { return outputs; });
+}
+
+bool Reach::leads_to_asked(const Edge& from) {
+    if (inputs.empty() || !launches) return true;
+    bool found = false;
+    std::vector<std::pair<const Node*, size_t>> left, seen;
+    auto look = [&](const Edge& edge, size_t row) {
+        for (const Edge& input : inputs)
+            found = found || (edge.node ? input.node == edge.node && (!is_row(input) || input.index == row)
+                                        : input.leaf == edge.leaf);
+        if (!edge.node) return;
+        std::vector<uint8_t>& known = leads[edge.node.get()];
+        known.resize(rows_of(edge.node.get()));
+        if (known[row] == yes) found = true;
+        if (std::exchange(known[row], known[row] ? known[row] : no) == unknown) {
+            left.emplace_back(edge.node.get(), row);
+            seen.emplace_back(left.back());
+        }
+    };
+    follow(from, look);
+    const auto starts = seen;
+    while (!found && !left.empty()) {
+        const auto [node, row] = left.back();
+        left.pop_back();
+        follow_behind(*node, row, ~uint64_t(0), look);
+    }
+    if (!found) return false;
+    for (const auto& [node, row] : seen) leads[node][row] = unknown;
+    if (starts.size() == 1) leads[starts[0].first][starts[0].second] = yes;
+    return true;
 }
 
 }  // namespace kiln

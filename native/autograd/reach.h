@@ -41,6 +41,8 @@ struct Reach {
                             // order of that
     // Of nodes and leaves, row by row, the outputs it depends on, a bit each; found when it is asked for.
     std::unordered_map<const void*, std::vector<uint64_t>> depended = {};
+    enum : uint8_t { unknown, yes, no };
+    std::unordered_map<const Node*, std::vector<uint8_t>> leads = {};  // to something asked for, row by row
 
     void suspend(Node& node);
     void resume();
@@ -51,6 +53,8 @@ struct Reach {
     // what does not is passed all the same, and nobody is told.
     bool depends_on(const Edge& edge);
     void find_depended();
+    // Whether something asked for lies behind it, row by row: what a launch has beside is not told either.
+    bool leads_to_asked(const Edge& edge);
 
     // Counts the edges to every node and leaf that the root reaches; of a node, to be a root counts as one.
     // False if a node is another pass's.

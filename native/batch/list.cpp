@@ -221,7 +221,8 @@ namespace {
 // matrix.
 const Tensor* turned_parameter(const Tensor& x, bool wants) {
     const Tensor* w = x.base.get();
-    if (!w || x.ndim() != 2 || !w->meta || !w->meta->requires_grad || w->node || w->ndim() != 2) return nullptr;
+    if (!w || x.ndim() != 2 || !w->meta || !w->meta->requires_grad || w->node || w->ndim() != 2)
+        return nullptr;
     const bool shows = w->storage == x.storage && w->offset == x.offset && w->sizes[0] == x.sizes[1] &&
                        w->sizes[1] == x.sizes[0] && w->strides[0] == x.strides[1] &&
                        w->strides[1] == x.strides[0];
@@ -287,8 +288,7 @@ std::vector<CallGives> given_by(Fn& fn, std::span<const Operand> operands) {
 }  // namespace
 
 [[gnu::noinline]] Pattern& CallList::new_pattern(Fn& fn, std::span<const Operand> operands, const Key& key,
-                                                 uint64_t shared, uint64_t turned,
-                                                 uint64_t needed) {
+                                                 uint64_t shared, uint64_t turned, uint64_t needed) {
     auto pattern = std::make_unique<Pattern>();
     pattern->fn = &fn;
     pattern->shared = shared;

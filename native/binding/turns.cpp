@@ -129,8 +129,8 @@ PyObject* turn_end(PyObject* self, PyObject*) {
     Turn& own = turn_of(self);
     own.item.reset();
     own.hooks = {};
-    for (Object* object : {&own.wait, &own.strand, &own.here, &own.own[0], &own.own[1], &own.inside[0],
-                           &own.inside[1]})
+    for (Object* object :
+         {&own.wait, &own.strand, &own.here, &own.own[0], &own.own[1], &own.inside[0], &own.inside[1]})
         const Object dropped = std::move(*object);
     Py_RETURN_NONE;
 }

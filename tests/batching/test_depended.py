@@ -1,4 +1,4 @@
-"""Backward through what ran together: only what the result depends on is told, and sums have the loop's order."""
+"""Backward through what ran together: who is told of it, and sums in the order of the loop."""
 
 from __future__ import annotations
 
@@ -200,7 +200,9 @@ def test_a_parameter_transposed_in_each_call(held: bool) -> None:
     kiln.batching.explain(clear=True)
     got, want = run(True)[0], run(False)[0]
     if not held:
-        assert "matmul  5 calls in 1 launch" in " ".join(kiln.batching.explain().split("\n")).replace("   ", "  ")
+        assert "matmul  5 calls in 1 launch" in " ".join(kiln.batching.explain().split("\n")).replace(
+            "   ", "  "
+        )
     for a, b in zip(got, want, strict=True):
         assert same_bits(a.numpy(), b.numpy())
 
