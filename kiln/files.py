@@ -63,7 +63,11 @@ def write_atomically(path: str, chunks: Iterable[Any]) -> None:
     """
     path = _followed(path)
     old = _replaceable(path)
-    file, beside = _begin(*os.path.split(path), 0o666 if old is None else 0o600)
+    try:
+        file, beside = _begin(*os.path.split(path), 0o666 if old is None else 0o600)
+    except FileNotFoundError as error:  # there is no such folder: nobody asked for the name beside
+        error.filename = path
+        raise
     with file:
         try:
             if old is not None:

@@ -325,6 +325,9 @@ class Optimizer:
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             came = hook(self, given)
             given = given if came is None else came
+        for name in ("param_groups", "state"):
+            if name not in given:
+                raise KeyError(name)
         groups = [{k: deepcopy(v) for k, v in g.items() if k != "params"} for g in given["param_groups"]]
         places = self._matched(given["param_groups"])
         for own, new in zip(self.param_groups, groups, strict=True):

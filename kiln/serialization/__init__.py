@@ -68,7 +68,8 @@ def save(
     Tensors that share memory share it again when loaded; history and gradients are not saved. safetensors
     holds tensors by name, and plain data: TypeError for the rest.
 
-    A path is replaced in one move once its content is on disk; on failure it is untouched. A file object has
+    A path is replaced in one move once its content is on disk; on failure it is untouched. RuntimeError
+    where there is no such folder. A file object has
     part of a file after an error, which says so in a note.
 
     >>> import kiln, io
@@ -90,6 +91,8 @@ def save(
     if path is not None and os.fsdecode(path).endswith(".safetensors"):
         chunks: Iterator[Any] = tensor_chunks(obj)
     elif _use_new_zipfile_serialization:
+        if path is not None and not os.path.isdir(folder := os.path.dirname(path) or os.curdir):
+            raise RuntimeError(f"Parent directory {os.fsdecode(folder)} does not exist.")
         chunks = archive_chunks(obj, pickle_module, protocol, not _disable_byteorder_record)
     else:
         chunks = row_chunks(obj, pickle_module, protocol)

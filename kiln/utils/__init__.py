@@ -17,13 +17,14 @@ if _typing.TYPE_CHECKING:
     from kiln.utils import flop_counter as flop_counter
     from kiln.utils import hooks as hooks
     from kiln.utils import model_zoo as model_zoo
+    from kiln.utils import safetensors as safetensors
     from kiln.utils import tensorboard as tensorboard
 
 __all__ = ["checkpoint", "data"]
 
 _LATER = (
     "_foreach_utils", "benchmark", "collect_env", "deterministic", "dlpack", "flop_counter", "hooks",
-    "model_zoo", "tensorboard",
+    "model_zoo", "safetensors", "tensorboard",
 )  # fmt: skip
 
 

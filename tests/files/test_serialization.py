@@ -423,8 +423,15 @@ def test_a_device_is_refused() -> None:
 def test_a_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         kiln.load(tmp_path / "x")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(RuntimeError, match=f"^Parent directory {tmp_path}/no does not exist.$"):
         kiln.save({}, tmp_path / "no" / "x")
+    for save in (
+        lambda path: kiln.save({}, path, _use_new_zipfile_serialization=False),
+        lambda path: kiln.utils.safetensors.save_file({}, path),
+    ):
+        with pytest.raises(FileNotFoundError) as error:
+            save(tmp_path / "no" / "x")
+        assert error.value.filename == str(tmp_path / "no" / "x")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may do anything")

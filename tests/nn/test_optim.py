@@ -98,6 +98,13 @@ def test_resumes_from_a_saved_state(name: str, options: dict[str, Any]) -> None:
     assert [p.tolist() for p in params] == [p.tolist() for p in whole]
 
 
+def test_a_dict_that_is_no_state_dict_is_told_by_the_key() -> None:
+    optimizer = kiln.optim.SGD([kiln.nn.Parameter(kiln.ones(1))], lr=0.1)
+    for given, key in (({}, "param_groups"), ({"param_groups": []}, "state")):
+        with pytest.raises(KeyError, match=f"^'{key}'$"):
+            optimizer.load_state_dict(given)
+
+
 def test_state_dict_has_torchs_layout(answers: Any) -> None:
     def layout(lib: Any, program: list[Any]) -> Any:
         params = parameters(lib)

@@ -33,7 +33,7 @@ class UntypedStorage:
                     "kiln.empty(n, dtype=kiln.uint8).untyped_storage() makes n bytes",
                 )
             )  # fmt: skip
-        self._owner = owner.detach()
+        self._owner: Any = owner.detach()
 
     @classmethod
     def from_file(cls, filename: str | os.PathLike[str], shared: bool = False, nbytes: int = 0) -> Any:
