@@ -179,7 +179,7 @@ def test_items_inside_items_keep_the_order() -> None:
 @pytest.mark.parametrize("held", [False, True])
 def test_a_parameter_transposed_in_each_call(held: bool) -> None:
     """`x @ w.t()` is one launch; a transposition that the program has keeps its own gradient."""
-    (w,) = drawn((3, 4))
+    (w,) = drawn((12, 4))
     xs = [x.detach() for x in drawn(*[(2, 4)] * 5, seed=1)]
 
     def run(batch: bool) -> tuple[list[Any], Any]:
