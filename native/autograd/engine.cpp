@@ -337,8 +337,15 @@ void Pass::capture(Node& node) {
     for (auto& [meta, index] : node.extras->retains)
         if (reach.leads_to_asked({NodeRef(&node), nullptr, index}))
             kept.emplace_back(meta, node.grads[index]);
-    for (auto& [meta, gradient] : kept)
-        if (gradient) accumulate(*meta, gradient, reach.options.create_graph);
+    for (auto& [meta, gradient] : kept) {
+        if (!gradient) continue;
+        if (!meta->grad || reach.options.create_graph) {
+            accumulate(*meta, gradient, reach.options.create_graph);
+            continue;
+        }
+        const Operand operands[2] = {{meta->grad.get(), {}}, {gradient.get(), {}}};
+        meta->grad = call_one(*core_fns().add, operands);  // without the history that the first may have
+    }
 }
 
 void Pass::finish_leaf(LeafSum& leaf) {

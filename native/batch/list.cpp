@@ -415,6 +415,10 @@ void CallList::run() {
             tell_others();
         }
     } end{*this};
+    struct NoHooks {  // on saved tensors: calls were made without
+        SavedHooks before = std::exchange(saved_hooks(), {});
+        ~NoHooks() { std::swap(saved_hooks(), before); }
+    } no_hooks;
     ++statistics.runs;
     ListRun(*this).run();
 }

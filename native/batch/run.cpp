@@ -7,6 +7,7 @@
 
 #include "autograd/autograd.h"
 #include "autograd/engine.h"
+#include "autograd/pass.h"
 #include "autograd/rows.h"
 #include "base/check.h"
 #include "call/busy.h"
@@ -122,6 +123,18 @@ void ListRun::run() {
     list_.clear();
 }
 
+// Whether a call's part of a matrix's gradient is kept as a product of rows: else it is an array, which is
+// added where the call's own transposition stands.
+bool ListRun::gives_product(uint32_t call, const Tensor& matrix) const {
+    int64_t rows = 1;
+    for (uint32_t i = 0; i < list_.calls_[call].operands; ++i) {
+        const TensorRef& x = operand_of(call, i).tensor;
+        if (x && x.get() != &matrix && x->ndim())
+            rows = std::max(rows, x->numel / std::max<int64_t>(1, x->sizes[size_t(x->ndim() - 1)]));
+    }
+    return Pass::is_worth_keeping(matrix.sizes, rows);
+}
+
 // Of a transposed parameter that somebody else has, too, the gradient may be looked at: its calls are apart.
 void ListRun::launch_apart(Pattern& pattern, std::span<const uint32_t> calls) {
     std::map<std::vector<const Tensor*>, std::vector<uint32_t>> groups;
@@ -129,7 +142,9 @@ void ListRun::launch_apart(Pattern& pattern, std::span<const uint32_t> calls) {
         std::vector<const Tensor*> held;
         for (uint32_t i = 0; i < list_.calls_[c].operands; ++i) {
             const TensorRef& x = operand_of(c, i).tensor;
-            if (pattern.turned & bit(i)) held.push_back(x->refcount > 1 ? x.get() : nullptr);
+            if (!(pattern.turned & bit(i))) continue;
+            const bool apart = x->refcount > 1 || (pattern.needed & bit(i) && !gives_product(c, *x));
+            held.push_back(apart ? x.get() : nullptr);
         }
         groups[held].push_back(c);
     }

@@ -18,6 +18,7 @@ private:
     void mark_done(uint32_t call);
     Pattern* next();
     void launch(Pattern& pattern, std::span<const uint32_t> calls);
+    bool gives_product(uint32_t call, const Tensor& matrix) const;
     void launch_apart(Pattern& pattern, std::span<const uint32_t> calls);
     bool launch_rows_or_not(Pattern& pattern, std::span<const uint32_t> calls);
     bool launch_rows(Pattern& pattern, std::span<const uint32_t> calls);

@@ -179,7 +179,7 @@ def test_items_inside_items_keep_the_order() -> None:
 @pytest.mark.parametrize("held", [False, True])
 def test_a_parameter_transposed_in_each_call(held: bool) -> None:
     """`x @ w.t()` is one launch; a transposition that the program has keeps its own gradient."""
-    (w,) = drawn((3, 4))
+    (w,) = drawn((12, 4))
     xs = [x.detach() for x in drawn(*[(2, 4)] * 5, seed=1)]
 
     def run(batch: bool) -> tuple[list[Any], Any]:
@@ -261,3 +261,53 @@ def test_streams_of_threads_that_map_at_once(capsys: pytest.CaptureFixture[str])
     lines = capsys.readouterr().out.splitlines()
     assert sorted(lines) == sorted(2 * [f"{x} {k}" for k in range(2) for x in "abc"])
     assert lines.index("c 0") < lines.index("a 1")
+
+
+# -- modes around what runs later ------------------------------------------------------------------------
+
+
+def test_a_checkpoint_does_not_see_what_waited() -> None:
+    """Calls that wait before a checkpointed function run inside it, but are none of its own."""
+    from kiln.utils.checkpoint import checkpoint
+
+    (w, x) = drawn((4, 4), (3, 4))
+
+    def run(batch: bool) -> list[Any]:
+        w.grad = x.grad = None
+        with kiln.batching() if batch else nullcontext():
+            rows = [kiln.tanh(x[k] @ w) * x[k] for k in range(3)]
+            out = [checkpoint(lambda q: kiln.tanh(q @ w) * q, h, use_reentrant=False) for h in rows]
+            kiln.stack([(y * y.cos()).sum() for y in out]).sum().backward()
+        return [w.grad, x.grad]
+
+    for a, b in zip(run(True), run(False), strict=True):
+        assert same_bits(a.numpy(), b.numpy())
+
+
+def test_gradients_kept_twice_have_no_history() -> None:
+    """A backward without `create_graph` adds to a kept gradient as PyTorch does: into a new tensor."""
+    (x,) = drawn((4,))
+    y = kiln.tanh(x)
+    y.retain_grad()
+    kiln.autograd.grad((y * y).sum(), x, create_graph=True)
+    assert y.grad.requires_grad
+    (y * y).sum().backward()
+    assert not y.grad.requires_grad and same_bits(y.grad.numpy(), (4 * y).detach().numpy())
+
+
+def test_hooks_beside_what_is_asked_for() -> None:
+    """Of `grad(y, inputs)` only hooks between the two are called, row by row."""
+    a, b = drawn((4,), (4,))
+
+    def run(batch: bool) -> list[Any]:
+        seen: list[int] = []
+        with kiln.batching() if batch else nullcontext():
+            rows = [kiln.tanh(p * 1) for p in (a, b)]
+            for k, row in enumerate(rows):
+                row.register_hook(lambda g, k=k: seen.append(k))
+                row.retain_grad()
+            total = kiln.stack(rows).sum()
+        kiln.autograd.grad(total, (a,))
+        return [*seen, *(row.grad is None for row in rows)]
+
+    assert run(True) == run(False) == [0, False, True]
