@@ -1,4 +1,4 @@
-"""What PyTorch's programs do with traces beside calling them: several methods, constants for parameters, tasks."""
+"""What programs do with traces beside calling them: several methods, constants for parameters, tasks."""
 
 from __future__ import annotations
 
@@ -197,8 +197,8 @@ class Future:
 
 
 def fork(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Future:
-    """Calls a function, and gives what `wait` gets the result of. As in PyTorch outside of scripts the call is
-    made here and now.
+    """Calls a function, and gives what `wait` gets the result of. As in PyTorch outside of scripts the call
+    is made here and now.
 
     >>> import kiln
     >>> task = kiln.jit.fork(kiln.add, kiln.ones(2), 1)

@@ -131,9 +131,8 @@ bool read(CallTrace& trace, Tensor& tensor, bool for_others) {
     } end{trace};
     const RecordingPaused paused;
     const Object object = checked(wrap(TensorRef(&tensor)));
-    const Object found = checked(in_python([&] {
-        return PyObject_CallMethod(tracer_of(trace), "read", "Oi", object.get(), int(for_others));
-    }));
+    const Object found = checked(in_python(
+        [&] { return PyObject_CallMethod(tracer_of(trace), "read", "Oi", object.get(), int(for_others)); }));
     if (found.get() == Py_None) return false;
     Storage& storage = *tensor.storage;
     const Tensor& whole = tensor_of(found.get());
