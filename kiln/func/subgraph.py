@@ -18,7 +18,6 @@ from kiln.graph.control import Attrs
 from kiln.graph.graph import Graph, OpLike, Value, building, current
 from kiln.graph.size import Dim, slots_named, substitute, symbol
 from kiln.graph.text import Subgraph
-from kiln.ops.random.generator import get_rng_state
 from kiln.passes.rewrite import slots_in, substitute_attr
 from kiln.table.kinds import ROUNDED
 from kiln.table.record import INTERPRETERS, Op, constant, find
@@ -184,7 +183,7 @@ def trace(around: Graph, function: Callable[..., Any], given: Iterable[Any], bui
     """
     graph = Inside(around)
     inputs = [graph.add_input(dtype, shape) for dtype, shape in given]
-    drawn = get_rng_state().tolist()
+    drawn = _core.random_state()
     _building.graphs.append(graph)
     try:
         with building(graph):
@@ -193,7 +192,7 @@ def trace(around: Graph, function: Callable[..., Any], given: Iterable[Any], bui
             results = [graph.lift(r) for r in results]
     finally:
         _building.graphs.pop()
-    if get_rng_state().tolist() != drawn:
+    if _core.random_state() != drawn:
         raise RuntimeError(f"{name}: {where_of(function)} draws random numbers: draw them before")
     around.slots = max(around.slots, graph.slots)
     for k, r in enumerate(results):

@@ -21,7 +21,7 @@ from kiln.tracing.compare import random_states, refuse_drawn
 from kiln.tracing.dims import Range, declared, specs_of
 from kiln.tracing.graphs import Look, graph_of
 from kiln.tracing.ops import ProgramOp, called, program_op, resolved
-from kiln.tracing.recorder import Recorder, TracingError
+from kiln.tracing.recorder import Raised, Recorder, TracingError, followed
 from kiln.tracing.sizes import Guard
 from kiln.tracing.symbolic import Traced, plain
 from kiln.tracing.trees import Tree, build, constants, difference, flatten
@@ -70,7 +70,7 @@ class Captured:
         self.steps: Steps
         self.op: ProgramOp | None = None
         self.step_lines: list[str] = []
-        self.checks: list[Check] = []
+        self.checks: list[Check | Raises] = []
         self.distinct: list[int] = []  # of the tensors among the arguments: the first of each
         self.parameters: list[str] = []  # what the function calls its positional arguments
         self.aliases: tuple[int, ...] = ()  # of the tensors among the arguments: which is the same as which
@@ -198,6 +198,22 @@ class Check(NamedTuple):
         _core.check_op(self.op, self.structure, given)
 
 
+class Raises(NamedTuple):
+    """Which exception of the function's a program raises: a result is its number, from 1 on."""
+
+    which: int
+    errors: tuple[BaseException, ...]
+
+    def before(self, operands: list[Any]) -> None:
+        """Nothing is known before."""
+
+    def after(self, operands: list[Any], results: tuple[Any, ...]) -> None:
+        """Raises it."""
+        number = int(results[self.which])
+        if number:
+            raise Raised(self.errors[number - 1])
+
+
 def _dtype(tensor: Any) -> str:
     return str(tensor.dtype).rpartition(".")[2]
 
@@ -259,7 +275,7 @@ def capture(
     outside = random_states()
     grad = _core.set_grad_enabled(True)  # what a call records is decided by the call
     try:
-        with without_values():
+        with without_values(), followed(recorder):
             _core.trace(recorder, True, run, (), {}, ())
         if recorder.failure is not None:
             raise recorder.failure
@@ -357,6 +373,10 @@ def _declare(
 def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
     """What ops refuse of values, as checks; the values on the way that these look at, as results more."""
     extra: list[int] = []
+    if recorder.failed is not None:
+        tensor, errors = recorder.failed
+        found.checks.append(Raises(first, tuple(errors)))
+        extra.append(recorder.value(tensor))
     for step in recorder.steps:
         if isinstance(step.op, str) or (step.op.checks is None and not step.op.divides):
             continue

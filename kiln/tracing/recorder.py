@@ -6,7 +6,9 @@ be read. What is written into them is a result more; other tensors that are met 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from _thread import _local
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from kiln import _core, ops
@@ -24,6 +26,38 @@ _traced = later("kiln.tracing.symbolic", "Traced")
 
 class TracingError(RuntimeError):
     """What a function does that a trace of it would not do again."""
+
+
+class Raised(RuntimeError):
+    """Tells that a program raises one of the exceptions that its function does."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.error = error
+
+
+class _Following(_local):
+    """Of a thread: the recorder that follows what it runs."""
+
+    recorder: Recorder | None = None
+
+
+_following = _Following()
+
+
+def following() -> Any:
+    """The recorder that follows what this thread runs, if one does."""
+    return _following.recorder
+
+
+@contextmanager
+def followed(recorder: Recorder) -> Iterator[None]:
+    """Makes a recorder the one that follows."""
+    before, _following.recorder = _following.recorder, recorder
+    try:
+        yield
+    finally:
+        _following.recorder = before
 
 
 _MOVES = {
@@ -51,6 +85,12 @@ class Recorder(Tracer):
         self.pending: Any = None  # of the call that is being made: the op, its operands as they were given
         self._stand_ins: dict[int, tuple[Any, bool]] = {}  # storage of a stand-in -> it, may be written
         self.constants: list[int] = []  # operands that stand for nothing: tensors that were met
+        # of branches (kiln/script)
+        self.script: Any = None  # what a script that is called inside keeps
+        self.ended: set[int] = set()  # ids of tensors that a branch made which is over
+        self.failed: Any = None  # of a run that may raise: (the number of its exception, the exceptions)
+        self._may_be: dict[int, set[int]] = {}  # storage -> storages that may be the same memory
+        self._spoiled: set[int] = set()  # storages that may have been written by another name
 
     def stand_in(self, tensor: Any, argument: bool, shape: Shape | None = None) -> Any:
         """A tensor of the same look without values, which becomes an operand when it is used; `shape` where
@@ -238,6 +278,48 @@ class Recorder(Tracer):
             return type(attr)([self.fixed(a) for a in attr])
         return self.fix(attr, "as a setting of an op") if isinstance(attr, Size) else attr
 
+    # -- branches ---------------------------------------------------------------------------------------
+
+    def value(self, tensor: Any) -> int:
+        if self.ended and id(tensor) in self.ended:
+            self.refuse("uses a tensor that was made inside a branch or loop on values, and is none of its results")
+        if self._spoiled and _core.place(tensor)[0] in self._spoiled:
+            self.refuse("reads a tensor that may have been written by another name, in a branch or loop on values")
+        return super().value(tensor)
+
+    def placeholder(self, dtype: str, shape: Shape, requires_grad: bool) -> Any:
+        """A tensor without values that no step has made: what a loop carries."""
+        self._quiet = True
+        try:
+            made = ops.empty(shape, dtype=getattr(_core, dtype))
+            if requires_grad and made.dtype.is_floating_point:
+                made = made.requires_grad_().clone()
+        finally:
+            self._quiet = False
+        k = self._new()
+        self._hold(made, k)
+        self._made.add(_core.place(made)[0])
+        self.dtypes[k] = dtype
+        return made
+
+    def may_be(self, made: Any, other: Any) -> None:
+        """A result of a branch may be another tensor's memory: a write to one shows in the other."""
+        a, b = _core.place(made)[0], _core.place(other)[0]
+        self._may_be.setdefault(a, set()).add(b)
+        self._may_be.setdefault(b, set()).add(a)
+
+    def spoil(self, tensor: Any) -> None:
+        """A tensor may have been written by another name: it is not read any more."""
+        self._spoil(_core.place(tensor)[0])
+
+    def _spoil(self, storage: int) -> None:
+        if storage in self._stand_ins:
+            self.refuse(
+                "writes in place what may be an argument or a buffer, depending on values: write x = x + 1 "
+                "instead of x += 1"
+            )
+        self._spoiled.add(storage)
+
     def sizes_read(self, tensor: Any) -> None:
         """Sizes are those of the example."""
 
@@ -256,6 +338,9 @@ class Recorder(Tracer):
         return storage in self._made or storage in self._stand_ins
 
     def _write(self, op: Any, structure: Any, args: Any, out: Any, made: Any, history: bool) -> None:
+        for target in out if self._may_be else ():
+            for other in self._may_be.get(_core.place(target)[0], ()):
+                self._spoil(other)
         self._target = self.shape_of(out[0]) if out else None
         super()._write(op, structure, args, out, made, history)
 

@@ -1,0 +1,372 @@
+"""What `kiln.jit.script` gives: a function or a module whose calls are programs, one for each look of its
+arguments.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+from kiln import _core
+from kiln.capture.pure.guards import Read
+from kiln.errors import describe, message
+from kiln import export
+from kiln.graph.graph import Value
+from kiln.nn import Module
+import kiln.script.runtime  # noqa: F401  (what rewritten code calls)
+from kiln.script.calls import call
+from kiln.script.context import Context, entered
+from kiln.script.numbers import Number
+from kiln.tracing.capture import Captured, capture
+from kiln.tracing.program import Program
+from kiln.tracing.recorder import Raised, following
+from kiln.tracing.scripts import ScriptFunction, ScriptModule
+from kiln.tracing.trees import build, constants, flatten
+
+KEPT = 64  # programs of one function
+_PLAIN = (int, float, bool, complex, str, bytes, type(None), _core.dtype)
+
+
+class Variant:
+    """A program for arguments that look alike, as long as what it was made of is as it was."""
+
+    def __init__(self, function: Any, root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.tree: Any = None
+        self._spots = 0  # how many numbers are among the results
+        self.prints: list[Any] = []
+        ran: dict[Any, dict[str, Any]] = {}
+        run = self._runner(function, root, ran)
+        self.captured: Captured = capture(run, args, kwargs, root=root)
+        self._program = Program(self.captured, lambda: self._state)
+        self._state = [s.tensor for s in self.captured.state]
+        read = Read(ran, self._state)
+        read.follow(function)
+        if root is not None:
+            read.follow(root)
+        self._inside, self._outside = read.guards()
+
+    def _runner(self, function: Any, root: Any, ran: dict[Any, dict[str, Any]]) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            context = Context(following(), prints=True)
+            context.roots = [function, root, args, kwargs]
+            with entered(context):
+                made = call(function, *args, **kwargs)
+                context.finish()
+            ran.update(context.ran)
+            self.prints = context.prints or []
+            tensors: list[Any] = []
+            numbers: list[Number] = []
+            tree = flatten((made, self.prints), tensors)
+
+            def placed(x: Any) -> Any:
+                if isinstance(x, Number):
+                    numbers.append(x)
+                    return _Spot(len(tensors) + len(numbers) - 1)
+                if not isinstance(x, _PLAIN):
+                    context.refuse(f"returns a {type(x).__name__}, which holds neither tensors nor numbers")
+                return x
+
+            self.tree = constants(tree, placed)
+            self._spots = len(numbers)
+            return tuple([*tensors, *(n.tensor for n in numbers)])
+
+        plain = getattr(function, "__func__", function)
+        functools.update_wrapper(run, plain)
+        run.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        return run
+
+    def holds(self) -> bool:
+        """Whether what the program was made of is as it was."""
+        return bool(self._inside.hold()) and bool(self._outside.hold())
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = self._program(args, kwargs)
+        tree = self.tree
+        if self._spots:
+            tree = constants(tree, lambda x: made[x.at].item() if isinstance(x, _Spot) else x)
+        found, prints = build(tree, iter(made))
+        for texts, named in prints:
+            print(*texts, **named)
+        return found
+
+
+class _Spot:
+    """Stands in a result's tree for a number: which result of the program it is."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+
+class Calls:
+    """The programs of a function, by how its arguments look."""
+
+    def __init__(self, function: Any, root: Any) -> None:
+        self.function, self.root = function, root
+        self.variants: dict[Any, list[Variant]] = {}
+        self.last: Variant | None = None
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if following() is not None:
+            return inside(self.function, args, kwargs)
+        look: list[Any] = [_core.modes(), _core.default_dtype_name()]
+        if not (_look(args, look, {}) and _look(kwargs, look, {})):
+            return self.function(*args, **kwargs)  # of a batch, or values of a graph: no program takes them
+        made = self._found(tuple(look), args, kwargs)
+        self.last = made
+        state = _core.random_state()
+        try:
+            return made(args, kwargs)
+        except Raised as error:
+            _core.set_random_state(*state)
+            self.function(*args, **kwargs)  # raises it, with its text and its lines
+            raise error.error from None
+
+    def _found(self, look: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+        kept = self.variants.setdefault(look, [])
+        for k, variant in enumerate(kept):
+            if variant.holds():
+                if k:
+                    kept.insert(0, kept.pop(k))
+                return variant
+        made = Variant(self.function, self.root, args, kwargs)
+        kept.insert(0, made)
+        del kept[4:]
+        while len(self.variants) > KEPT:
+            del self.variants[next(iter(self.variants))]
+        return made
+
+    def program(self) -> Variant:
+        """The program that ran last; RuntimeError before the first call."""
+        if self.last is None:
+            raise RuntimeError("a script is made for the arguments of a call: call it once before")
+        return self.last
+
+
+def inside(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A script that is called while something is captured: a part of that."""
+    recorder = following()
+    context = recorder.script
+    if context is not None:
+        with entered(context):
+            return call(function, *args, **kwargs)
+    context = recorder.script = Context(recorder)
+    context.roots = [function, args, kwargs]
+    try:
+        with entered(context):
+            made = call(function, *args, **kwargs)
+            context.finish()
+            return made
+    finally:
+        recorder.script = None
+
+
+def _look(value: Any, parts: list[Any], seen: dict[int, int]) -> bool:
+    """Adds how a value looks; whether a program can take it."""
+    kind = type(value)
+    if issubclass(kind, _core.Tensor):
+        again = seen.setdefault(id(value), len(seen))
+        parts.append((value.dtype, tuple(value.shape), value.requires_grad, again))
+        return True
+    if kind is tuple or kind is list or hasattr(value, "_fields"):
+        parts.append((kind, len(value)))
+        return all([_look(item, parts, seen) for item in value])
+    if kind is dict:
+        parts.append((kind, tuple(value)))
+        return all([_look(item, parts, seen) for item in value.values()])
+    parts.append((kind, repr(value) if kind is float else value) if kind in _PLAIN else (kind, id(value)))
+    return not isinstance(value, (_core.Tensor, Value))
+
+
+class Scripted(ScriptFunction):
+    """A function as programs, one for each look of its arguments; see `kiln.jit.script`."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.scripted_function = function
+        self._calls = Calls(function, getattr(function, "__self__", None) if isinstance(getattr(function, "__self__", None), Module) else None)
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._calls(args, kwargs)
+
+    def __get__(self, held: Any, owner: Any = None) -> Any:
+        return self if held is None else MethodType(self, held)
+
+    @property
+    def captured(self) -> Captured:  # type: ignore[override]
+        """The program that ran last."""
+        return self._calls.program().captured
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.__name__
+
+    @property
+    def qualified_name(self) -> str:
+        """The function's name, as PyTorch qualifies it."""
+        return f"__torch__.{self.__qualname__}"
+
+    @property
+    def code(self) -> str:
+        """The function's source."""
+        return source_of(self.scripted_function)
+
+    def save(self, f: Any, **kwargs: Any) -> None:
+        """Writes the program that ran last, which `kiln.jit.load` reads."""
+        save(self, f, **kwargs)
+
+    def __deepcopy__(self, memo: Any) -> Scripted:
+        return Scripted(self.scripted_function)
+
+    def __reduce__(self) -> Any:
+        return script, (self.scripted_function,)
+
+
+def source_of(function: Any) -> str:
+    """A function's source, with the margin taken off."""
+    return inspect.cleandoc("\n" + inspect.getsource(function))
+
+
+class RecursiveScriptModule(ScriptModule):
+    """A module whose forward is programs, one for each look of its arguments; it shares the parameters,
+    buffers, modules and attributes of the module it was made of.
+    """
+
+    def __init__(self, module: Module) -> None:
+        super().__init__()
+        state = self.__dict__
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            state[name] = module.__dict__[name]
+        state["training"] = module.training
+        state["_original"] = module
+        state["_programs"] = {}
+        for name, member in inspect.getmembers(type(module), inspect.isfunction):
+            if getattr(member, "_kiln_exported", False):
+                state["_programs"][name] = Calls(getattr(module, name), module)
+        state["_programs"]["forward"] = Calls(module.forward, module)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._programs["forward"](args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        state = self.__dict__
+        calls = state.get("_programs", {}).get(name)
+        if calls is not None:
+            return lambda *args, **kwargs: calls(args, kwargs)
+        original = state.get("_original")
+        if original is None:
+            return super().__getattr__(name)
+        try:
+            return getattr(original, name)
+        except AttributeError as error:
+            raise AttributeError(str(error).replace(type(original).__name__, "RecursiveScriptModule")) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._original, name, value)
+        if name == "training":
+            self.__dict__[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._original, name)
+
+    def train(self, mode: bool = True) -> Any:
+        self._original.train(mode)
+        self.__dict__["training"] = self._original.training
+        return self
+
+    @property
+    def original_name(self) -> str:
+        """The name of the class that was scripted."""
+        return type(self._original).__name__
+
+    @property
+    def captured(self) -> Captured:
+        """The program that ran last."""
+        return self._programs["forward"].program().captured
+
+    @property
+    def graph(self) -> Any:
+        """The graph of the program that ran last."""
+        return self.captured.graph
+
+    inlined_graph = graph
+
+    @property
+    def code(self) -> str:
+        """The source of forward."""
+        return source_of(type(self._original).forward)
+
+    def save(self, f: Any, **kwargs: Any) -> None:
+        """Writes the program that ran last, which `kiln.jit.load` reads."""
+        save(self, f, **kwargs)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return RecursiveScriptModule(copy.deepcopy(self._original, memo))
+
+    def __reduce__(self) -> Any:
+        return RecursiveScriptModule, (self._original,)
+
+    def _get_name(self) -> str:
+        return "RecursiveScriptModule"
+
+    def extra_repr(self) -> str:
+        return f"original_name={self.original_name}"
+
+    def __len__(self) -> int:
+        return len(self._original)
+
+    def __iter__(self) -> Any:
+        return iter(self._original)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._original[key]
+
+
+def save(made: Any, f: Any, _extra_files: Any = None) -> None:
+    """Writes the program of a script that ran last."""
+    export.save(export.ExportedProgram(made.captured), f, extra_files=_extra_files)
+
+
+def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs: Any) -> Any:
+    """A function or module with all its branches and loops as a program, also those that depend on the values
+    of tensors: it is called as before, gives the same bits, and its gradients flow.
+
+    The source of the function, and of functions and methods of the program that it calls, is read again so
+    that `if`, `while`, `for`, `and`, `or`, `not`, `a if c else b`, `return`, `break`, `continue`, `assert`,
+    `raise`, and numbers such as `int(x)` and `x.item()` may depend on values. All else is Python's and runs
+    once, when a program is made: for each look of the arguments (dtypes, sizes, the values of what is no
+    tensor) and when attributes, globals or closures that it reads have changed.
+
+    RuntimeError, with the line and the reason, for what a program cannot hold: a size or slice that depends
+    on values, a name that has another type or shape after one branch than after the other, a list that grows
+    in a loop of unknown length, Python's own state that is changed. `example_inputs`: calls (a list of tuples)
+    that are made at once. `optimize` is PyTorch's, and changes nothing.
+
+    >>> @kiln.jit.script
+    ... def collatz(n):
+    ...     steps = 0
+    ...     while n != 1:
+    ...         n = n // 2 if n % 2 == 0 else 3 * n + 1
+    ...         steps += 1
+    ...     return steps
+    >>> collatz(kiln.tensor(27))
+    111
+    """
+    if isinstance(obj, (ScriptFunction, ScriptModule)):
+        return obj
+    made: Any
+    if isinstance(obj, Module):
+        made = RecursiveScriptModule(obj)
+    elif isinstance(obj, (FunctionType, MethodType)):
+        made = Scripted(obj)
+    elif callable(obj):
+        return obj
+    else:
+        raise TypeError(message("jit.script", "a function, a class or a module", describe(obj)))
+    for given in example_inputs or ():
+        made(*given)
+    return made
