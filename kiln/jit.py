@@ -1,13 +1,11 @@
-"""TorchScript's names: `trace` makes a program of a function or a module; the rest is as PyTorch has it where
-scripts are switched off (`PYTORCH_JIT=0`): Python runs as it is.
-
-A function that is decorated stays that function, so modules that use `@torch.jit.script` are imported and
-compute the same. Scripts of modules, and files of them, are refused when they are asked for.
+"""TorchScript's names: `trace` makes a program of what a function or a module does for its example, `script`
+one that has all its branches and loops; both are kept in files by `save`.
 """
 
 from __future__ import annotations
 
 import builtins
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NoReturn, TypeVar, get_origin
@@ -18,6 +16,8 @@ from kiln.nn import Module as _Module
 from kiln.table.arguments import is_traced as _is_traced
 from kiln.tracing.recorder import TracingError as TracingCheckError
 from kiln.tracing.scripts import ScriptFunction, ScriptModule, trace
+from kiln.scripting.context import current as _current
+from kiln.scripting.scripted import RecursiveScriptModule, load as _load, save as _save, script
 
 __all__ = [
     "Attribute", "Error", "Final", "RecursiveScriptModule", "ScriptFunction", "ScriptModule",
@@ -34,10 +34,6 @@ class Error(RuntimeError):
     """What TorchScript raises of a script."""
 
 
-class RecursiveScriptModule(ScriptModule):
-    """What PyTorch makes of a module: nothing here is one."""
-
-
 class Attribute:
     """A value with its type, for attributes of a ScriptModule."""
 
@@ -46,33 +42,17 @@ class Attribute:
 
 
 def is_scripting() -> bool:
-    """False: what runs is Python.
+    """Whether what runs is made a script.
 
     >>> kiln.jit.is_scripting()
     False
     """
-    return False
+    return _current() is not None
 
 
 def is_tracing() -> bool:
     """Whether what runs is being traced."""
-    return _is_traced()
-
-
-def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs: Any) -> Any:
-    """A function or class as it is. NotImplementedError for a module, of which a script would be saved.
-
-    >>> @kiln.jit.script
-    ... def twice(x: kiln.Tensor) -> kiln.Tensor:
-    ...     return 2 * x
-    >>> twice(kiln.ones(1))
-    tensor([2.])
-    """
-    if builtins.isinstance(obj, _Module):
-        _refuse("jit.script of a module")
-    if not callable(obj):
-        raise TypeError(f"jit.script: expected a function, a class or a module, got {type(obj).__name__}")
-    return obj
+    return _is_traced() and not is_scripting()
 
 
 def script_method(fn: _F) -> _F:
@@ -81,8 +61,20 @@ def script_method(fn: _F) -> _F:
 
 
 def script_if_tracing(fn: _F) -> _F:
-    """A function as it is."""
-    return fn
+    """A function that is a script where something is traced, and Python's elsewhere.
+
+    >>> @kiln.jit.script_if_tracing
+    ... def positive(x):
+    ...     return x if x.sum() > 0 else -x
+    >>> kiln.jit.trace(lambda x: positive(x) * 2, kiln.ones(2))(kiln.tensor([-1.0, -2.0]))
+    tensor([2., 4.])
+    """
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return script(fn)(*args, **kwargs) if _is_traced() else fn(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 def trace_module(mod: Any, *args: Any, **kwargs: Any) -> NoReturn:
@@ -90,14 +82,18 @@ def trace_module(mod: Any, *args: Any, **kwargs: Any) -> NoReturn:
     _refuse("jit.trace_module")
 
 
-def save(m: Any, f: Any, **kwargs: Any) -> NoReturn:
-    """NotImplementedError: there are no scripts; `kiln.save(model.state_dict(), f)` keeps weights."""
-    _refuse("jit.save")
+def save(m: Any, f: Any, _extra_files: Any = None) -> None:
+    """Writes a program into a file: of a script the one that ran last, for arguments that look like those of
+    that call.
+    """
+    _save(m, f, _extra_files)
 
 
-def load(f: Any, map_location: Any = None, **kwargs: Any) -> NoReturn:
-    """NotImplementedError: a file that `torch.jit.save` wrote holds a program for TorchScript."""
-    _refuse("jit.load")
+def load(f: Any, map_location: Any = None, _extra_files: Any = None, _restore_shapes: bool = False) -> Any:
+    """The program of a file that `save` wrote, as a module. A file of `torch.jit.save` holds a program for
+    TorchScript, which is refused.
+    """
+    return _load(f, extra_files=_extra_files)
 
 
 def freeze(mod: Any, *args: Any, **kwargs: Any) -> NoReturn:
@@ -111,8 +107,13 @@ def optimize_for_inference(mod: Any, *args: Any, **kwargs: Any) -> NoReturn:
 
 
 def ignore(drop: Any = False, **kwargs: Any) -> Any:
-    """`@ignore` or `@ignore(drop=True)`: a method that scripts leave out, as it is."""
-    return drop if callable(drop) else lambda fn: fn
+    """`@ignore` or `@ignore(drop=True)`: a function that scripts run as it is, when they are made."""
+
+    def marked(fn: Any) -> Any:
+        fn._kiln_ignored = True
+        return fn
+
+    return marked(drop) if callable(drop) else marked
 
 
 def unused(fn: _F) -> _F:
@@ -121,7 +122,8 @@ def unused(fn: _F) -> _F:
 
 
 def export(fn: _F) -> _F:
-    """A method that scripts take in, as it is."""
+    """A method that a script of a module has besides `forward`."""
+    fn._kiln_exported = True  # type: ignore[attr-defined]
     return fn
 
 

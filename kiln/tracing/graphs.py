@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kiln.capture.called import CALLED, parsed
 from kiln.capture.function import NUMBER
 from kiln.capture.pure.function import described, function_for, inline
 from kiln.capture.pure.steps import CAST, DETACH, STRIDED, WRITE, Step, Steps
@@ -48,6 +49,10 @@ def add_step(graph: Graph, step: Step, values: dict[int, Value], shapes: dict[in
     given = [x if kind in ("number", "size") else values[x] for kind, x in step.args]
     if isinstance(step.op, str):
         values[step.outs[0]] = _memory(graph, step, given)
+        return
+    if step.op is CALLED:  # control flow: the nodes themselves
+        count = step.structure[0]
+        values.update(zip(step.outs, inline(graph, parsed(step.structure[1]), given[:count])))
         return
     if is_ambiguous(step.op, step.structure):
         function = function_for(step.op, step.structure)

@@ -85,7 +85,7 @@ class Recorder(Tracer):
         self.pending: Any = None  # of the call that is being made: the op, its operands as they were given
         self._stand_ins: dict[int, tuple[Any, bool]] = {}  # storage of a stand-in -> it, may be written
         self.constants: list[int] = []  # operands that stand for nothing: tensors that were met
-        # of branches (kiln/script)
+        # of branches (kiln/scripting)
         self.script: Any = None  # what a script that is called inside keeps
         self.ended: set[int] = set()  # ids of tensors that a branch made which is over
         self.failed: Any = None  # of a run that may raise: (the number of its exception, the exceptions)

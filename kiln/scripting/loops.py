@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln import _core
-from kiln.script.blocks import (
+from kiln.scripting.blocks import (
     FAILURE,
     UNSET,
     Block,
@@ -30,8 +30,8 @@ from kiln.script.blocks import (
     told,
     unpack,
 )
-from kiln.script.context import Context
-from kiln.script.numbers import Number, Tensor, dtype_of, filled, number, truth
+from kiln.scripting.context import Context
+from kiln.scripting.numbers import Number, Tensor, dtype_of, filled, number, truth
 
 _ROUNDS = 30
 

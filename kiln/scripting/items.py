@@ -6,11 +6,11 @@ import operator
 from typing import Any
 
 from kiln.nn import Module
-from kiln.script.blocks import Slot
-from kiln.script.conditions import choose
-from kiln.script.context import running
-from kiln.script.failing import fail_where
-from kiln.script.numbers import Number, Tensor, beside_tensor, dtype_of, of_item
+from kiln.scripting.blocks import Slot
+from kiln.scripting.conditions import choose
+from kiln.scripting.context import running
+from kiln.scripting.failing import fail_where
+from kiln.scripting.numbers import Number, Tensor, beside_tensor, dtype_of, of_item
 
 _INTS = ("int64", "int32", "int16", "int8", "uint8")
 

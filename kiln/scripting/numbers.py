@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln import _core
-from kiln.script.context import running
+from kiln.scripting.context import running
 from kiln.table.record import find
 
 Tensor = _core.Tensor
@@ -220,7 +220,7 @@ def of_numbers(name: str, a: Any, b: Any) -> Any:
         return x._read("takes a power of, or to, ")
     x, y = x.as_kind(kind), y.as_kind(kind)
     if name in ("truediv", "floordiv", "mod"):
-        from kiln.script.failing import fail_where
+        from kiln.scripting.failing import fail_where
 
         what = "division by zero" if name == "truediv" or kind is int else f"float {name}"
         fail_where(Number(bool, y.tensor == 0), ZeroDivisionError(what))

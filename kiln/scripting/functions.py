@@ -9,8 +9,8 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from kiln.script.lower import RUNTIME
-from kiln.script.rewrite import rewritten
+from kiln.scripting.lower import RUNTIME
+from kiln.scripting.rewrite import rewritten
 
 _FACTORY = "_kiln_factory"
 _done: set[CodeType] = set()  # the code of rewritten functions, and of those in them

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from kiln.errors import place
-from kiln.script.blocks import UNSET, Slot, branch
-from kiln.script.conditions import Thunk, and_, failure_slot, or_
-from kiln.script.context import Context, running
-from kiln.script.failing import fail_where, raised
-from kiln.script.loops import Loop
-from kiln.script.lower import LEFT, PREFIX, VALUE
-from kiln.script.numbers import Number, Tensor, number, of_item, of_numbers, truth
+from kiln.scripting.blocks import UNSET, Slot, branch
+from kiln.scripting.conditions import Thunk, and_, failure_slot, or_
+from kiln.scripting.context import Context, running
+from kiln.scripting.failing import fail_where, raised
+from kiln.scripting.loops import Loop
+from kiln.scripting.lower import LEFT, PREFIX, VALUE
+from kiln.scripting.numbers import Number, Tensor, number, of_item, of_numbers, truth
 
 _NAMES = {VALUE: "what the function returns", LEFT: "whether the function returns"}
 

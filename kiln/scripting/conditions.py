@@ -9,9 +9,9 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from kiln.script.blocks import FAILURE, UNSET, Slot, branch, follow, unchanged
-from kiln.script.context import Context, running
-from kiln.script.numbers import Number, Tensor, truth
+from kiln.scripting.blocks import FAILURE, UNSET, Slot, branch, follow, unchanged
+from kiln.scripting.context import Context, running
+from kiln.scripting.numbers import Number, Tensor, truth
 
 Thunk = Callable[[], Any]
 

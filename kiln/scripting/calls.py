@@ -19,14 +19,14 @@ from typing import Any
 
 from kiln.capture.pure.guards import is_below
 from kiln.nn import Module
-from kiln.script.blocks import unpack
-from kiln.script.conditions import and_, choose, compared, or_
-from kiln.script.context import Context, running
-from kiln.script.failing import fail_where, raised
-from kiln.script.functions import is_rewritten, rewrite
-from kiln.script.items import changes, set_attr
-from kiln.script.statements import Range, shown
-from kiln.script.numbers import KINDS, Number, Tensor, cast, dtype_of, filled, number, of_item, truth
+from kiln.scripting.blocks import unpack
+from kiln.scripting.conditions import and_, choose, compared, or_
+from kiln.scripting.context import Context, running
+from kiln.scripting.failing import fail_where, raised
+from kiln.scripting.functions import is_rewritten, rewrite
+from kiln.scripting.items import changes, set_attr
+from kiln.scripting.statements import Range, shown
+from kiln.scripting.numbers import KINDS, Number, Tensor, cast, dtype_of, filled, number, of_item, truth
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 DEPTH = 24  # of a function that calls itself, in branches that depend on values

@@ -8,7 +8,7 @@
     a and b                   k.and_(a, lambda: b)
     x[i] = v                  k.set_item(v, x, i)
 
-`k` (kiln/script/runtime.py) looks whether the condition is a value of Python's; then it is Python's own `if`.
+`k` (kiln/scripting/runtime.py) looks whether the condition is a value of Python's; then it is Python's own `if`.
 Lines and columns stay, so tracebacks and debuggers show the user's program.
 """
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from kiln.script.lower import (
+from kiln.scripting.lower import (
     PREFIX,
     RUNTIME,
     SCOPES,

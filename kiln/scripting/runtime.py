@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from kiln.script.blocks import UNSET
-from kiln.script.calls import call, new
-from kiln.script.conditions import and_, chain, choose, clear, contains, not_, or_, python
-from kiln.script.failing import raised
-from kiln.script.functions import runtime_cell
-from kiln.script.items import augment, augment_attr, augment_item, del_item, item, set_attr, set_item
-from kiln.script.statements import annotated, assert_, for_, if_, over, returned, shown, trying, while_
+from kiln.scripting.blocks import UNSET
+from kiln.scripting.calls import call, new
+from kiln.scripting.conditions import and_, chain, choose, clear, contains, not_, or_, python
+from kiln.scripting.failing import raised
+from kiln.scripting.functions import runtime_cell
+from kiln.scripting.items import augment, augment_attr, augment_item, del_item, item, set_attr, set_item
+from kiln.scripting.statements import annotated, assert_, for_, if_, over, returned, shown, trying, while_
 
 slice = slice  # a key that is one
 

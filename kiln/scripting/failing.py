@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kiln.script.context import Context, Leaving, running
-from kiln.script.numbers import Number, number
+from kiln.scripting.context import Context, Leaving, running
+from kiln.scripting.numbers import Number, number
 from kiln.table.record import find
 
 

@@ -20,8 +20,8 @@ from kiln.func.subgraph import attributes
 from kiln.graph import control
 from kiln.graph.graph import Graph, Value, building
 from kiln.graph.text import Subgraph, text
-from kiln.script.context import Context, Leaving
-from kiln.script.numbers import KINDS, TYPES, Number, Tensor, dtype_of
+from kiln.scripting.context import Context, Leaving
+from kiln.scripting.numbers import KINDS, TYPES, Number, Tensor, dtype_of
 from kiln.table.record import CONTROL, constant, find
 from kiln.tracing.expand import expand
 from kiln.tracing.graphs import add_step

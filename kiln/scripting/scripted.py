@@ -17,10 +17,10 @@ from kiln.errors import describe, message
 from kiln import export
 from kiln.graph.graph import Value
 from kiln.nn import Module
-import kiln.script.runtime  # noqa: F401  (what rewritten code calls)
-from kiln.script.calls import call
-from kiln.script.context import Context, entered
-from kiln.script.numbers import Number
+import kiln.scripting.runtime  # noqa: F401  (what rewritten code calls)
+from kiln.scripting.calls import call
+from kiln.scripting.context import Context, entered
+from kiln.scripting.numbers import Number
 from kiln.tracing.capture import Captured, capture
 from kiln.tracing.program import Program
 from kiln.tracing.recorder import Raised, following
@@ -36,7 +36,7 @@ class Variant:
 
     def __init__(self, function: Any, root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.tree: Any = None
-        self._spots = 0  # how many numbers are among the results
+        self.numbers: list[Any] = []  # which of the results' leaves are numbers
         self.prints: list[Any] = []
         ran: dict[Any, dict[str, Any]] = {}
         run = self._runner(function, root, ran)
@@ -58,21 +58,11 @@ class Variant:
                 context.finish()
             ran.update(context.ran)
             self.prints = context.prints or []
-            tensors: list[Any] = []
-            numbers: list[Number] = []
-            tree = flatten((made, self.prints), tensors)
-
-            def placed(x: Any) -> Any:
-                if isinstance(x, Number):
-                    numbers.append(x)
-                    return _Spot(len(tensors) + len(numbers) - 1)
-                if not isinstance(x, _PLAIN):
-                    context.refuse(f"returns a {type(x).__name__}, which holds neither tensors nor numbers")
-                return x
-
-            self.tree = constants(tree, placed)
-            self._spots = len(numbers)
-            return tuple([*tensors, *(n.tensor for n in numbers)])
+            leaves: list[Any] = []
+            tree = flatten(_numbers_as_tensors((made, self.prints), self.numbers), leaves)
+            self.numbers = [k for k, x in enumerate(leaves) if any(x is n for n in self.numbers)]
+            self.tree = constants(tree, functools.partial(_given, context))
+            return tuple(leaves)
 
         plain = getattr(function, "__func__", function)
         functools.update_wrapper(run, plain)
@@ -84,21 +74,43 @@ class Variant:
         return bool(self._inside.hold()) and bool(self._outside.hold())
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made = self._program(args, kwargs)
-        tree = self.tree
-        if self._spots:
-            tree = constants(tree, lambda x: made[x.at].item() if isinstance(x, _Spot) else x)
-        found, prints = build(tree, iter(made))
+        leaves = self._program(args, kwargs)
+        if self.numbers:
+            leaves = list(leaves)
+            for k in self.numbers:
+                leaves[k] = leaves[k].item()
+        found, prints = build(self.tree, iter(leaves))
         for texts, named in prints:
             print(*texts, **named)
         return found
 
+    def program(self) -> Captured:
+        """The program as it is kept in a file; a number is a tensor of no dims there."""
+        if self.prints:
+            raise RuntimeError("jit.save: a program in a file does not print")
+        made = copy.copy(self.captured)
+        made.out_tree = self.tree.items[0]
+        return made
 
-class _Spot:
-    """Stands in a result's tree for a number: which result of the program it is."""
 
-    def __init__(self, at: int) -> None:
-        self.at = at
+def _numbers_as_tensors(value: Any, found: list[Any]) -> Any:
+    """A value in which Numbers are tensors of no dims, each a new one, which `found` gets."""
+    tensors: list[Any] = []
+    tree = flatten(value, tensors)
+
+    def tensor_of(x: Any) -> Any:
+        if not isinstance(x, Number):
+            return x
+        found.append(x.tensor.clone())
+        return found[-1]
+
+    return build(constants(tree, tensor_of), iter(tensors))
+
+
+def _given(context: Context, x: Any) -> Any:
+    if not isinstance(x, _PLAIN):
+        context.refuse(f"returns a {type(x).__name__}, which holds neither tensors nor numbers")
+    return x
 
 
 class Calls:
@@ -198,7 +210,7 @@ class Scripted(ScriptFunction):
     @property
     def captured(self) -> Captured:  # type: ignore[override]
         """The program that ran last."""
-        return self._calls.program().captured
+        return self._calls.program().program()
 
     @property
     def name(self) -> str:
@@ -286,7 +298,7 @@ class RecursiveScriptModule(ScriptModule):
     @property
     def captured(self) -> Captured:
         """The program that ran last."""
-        return self._programs["forward"].program().captured
+        return self._programs["forward"].program().program()
 
     @property
     def graph(self) -> Any:
@@ -326,9 +338,17 @@ class RecursiveScriptModule(ScriptModule):
         return self._original[key]
 
 
-def save(made: Any, f: Any, _extra_files: Any = None) -> None:
-    """Writes the program of a script that ran last."""
-    export.save(export.ExportedProgram(made.captured), f, extra_files=_extra_files)
+def save(made: Any, f: Any, extra_files: Any = None) -> None:
+    """Writes the program of a trace, or of a script the one that ran last."""
+    if not isinstance(made, (ScriptFunction, ScriptModule)):
+        raise TypeError(message("jit.save", "what jit.trace or jit.script gives", describe(made)))
+    program = export.ExportedProgram(made.captured)  # type: ignore[union-attr]
+    export.save(program, f, extra_files=extra_files)
+
+
+def load(f: Any, extra_files: Any = None) -> Any:
+    """A program that `save` wrote."""
+    return export.load(f, extra_files=extra_files)
 
 
 def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs: Any) -> Any:
