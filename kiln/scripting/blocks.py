@@ -15,11 +15,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kiln import _core
-from kiln.capture.called import called
+from kiln.capture.called import CALLED, remembered
 from kiln.func.subgraph import attributes
 from kiln.graph import control
 from kiln.graph.graph import Graph, Value, building
-from kiln.graph.text import Subgraph, text
+from kiln.graph.text import Subgraph
 from kiln.scripting.context import Context, Leaving
 from kiln.scripting.numbers import KINDS, TYPES, Number, Tensor, dtype_of
 from kiln.table.record import CONTROL, constant, find
@@ -27,6 +27,7 @@ from kiln.tracing.expand import expand
 from kiln.tracing.graphs import add_step
 
 MOST = 60  # results of a call
+BRANCHES = 1000  # of one program, each time that they are followed
 Build = Callable[[list[Any]], Any]
 
 
@@ -99,6 +100,9 @@ class Block:
 def follow(context: Context, slots: list[Slot], run: Callable[[], Any]) -> Block:
     """A block: runs a function, takes its steps and puts everything back as it was."""
     recorder = context.recorder
+    context.branches += 1
+    if context.branches > BRANCHES:
+        context.refuse(f"has more than {BRANCHES} branches that depend on values, in functions it calls too")
     mark, made = Mark(recorder), Block()
     before = [s.read() for s in slots]
     trying, context.trying = context.trying, 0
@@ -405,7 +409,7 @@ def emit(
         inputs.append(root.add_input(dtype_of(x), tuple(map(int, x.shape))))
     made = control.add(root, CONTROL[name], inputs, attributes(counts, (0, False), (), tuple(graphs)))
     root.finish(made)
-    return called(text(root), given)
+    return context.recorder.results_of(CALLED, (len(given), remembered(root), 0), given, [(v.dtype, v.shape) for v in made])
 
 
 def _called(context: Context, flag: Number, a: Block, b: Block, merge: Merge) -> list[Any]:

@@ -34,6 +34,7 @@ _CHANGING = frozenset((
     "append", "extend", "insert", "pop", "remove", "clear", "sort", "reverse", "update", "setdefault",
     "popitem", "add", "discard", "__setitem__", "__delitem__",
 ))  # fmt: skip
+_FOLDS = (any, all, sum, min, max)
 _MAKERS = (sorted, copy.copy, copy.deepcopy)
 
 
@@ -61,8 +62,11 @@ def call(f: Any, /, *args: Any, **kwargs: Any) -> Any:
         special = _SPECIAL.get(f)
     except TypeError:  # cannot be hashed
         special = None
-    if special is not None and any(map(is_symbolic, (*args, *kwargs.values()))):
-        return special(*args, **kwargs)
+    if special is not None:
+        if f in _FOLDS and len(args) == 1 and not isinstance(args[0], (Tensor, str, dict, set)):
+            args = (args[0] if isinstance(args[0], (list, tuple, range, Range)) else list(args[0]),)
+        if any(map(is_symbolic, (*args, *kwargs.values()))):
+            return special(*args, **kwargs)
     if isinstance(f, functools.partial):
         return call(f.func, *f.args, *args, **{**f.keywords, **kwargs})
     if isinstance(f, FunctionType):
@@ -98,6 +102,9 @@ def _function(context: Context, f: FunctionType, args: tuple[Any, ...], kwargs: 
     context.ran[f.__code__] = f.__globals__
     code = made.__code__
     if context.logs and context.calls.count(code) >= DEPTH:
+        context.deepest += 1
+        if context.deepest > 4:
+            context.refuse(f"calls {f.__name__} in itself without a bound that does not depend on values")
         error = RecursionError(f"{f.__name__} calls itself more than {DEPTH} times, depending on values")
         raise raised(lambda: error)
     context.calls.append(code)
@@ -166,6 +173,9 @@ def _builtin(context: Context, f: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _native(context: Context, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function that is not rewritten; numbers that depend on values are tensors to it."""
+    reads = _OF_TENSOR.get(getattr(f, "__name__", ""))
+    if reads is not None and args and isinstance(args[0], Tensor):
+        return reads(*args, **kwargs)
     if any(_has_number(x) for x in (*args, *kwargs.values())):
         name = getattr(f, "__name__", "")
         special = _WITH_NUMBERS.get(name)
@@ -177,11 +187,15 @@ def _native(context: Context, f: Any, args: tuple[Any, ...], kwargs: dict[str, A
             like = tensors[0]
             args = tuple([_beside(x, like) for x in args])
             kwargs = {n: _beside(x, like) for n, x in kwargs.items()}
-            made = f(*args, **kwargs)
+            try:
+                made = f(*args, **kwargs)
+            except TypeError as error:
+                context.refuse(f"calls {name or 'a function'} with a number that depends on values: {error}")
             own = dtype_of(like)
             if own in ("float16", "bfloat16") and isinstance(made, Tensor) and dtype_of(made) == "float32":
                 made = cast(made, own)
             return made
+        context.refuse(f"calls {name or 'a function'} with a number that depends on the value of a tensor")
     return f(*args, **kwargs)
 
 

@@ -23,6 +23,8 @@ class Context:
     def __init__(self, recorder: Recorder, prints: bool = False) -> None:
         self.recorder = recorder
         self.trying = self.trying_outside = 0  # `try` statements around, in this branch and outside it
+        self.branches = 0  # how many were followed
+        self.deepest = 0  # how often a function was as deep in itself as it may be
         self.calls: list[Any] = []  # of rewritten functions, one inside another: their code
         self.lenient = False  # texts of tensors are made, for errors that are only raised later
         self.failure: Any = 0  # a number: which exception was raised, 0 for none
@@ -48,10 +50,9 @@ class Context:
     def change(self, thing: Any, key: Any, slot: Any, what: str) -> None:
         """Something is about to be changed: a branch keeps what it was."""
         depth = self.made.get(id(thing), (None, -1))[1]
-        if self.logs:
-            if depth < len(self.logs):
-                self.logs[-1].setdefault((id(thing), key), (slot, slot.read()))
-        elif depth < 0 and self._was_there(thing):
+        if self.logs and depth < len(self.logs):
+            self.logs[-1].setdefault((id(thing), key), (slot, slot.read()))
+        if depth < 0 and self._was_there(thing):
             self.refuse(f"{what}, which is there before the call: a script would do that once, at its capture")
 
     def changed(self, key: Any, slot: Any, old: Any) -> None:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from kiln.scripting.lower import RUNTIME
 from kiln.scripting.rewrite import rewritten
 
-_FACTORY = "_kiln_factory"
+_FACTORY, _FUNCTION = "_kiln_factory", "_kiln_function"  # no names that the code may mean
 _done: set[CodeType] = set()  # the code of rewritten functions, and of those in them
 _codes: dict[CodeType, CodeType | None] = {}
 runtime_cell = CellType()  # what rewritten code calls; `runtime.py` puts itself there
@@ -58,7 +58,7 @@ def _rewritten_code(function: FunctionType) -> CodeType | None:
     if isinstance(node, ast.Lambda):
         body = [ast.Expr(node)]
     else:
-        node.decorator_list = []
+        node.decorator_list, node.name = [], _FUNCTION
         node.returns = None
         for arg in ast.walk(node.args):
             if isinstance(arg, ast.arg):
@@ -75,8 +75,8 @@ def _rewritten_code(function: FunctionType) -> CodeType | None:
     tree = ast.fix_missing_locations(ast.Module([factory], []))
     whole = compile(tree, code.co_filename, "exec", dont_inherit=True, flags=_future(code))
     (outer,) = [c for c in whole.co_consts if isinstance(c, CodeType)]
-    inner = next(c for c in outer.co_consts if isinstance(c, CodeType) and c.co_name == code.co_name)
-    inner = inner.replace(co_qualname=code.co_qualname)
+    inner = next(c for c in outer.co_consts if isinstance(c, CodeType) and c.co_name in (_FUNCTION, "<lambda>"))
+    inner = inner.replace(co_name=code.co_name, co_qualname=code.co_qualname)
     _note(inner)
     return inner
 

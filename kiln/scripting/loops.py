@@ -147,7 +147,7 @@ class Loop:
             slot.write(self.before[i])
             return True
         if before is UNSET:
-            self.lost[i] = "is set in the loop alone, which may not run"
+            self._lose(i, "is set in the loop alone, which may not run")
             return True
         (old, outline, _), (new, outline2, _) = unpack(before), unpack(after)
         try:
@@ -162,8 +162,13 @@ class Loop:
         except Mismatch as error:
             if i >= self.given or slot.internal:
                 self.context.refuse(f"has a loop on values that changes {slot.name}: it would be {error}")
-            self.lost[i] = f"is {error} before and after the loop's body"
+            self._lose(i, f"is {error} before and after the loop's body")
         return False
+
+    def _lose(self, i: int, why: str) -> None:
+        self.lost[i] = why
+        name = self.slots[i].name
+        self.context.unset[name] = f"{name} {why}"
 
     # -- the node ---------------------------------------------------------------------------------------
 

@@ -53,9 +53,6 @@ class Number:
     def __bool__(self) -> Any:
         return self._read("branches, in code that is not rewritten, on")
 
-    def __index__(self) -> Any:
-        return self._read("takes as a size or a position")
-
     def __int__(self) -> Any:
         return self._read("reads")
 
@@ -155,12 +152,12 @@ def number(x: Any) -> Number:
 
 
 def of_item(tensor: Any) -> Number:
-    """The one element of a tensor as a number."""
+    """The one element of a tensor as a number, without history."""
     if tensor.numel() != 1:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
     dtype = dtype_of(tensor)
     kind: type = bool if dtype == "bool" else float if "float" in dtype else int
-    return Number(kind, cast(tensor.reshape(()), KINDS[kind]))
+    return Number(kind, cast(tensor.detach().reshape(()), KINDS[kind]))
 
 
 def truth(x: Any) -> Any:

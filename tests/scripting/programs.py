@@ -1053,7 +1053,7 @@ def matrix(x):
 def power_iteration(x):
     v = T.ones(2)
     change = v.sum()
-    while change > 1e-3:
+    while change > 1e-2:
         w = x.matmul(v)
         w = w / w.abs().max()
         change = (w - v).abs().max().clamp(max=0.5) * 0.5
