@@ -26,6 +26,7 @@ from kiln.scripting.failing import fail_where, raised
 from kiln.scripting.functions import is_rewritten, rewrite
 from kiln.scripting.items import changes, set_attr
 from kiln.scripting.statements import Range, shown
+from kiln.tracing.recorder import TracingError
 from kiln.scripting.numbers import KINDS, Number, Tensor, cast, dtype_of, filled, number, of_item, truth
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -46,7 +47,7 @@ def new(thing: Any) -> Any:
 def is_left_alone(f: Any) -> bool:
     """Whether a function is none of the program's."""
     file = f.__code__.co_filename
-    return file.startswith(_OWN) or is_below(file) or file.startswith("<")
+    return file.startswith(_OWN) or is_below(file)
 
 
 def is_symbolic(x: Any) -> bool:
@@ -98,7 +99,11 @@ def _function(context: Context, f: FunctionType, args: tuple[Any, ...], kwargs: 
         return context.new(made) if f in _MAKERS else made
     made = f if is_rewritten(f) else rewrite(f)
     if made is None:
-        return f(*args, **kwargs)
+        try:
+            return f(*args, **kwargs)
+        except TracingError as error:
+            error.add_note(f"the source of {f.__name__} is not to be found, so that it runs as it is")
+            raise
     context.ran[f.__code__] = f.__globals__
     code = made.__code__
     if context.logs and context.calls.count(code) >= DEPTH:
@@ -176,7 +181,7 @@ def _native(context: Context, f: Any, args: tuple[Any, ...], kwargs: dict[str, A
     reads = _OF_TENSOR.get(getattr(f, "__name__", ""))
     if reads is not None and args and isinstance(args[0], Tensor):
         return reads(*args, **kwargs)
-    if any(_has_number(x) for x in (*args, *kwargs.values())):
+    if any(_has_number(x) for x in (*args, *kwargs.values())) and getattr(f, "__module__", "") not in _PYTHONS:
         name = getattr(f, "__name__", "")
         special = _WITH_NUMBERS.get(name)
         if special is not None:
@@ -197,6 +202,9 @@ def _native(context: Context, f: Any, args: tuple[Any, ...], kwargs: dict[str, A
             return made
         context.refuse(f"calls {name or 'a function'} with a number that depends on the value of a tensor")
     return f(*args, **kwargs)
+
+
+_PYTHONS = ("builtins", "math", "operator")  # whose functions ask the number itself
 
 
 def _has_number(x: Any) -> bool:

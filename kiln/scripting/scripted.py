@@ -74,7 +74,10 @@ class Variant:
         return bool(self._inside.hold()) and bool(self._outside.hold())
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        leaves = self._program(args, kwargs)
+        return self.result(self._program(args, kwargs))
+
+    def result(self, leaves: Any) -> Any:
+        """What the function returns, of the program's results."""
         if self.numbers:
             leaves = list(leaves)
             for k in self.numbers:
@@ -127,8 +130,7 @@ class Calls:
         look: list[Any] = [_core.modes(), _core.default_dtype_name()]
         if not (_look(args, look, {}) and _look(kwargs, look, {})):
             return self.function(*args, **kwargs)  # of a batch, or values of a graph: no program takes them
-        made = self._found(tuple(look), args, kwargs)
-        self.last = made
+        made = self.last = self._found(tuple(look), args, kwargs)
         state = _core.random_state()
         try:
             return made(args, kwargs)
@@ -136,6 +138,10 @@ class Calls:
             _core.set_random_state(*state)
             self.function(*args, **kwargs)  # raises it, with its text and its lines
             raise error.error from None
+
+    def variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+        """A program for these arguments, which is not kept."""
+        return Variant(self.function, self.root, args, kwargs)
 
     def _found(self, look: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
         kept = self.variants.setdefault(look, [])

@@ -243,7 +243,8 @@ Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
     //    of it looks again.
     const auto look = [&] { check_values(fn, operands); };
     std::optional<SeenValues> seen;
-    if (refuses_values(fn) && !(trace_here && trace_here->abstract)) seen.emplace(look);
+    const CallTrace* trace = traces ? current_trace() : nullptr;
+    if (refuses_values(fn) && !(trace && trace->abstract)) seen.emplace(look);
     // 3. Replays and views launch no kernel and write no target; the calls they make come through here.
     if (fn.cls == FnClass::replay) return replay(compiler::recipe_for({&fn, operands}), operands);
     if (fn.cls == FnClass::view) return run_view(fn, operands);
