@@ -12,12 +12,13 @@ from typing import Any, Final, NoReturn, TypeVar, get_origin
 
 from kiln.absent import hint_missing as _hint_missing
 from kiln.absent import refuse as _refuse
-from kiln.nn import Module as _Module
+from kiln.scripting.context import current as _current
+from kiln.scripting.scripted import RecursiveScriptModule, script
+from kiln.scripting.scripted import load as _load
+from kiln.scripting.scripted import save as _save
 from kiln.table.arguments import is_traced as _is_traced
 from kiln.tracing.recorder import TracingError as TracingCheckError
 from kiln.tracing.scripts import ScriptFunction, ScriptModule, trace
-from kiln.scripting.context import current as _current
-from kiln.scripting.scripted import RecursiveScriptModule, load as _load, save as _save, script
 
 __all__ = [
     "Attribute", "Error", "Final", "RecursiveScriptModule", "ScriptFunction", "ScriptModule",

@@ -92,7 +92,9 @@ class Block:
         self.steps: list[Any] = []
         self.left: list[Any] = []  # of each slot
         self.extra: dict[Any, tuple[Slot, Any, Any]] = {}  # objects it changed: before, after
-        self.written: dict[int, tuple[Any, int]] = {}  # tensors that were there and that it wrote: their value
+        self.written: dict[
+            int, tuple[Any, int]
+        ] = {}  # tensors that were there and that it wrote: their value
         self.values: dict[int, int] = {}  # id of a tensor -> the value that it has at the end
         self.dead = False
 
@@ -152,8 +154,10 @@ def unpack(value: Any) -> tuple[list[Any], Any, Build]:
     """(tensors and numbers in a value, what it is without them, what makes it again)."""
     if isinstance(value, (Tensor, Number, bool, int, float)):
         return [value], None, lambda r: r[0]
-    if type(value) is dict or (isinstance(value, (tuple, list)) and type(value).__init__ is object.__init__) or (
-        type(value) in (list, tuple)
+    if (
+        type(value) is dict
+        or (isinstance(value, (tuple, list)) and type(value).__init__ is object.__init__)
+        or (type(value) in (list, tuple))
     ):
         parts = [unpack(v) for v in (value.values() if isinstance(value, dict) else value)]
         leaves = [x for p in parts for x in p[0]]
@@ -270,7 +274,8 @@ class Merge:
         zeros = Result("zeros", shape, dtype)
         k = len(self.pairs)
         one, other = [
-            zeros if v is ANY else result_of(v, side, self.context, dtype) for v, side in zip((x, y), self.sides)
+            zeros if v is ANY else result_of(v, side, self.context, dtype)
+            for v, side in zip((x, y), self.sides)
         ]
         self.pairs.append((one, other))
         for v in (x, y):
@@ -312,7 +317,11 @@ def branch(context: Context, flag: Number, slots: list[Slot], yes: Any, no: Any)
         if slot.internal:
             x, y = ANY if x is UNSET else x, ANY if y is UNSET else y
         if x is UNSET or y is UNSET:
-            lost[k] = "is not set in the branch that goes on" if x is ANY or y is ANY else "is set in one branch alone"
+            lost[k] = (
+                "is not set in the branch that goes on"
+                if x is ANY or y is ANY
+                else "is set in one branch alone"
+            )
             continue
         pairs, aliases = len(merge.pairs), len(merge.aliases)
         try:
@@ -369,17 +378,20 @@ def graph_of(context: Context, steps: list[Any], inputs: list[int], results: lis
     recorder = context.recorder
     graph = Graph()
     values: dict[int, Value] = {}
+    sizes: dict[int, Any] = recorder.sizes
     for k in inputs:
         values[k] = graph.add_input(recorder._dtype_of(k), tuple(map(int, recorder.sizes[k])))
     with building(graph):
         for step in steps:
-            add_step(graph, step, values, recorder.sizes)
+            add_step(graph, step, values, sizes)
         outputs = []
         for r in results:
             if r.kind == "value":
                 outputs.append(values[r.held])
                 continue
-            held = r.held if r.kind == "number" else TYPES.get(r.dtype, float if "float" in r.dtype else int)(0)
+            held = (
+                r.held if r.kind == "number" else TYPES.get(r.dtype, float if "float" in r.dtype else int)(0)
+            )
             made = graph.add(find("convert"), (constant(graph, held),), (r.dtype,))
             if r.kind == "zeros" and r.held:
                 made = graph.add(find("expand"), (made,), (r.held,))
@@ -409,7 +421,9 @@ def emit(
         inputs.append(root.add_input(dtype_of(x), tuple(map(int, x.shape))))
     made = control.add(root, CONTROL[name], inputs, attributes(counts, (0, False), (), tuple(graphs)))
     root.finish(made)
-    return context.recorder.results_of(CALLED, (len(given), remembered(root), 0), given, [(v.dtype, v.shape) for v in made])
+    return context.recorder.results_of(
+        CALLED, (len(given), remembered(root), 0), given, [(v.dtype, v.shape) for v in made]
+    )
 
 
 def _called(context: Context, flag: Number, a: Block, b: Block, merge: Merge) -> list[Any]:

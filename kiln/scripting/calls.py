@@ -1,7 +1,7 @@
 """Calls in rewritten code: functions of the program are rewritten too, Python's own know numbers and tensors.
 
-    call(f, ..)     f of the program: its rewritten form; of kiln: as it is, numbers as tensors of no dims;
-                    of Python's: one that takes what depends on values, where there is one
+call(f, ..)     f of the program: its rewritten form; of kiln: as it is, numbers as tensors of no dims;
+                of Python's: one that takes what depends on values, where there is one
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from collections.abc import Callable
 from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
+from kiln import _core, ops
 from kiln.capture.pure.guards import is_below
+from kiln.errors import entries, is_own, place
 from kiln.nn import Module
 from kiln.scripting.blocks import unpack
-from kiln.scripting.conditions import and_, choose, compared, or_
+from kiln.scripting.conditions import and_, choose, compared, just, or_
 from kiln.scripting.context import Context, running
 from kiln.scripting.failing import fail_where, raised
 from kiln.scripting.functions import is_rewritten, rewrite
 from kiln.scripting.items import changes, set_attr
+from kiln.scripting.numbers import KINDS, Number, Tensor, cast, dtype_of, number, of_item, truth
 from kiln.scripting.statements import Range, shown
 from kiln.tracing.recorder import TracingError
-from kiln.scripting.numbers import KINDS, Number, Tensor, cast, dtype_of, filled, number, of_item, truth
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 DEPTH = 24  # of a function that calls itself, in branches that depend on values
@@ -85,8 +87,9 @@ def call(f: Any, /, *args: Any, **kwargs: Any) -> Any:
     if isinstance(f, type):
         made = f(*args, **kwargs)
         return context.new(made) if not isinstance(made, (Tensor, int, float, str, tuple)) else made
-    if type(f).__call__ is not None and isinstance(getattr(type(f), "__call__", None), FunctionType):
-        return call(MethodType(type(f).__call__, f), *args, **kwargs)
+    own = inspect.getattr_static(type(f), "__call__", None)
+    if isinstance(own, FunctionType):
+        return call(MethodType(own, f), *args, **kwargs)
     return _native(context, f, args, kwargs)
 
 
@@ -110,8 +113,8 @@ def _function(context: Context, f: FunctionType, args: tuple[Any, ...], kwargs: 
         context.deepest += 1
         if context.deepest > 4:
             context.refuse(f"calls {f.__name__} in itself without a bound that does not depend on values")
-        error = RecursionError(f"{f.__name__} calls itself more than {DEPTH} times, depending on values")
-        raise raised(lambda: error)
+        deep = RecursionError(f"{f.__name__} calls itself more than {DEPTH} times, depending on values")
+        raise raised(just(deep))
     context.calls.append(code)
     try:
         return made(*args, **kwargs)
@@ -126,7 +129,9 @@ def _explain(context: Context, error: NameError) -> None:
     """Raises why a name has no value, if branches are the reason."""
     found = re.search(r"'(\w+)'", str(error))
     if found is not None and found[1] in context.unset:
-        context.refuse(f"reads a name that has no value: {context.unset[found[1]]}")
+        frames = [t for t in entries(error.__traceback__) if not is_own(t.tb_frame)]
+        line = place(frames[-1].tb_frame.f_code.co_filename, frames[-1].tb_lineno) if frames else ""
+        context.refuse(f"reads a name that has no value: {context.unset[found[1]]}", line)
 
 
 def _wrapped(context: Context, f: Any, wrapped: Any, args: Any, kwargs: Any) -> Any:
@@ -181,7 +186,10 @@ def _native(context: Context, f: Any, args: tuple[Any, ...], kwargs: dict[str, A
     reads = _OF_TENSOR.get(getattr(f, "__name__", ""))
     if reads is not None and args and isinstance(args[0], Tensor):
         return reads(*args, **kwargs)
-    if any(_has_number(x) for x in (*args, *kwargs.values())) and getattr(f, "__module__", "") not in _PYTHONS:
+    if (
+        any(_has_number(x) for x in (*args, *kwargs.values()))
+        and getattr(f, "__module__", "") not in _PYTHONS
+    ):
         name = getattr(f, "__name__", "")
         special = _WITH_NUMBERS.get(name)
         if special is not None:
@@ -221,8 +229,6 @@ def _tensor(f: Any, data: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> 
     """kiln.tensor of numbers that depend on values."""
     leaves, _, build = unpack(data)
     if type(data) in (list, tuple):
-        from kiln import ops
-
         parts = [_tensor(f, v) for v in data]
         made = ops.stack(parts)
     else:
@@ -238,8 +244,6 @@ def _tensor(f: Any, data: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> 
 
 def default_dtype() -> str:
     """The name of the default dtype."""
-    from kiln import _core
-
     return str(_core.default_dtype_name())
 
 
@@ -313,7 +317,7 @@ def _extreme(function: Any, sign: str) -> Callable[..., Any]:
             if isinstance(x, (Number, int, float)) and isinstance(found, (Number, int, float)):
                 found = _of_numbers(less, x, found)
             else:
-                found = choose(less, lambda x=x: x, lambda found=found: found, 0)
+                found = choose(less, just(x), just(found), 0)
         return found
 
     return extreme
@@ -326,14 +330,14 @@ def _of_numbers(flag: Any, x: Any, y: Any) -> Any:
 def _any(items: Any) -> Any:
     found: Any = False
     for x in items:
-        found = or_(found, lambda x=x: truth(x))
+        found = or_(found, just(truth(x)))
     return found if isinstance(found, Number) else bool(found)
 
 
 def _all(items: Any) -> Any:
     found: Any = True
     for x in items:
-        found = and_(found, lambda x=x: truth(x))
+        found = and_(found, just(truth(x)))
     return found if isinstance(found, Number) else bool(found)
 
 
@@ -349,6 +353,7 @@ def _print(*args: Any, **kwargs: Any) -> None:
     context = running()
     if context.prints is None or context.logs:
         context.refuse("prints values in a branch or loop that depends on values, or in a program")
+        return
     context.prints.append((args, kwargs))
 
 

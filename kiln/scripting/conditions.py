@@ -16,6 +16,11 @@ from kiln.scripting.numbers import Number, Tensor, truth
 Thunk = Callable[[], Any]
 
 
+def just(x: Any) -> Thunk:
+    """A function that gives a value."""
+    return lambda: x
+
+
 def clear(*flags: Any) -> Any:
     """Whether no flag is set."""
     held: Any = False
@@ -136,13 +141,14 @@ def chain(signs: tuple[str, ...], first: Any, *rest: Thunk) -> Any:
 def contains(held: Any, x: Any) -> Any:
     """x in held"""
     if isinstance(held, Tensor) and isinstance(x, (Tensor, Number, bool, int, float)):
-        return truth((held == x).any())
+        equal: Any = held == x
+        return truth(equal.any())
     symbolic = isinstance(x, (Tensor, Number))
     if isinstance(held, (list, tuple)) and (symbolic or any(isinstance(v, (Tensor, Number)) for v in held)):
         found: Any = False
         for v in held:
             one: Any = True if v is x else truth(v == x)
-            found = or_(found, lambda one=one: one)
+            found = or_(found, just(one))
         return found
     if isinstance(held, (dict, set)) and isinstance(x, Number):
         return running().refuse("looks up a number that depends on the value of a tensor")

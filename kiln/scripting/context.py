@@ -1,4 +1,4 @@
-"""What a run of rewritten code knows: the recorder that follows it, where in it branches begin, what raised."""
+"""What a run of rewritten code knows: the recorder that follows it, its branches, what may be raised."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Context:
         self.patched: list[tuple[dict[str, Any], str]] = []
         self.prints: list[Any] | None = [] if prints else None
 
-    def refuse(self, what: str) -> Any:
+    def refuse(self, what: str, line: str = "") -> Any:
         """Raises that a script cannot do something, with the line."""
-        return self.recorder.refuse(what)
+        return self.recorder.refuse(what, line)
 
     def new(self, thing: Any) -> Any:
         """A container or object that was just made."""
@@ -53,7 +53,7 @@ class Context:
         if self.logs and depth < len(self.logs):
             self.logs[-1].setdefault((id(thing), key), (slot, slot.read()))
         if depth < 0 and self._was_there(thing):
-            self.refuse(f"{what}, which is there before the call: a script would do that once, at its capture")
+            self.refuse(f"{what}, which is there before the call: that would happen once, at the capture")
 
     def changed(self, key: Any, slot: Any, old: Any) -> None:
         """A branch has changed something: to the one around it that is a change too."""

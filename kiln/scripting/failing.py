@@ -1,7 +1,7 @@
 """Exceptions that depend on values: a number says which of them was raised, and the call raises it.
 
-    failure = 0               nothing was raised
-    failure = k               the k-th exception that the program may raise; what follows is computed in vain
+failure = 0               nothing was raised
+failure = k               the k-th exception that the program may raise; what follows is computed in vain
 """
 
 from __future__ import annotations

@@ -75,7 +75,9 @@ def _rewritten_code(function: FunctionType) -> CodeType | None:
     tree = ast.fix_missing_locations(ast.Module([factory], []))
     whole = compile(tree, code.co_filename, "exec", dont_inherit=True, flags=_future(code))
     (outer,) = [c for c in whole.co_consts if isinstance(c, CodeType)]
-    inner = next(c for c in outer.co_consts if isinstance(c, CodeType) and c.co_name in (_FUNCTION, "<lambda>"))
+    inner = next(
+        c for c in outer.co_consts if isinstance(c, CodeType) and c.co_name in (_FUNCTION, "<lambda>")
+    )
     inner = inner.replace(co_name=code.co_name, co_qualname=code.co_qualname)
     _note(inner)
     return inner
@@ -128,7 +130,8 @@ def _lambda_of(code: CodeType) -> ast.Lambda | None:
             n
             for n in found
             if any(
-                (n.body.lineno, n.body.end_lineno, n.body.col_offset, n.body.end_col_offset) == s for s in spans
+                (n.body.lineno, n.body.end_lineno, n.body.col_offset, n.body.end_col_offset) == s
+                for s in spans
             )
         ]
     return found[0] if len(found) == 1 else None
@@ -140,10 +143,11 @@ def _is_of(node: ast.FunctionDef, code: CodeType) -> bool:
 
 
 def _move(tree: ast.AST, lines: int, columns: int) -> None:
+    node: Any
     for node in ast.walk(tree):
         if hasattr(node, "lineno"):
             node.lineno += lines
             node.col_offset += columns
             if getattr(node, "end_lineno", None) is not None:
-                node.end_lineno += lines  # type: ignore[attr-defined]
-                node.end_col_offset += columns  # type: ignore[attr-defined]
+                node.end_lineno += lines
+                node.end_col_offset += columns

@@ -7,7 +7,7 @@ from typing import Any
 
 from kiln.nn import Module
 from kiln.scripting.blocks import Slot
-from kiln.scripting.conditions import choose
+from kiln.scripting.conditions import choose, just
 from kiln.scripting.context import running
 from kiln.scripting.failing import fail_where
 from kiln.scripting.numbers import Number, Tensor, beside_tensor, dtype_of, of_item
@@ -42,7 +42,10 @@ def _check(held: Any, key: Any) -> None:
             i = k.tensor if isinstance(k, Number) else k
             size = held.shape[dim]
             wrong = (i < -size) | (i >= size)
-            fail_where(Number(bool, wrong), IndexError(f"index ? is out of bounds for dimension {dim} with size {size}"))
+            fail_where(
+                Number(bool, wrong),
+                IndexError(f"index ? is out of bounds for dimension {dim} with size {size}"),
+            )
         dim += 1
 
 
@@ -59,7 +62,7 @@ def item(held: Any, key: Any) -> Any:
     return running().new(made) if isinstance(key, slice) and isinstance(made, list) else made
 
 
-def _of_list(held: Any, key: Number) -> Any:
+def _of_list(held: Any, key: Any) -> Any:
     """An item of a list, at a position that depends on values: one branch for each."""
     size = len(held)
     if not size:
@@ -68,7 +71,7 @@ def _of_list(held: Any, key: Number) -> Any:
     at = choose(key < 0, lambda: key + size, lambda: key, 0)
     found = held[-1]
     for k in range(size - 2, -1, -1):
-        found = choose(at == k, lambda k=k: held[k], lambda found=found: found, 0)
+        found = choose(at == k, just(held[k]), just(found), 0)
     return found
 
 
@@ -144,7 +147,9 @@ def set_attr(value: Any, held: Any, name: str) -> None:
     def write(x: Any) -> None:
         delattr(held, name) if x is _ABSENT else setattr(held, name, x)
 
-    context.change(held, name, Slot(f"the attribute {name}", read, write), f"sets the attribute {name} of an object")
+    context.change(
+        held, name, Slot(f"the attribute {name}", read, write), f"sets the attribute {name} of an object"
+    )
     setattr(held, name, value)
 
 

@@ -1,8 +1,8 @@
 """Loops that depend on values: a condition and a body, followed until what they change is what is carried.
 
-The first time everything is as it was before the loop; what the body leaves different is carried, and the body
-is followed again with something unknown in its place, until nothing more changes. A number of Python's that
-stays the same through the body so stays one of Python's.
+The first time everything is as it was before the loop; what the body leaves different is carried, and the
+body is followed again with something unknown in its place, until nothing more changes. A number of Python's
+that stays the same through the body so stays one of Python's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kiln.scripting.blocks import (
     unpack,
 )
 from kiln.scripting.context import Context
-from kiln.scripting.numbers import Number, Tensor, dtype_of, filled, number, truth
+from kiln.scripting.numbers import Number, Tensor, dtype_of, filled, number, of_numbers, truth
 
 _ROUNDS = 30
 
@@ -87,10 +87,16 @@ class Loop:
 
         def condition() -> None:
             held = truth(self.test())
-            failed = context.failure
-            if isinstance(failed, Number):
-                clear = failed == 0
-                held = clear if held is True else held if held is False else Number(bool, clear.tensor & held.tensor)
+            failed: Any = context.failure
+            if type(failed) is Number:
+                clear: Any = of_numbers("eq", failed, 0)
+                held = (
+                    clear
+                    if held is True
+                    else held
+                    if held is False
+                    else Number(bool, clear.tensor & held.tensor)
+                )
             found.append(held)
 
         a = follow(context, [*self.slots, flag], condition)
@@ -187,7 +193,11 @@ class Loop:
             value = body.written[key][1] if key in body.written else self.values[len(results)]
             results.append(Result("value", value, dtype_of(whole)))
         flag = condition.left[-1]
-        ends = [Result("number", flag, "bool") if isinstance(flag, bool) else result_of(flag, condition, context, "bool")]
+        ends = [
+            Result("number", flag, "bool")
+            if isinstance(flag, bool)
+            else result_of(flag, condition, context, "bool")
+        ]
         self._check_aliases(body, order)
         steps, outer = needed(condition.steps, ends)
         more, outer2 = needed(body.steps, results)
@@ -196,15 +206,24 @@ class Loop:
         given = [held[k] for k in rest]
         inputs = [*self.values, *rest]
         graphs = [graph_of(context, steps, inputs, ends), graph_of(context, more, inputs, results)]
-        made = emit(context, "while_loop", [*initial, *given], (len(initial), 0, len(given)), graphs) if initial else []
+        made = (
+            emit(context, "while_loop", [*initial, *given], (len(initial), 0, len(given)), graphs)
+            if initial
+            else []
+        )
         if not initial and flag is not False:
             context.refuse("has a loop on values that changes nothing: it would never end")
         for i, slot in enumerate(self.slots):
             if i in self.lost:
                 continue
             leaves, _, build = unpack(self.before[i])
-            new = [self._given(x, made[order.index((i, j))]) if (i, j) in self.stands else x for j, x in enumerate(leaves)]
-            slot.write(build(new) if any((i, j) in self.stands for j in range(len(leaves))) else self.before[i])
+            new = [
+                self._given(x, made[order.index((i, j))]) if (i, j) in self.stands else x
+                for j, x in enumerate(leaves)
+            ]
+            slot.write(
+                build(new) if any((i, j) in self.stands for j in range(len(leaves))) else self.before[i]
+            )
         for key, i in self.keys.items():
             context.changed(key, self.slots[i], self.before[i])
         for (i, j), x, y in zip(order, initial, made):

@@ -121,6 +121,10 @@ class Number:
     def __ceil__(self) -> Any:
         return Number(float, self.tensor.ceil()).as_kind(int) if self.kind is float else self.as_kind(int)
 
+    def __divmod__(self, other: Any) -> Any:
+        own: Any = self
+        return own // other, own % other
+
     def is_integer(self) -> Any:
         """Whether it has no fraction."""
         return Number(bool, self.tensor.floor() == self.tensor) if self.kind is float else True
@@ -226,16 +230,10 @@ def of_numbers(name: str, a: Any, b: Any) -> Any:
 
 _COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
 for _name in (
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift", "matmul",
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift",
+    "matmul",
 ):  # fmt: skip
     setattr(Number, f"__{_name}__", _arithmetic(_name, False))
     setattr(Number, f"__r{_name}__", _arithmetic(_name, True))
 for _name in _COMPARED:
     setattr(Number, f"__{_name}__", _arithmetic(_name, False))
-
-
-def __divmod__(self: Number, other: Any) -> Any:
-    return self // other, self % other
-
-
-Number.__divmod__ = __divmod__  # type: ignore[attr-defined]

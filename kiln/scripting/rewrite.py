@@ -8,8 +8,8 @@
     a and b                   k.and_(a, lambda: b)
     x[i] = v                  k.set_item(v, x, i)
 
-`k` (kiln/scripting/runtime.py) looks whether the condition is a value of Python's; then it is Python's own `if`.
-Lines and columns stay, so tracebacks and debuggers show the user's program.
+`k` (kiln/scripting/runtime.py) looks whether the condition is a value of Python's; then it is Python's own
+`if`. Lines and columns stay, so tracebacks and debuggers show the user's program.
 """
 
 from __future__ import annotations
@@ -282,9 +282,7 @@ class _Rewrite(ast.NodeTransformer):
 
     def visit_With(self, node: ast.With) -> Any:
         node.items = [
-            ast.withitem(
-                self.visit(i.context_expr), i.optional_vars and self._target(i.optional_vars, node)
-            )
+            ast.withitem(self.visit(i.context_expr), i.optional_vars and self._target(i.optional_vars, node))
             for i in node.items
         ]
         stores, self.pending = self.pending, []
@@ -399,7 +397,9 @@ class _Rewrite(ast.NodeTransformer):
         # a < b < c: b is evaluated once
         args = [left, *(placed_lambda(r) for r in rights)]
         signs = [type(op).__name__ for op in node.ops]
-        return self._made(runtime("chain", ast.Tuple([ast.Constant(s) for s in signs], ast.Load()), *args), node)
+        return self._made(
+            runtime("chain", ast.Tuple([ast.Constant(s) for s in signs], ast.Load()), *args), node
+        )
 
     def _compared(self, a: ast.expr, op: ast.cmpop, b: ast.expr) -> ast.expr:
         if isinstance(op, (ast.In, ast.NotIn)):
@@ -434,7 +434,9 @@ class _Rewrite(ast.NodeTransformer):
 
     def _key(self, key: ast.expr) -> ast.expr:
         if isinstance(key, ast.Slice):
-            parts = [ast.Constant(None) if p is None else self.visit(p) for p in (key.lower, key.upper, key.step)]
+            parts = [
+                ast.Constant(None) if p is None else self.visit(p) for p in (key.lower, key.upper, key.step)
+            ]
             return self._made(runtime("slice", *parts), key)
         if isinstance(key, ast.Tuple):
             return self._made(ast.Tuple([self._key(k) for k in key.elts], ast.Load()), key)

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
 
-from kiln import _core
+import kiln.scripting.runtime  # noqa: F401  (what rewritten code calls)
+from kiln import _core, export
 from kiln.capture.pure.guards import Read
 from kiln.errors import describe, message
-from kiln import export
 from kiln.graph.graph import Value
 from kiln.nn import Module
-import kiln.scripting.runtime  # noqa: F401  (what rewritten code calls)
 from kiln.scripting.calls import call
 from kiln.scripting.context import Context, entered
 from kiln.scripting.numbers import Number
@@ -191,10 +190,10 @@ def _look(value: Any, parts: list[Any], seen: dict[int, int]) -> bool:
         return True
     if kind is tuple or kind is list or hasattr(value, "_fields"):
         parts.append((kind, len(value)))
-        return all([_look(item, parts, seen) for item in value])
+        return not [item for item in value if not _look(item, parts, seen)]
     if kind is dict:
         parts.append((kind, tuple(value)))
-        return all([_look(item, parts, seen) for item in value.values()])
+        return not [item for item in value.values() if not _look(item, parts, seen)]
     parts.append((kind, repr(value) if kind is float else value) if kind in _PLAIN else (kind, id(value)))
     return not isinstance(value, (_core.Tensor, Value))
 
@@ -204,7 +203,8 @@ class Scripted(ScriptFunction):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.scripted_function = function
-        self._calls = Calls(function, getattr(function, "__self__", None) if isinstance(getattr(function, "__self__", None), Module) else None)
+        held = getattr(function, "__self__", None)
+        self._calls = Calls(function, held if isinstance(held, Module) else None)
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -281,7 +281,9 @@ class RecursiveScriptModule(ScriptModule):
         try:
             return getattr(original, name)
         except AttributeError as error:
-            raise AttributeError(str(error).replace(type(original).__name__, "RecursiveScriptModule")) from None
+            raise AttributeError(
+                str(error).replace(type(original).__name__, "RecursiveScriptModule")
+            ) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._original, name, value)
@@ -304,7 +306,8 @@ class RecursiveScriptModule(ScriptModule):
     @property
     def captured(self) -> Captured:
         """The program that ran last."""
-        return self._programs["forward"].program().program()
+        found: Captured = self._programs["forward"].program().program()
+        return found
 
     @property
     def graph(self) -> Any:
@@ -348,7 +351,7 @@ def save(made: Any, f: Any, extra_files: Any = None) -> None:
     """Writes the program of a trace, or of a script the one that ran last."""
     if not isinstance(made, (ScriptFunction, ScriptModule)):
         raise TypeError(message("jit.save", "what jit.trace or jit.script gives", describe(made)))
-    program = export.ExportedProgram(made.captured)  # type: ignore[union-attr]
+    program = export.ExportedProgram(made.captured)
     export.save(program, f, extra_files=extra_files)
 
 
@@ -369,8 +372,8 @@ def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs:
 
     RuntimeError, with the line and the reason, for what a program cannot hold: a size or slice that depends
     on values, a name that has another type or shape after one branch than after the other, a list that grows
-    in a loop of unknown length, Python's own state that is changed. `example_inputs`: calls (a list of tuples)
-    that are made at once. `optimize` is PyTorch's, and changes nothing.
+    in a loop of unknown length, Python's own state that is changed. `example_inputs`: a list of calls, each a
+    tuple, that are made at once. `optimize` is PyTorch's, and changes nothing.
 
     >>> @kiln.jit.script
     ... def collatz(n):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from kiln.scripting.context import Context, running
 from kiln.scripting.failing import fail_where, raised
 from kiln.scripting.loops import Loop
 from kiln.scripting.lower import LEFT, PREFIX, VALUE
-from kiln.scripting.numbers import Number, Tensor, number, of_item, of_numbers, truth
+from kiln.scripting.numbers import Number, Tensor, of_item, of_numbers, truth
 
 _NAMES = {VALUE: "what the function returns", LEFT: "whether the function returns"}
 
@@ -23,9 +24,8 @@ class Range:
 
     def __init__(self, *args: Any) -> None:
         given = [of_item(a) if isinstance(a, Tensor) else a for a in args]
-        self.start, self.stop, self.step = (
-            (0, given[0], 1) if len(given) == 1 else (*given, 1) if len(given) == 2 else given
-        )
+        found: Any = (0, given[0], 1) if len(given) == 1 else (*given, 1) if len(given) == 2 else given
+        self.start, self.stop, self.step = found
         for x in given:
             if (x.kind if isinstance(x, Number) else type(x)) is float:
                 raise TypeError("'float' object cannot be interpreted as an integer")
@@ -36,7 +36,9 @@ class Range:
     __len__ = __getitem__ = __contains__ = __iter__
 
 
-def _slots(names: tuple[str, ...], get: Callable[[], list[Any]], put: Callable[[list[Any]], None]) -> list[Slot]:
+def _slots(
+    names: tuple[str, ...], get: Callable[[], list[Any]], put: Callable[[list[Any]], None]
+) -> list[Slot]:
     def slot(k: int, name: str) -> Slot:
         def write(value: Any) -> None:
             values = get()
@@ -99,6 +101,7 @@ def for_(
     if isinstance(over, Range):
         _for_range(over, body, go, get, put, names, line)
         return
+    item: Any
     for item in over:
         held = True if go is None else go()
         if not isinstance(held, Number):
@@ -106,20 +109,24 @@ def for_(
                 return
             body(item)
             continue
-        if_(held, lambda item=item: body(item), lambda: None, get, put, names, line)
+        if_(held, functools.partial(body, item), lambda: None, get, put, names, line)
 
 
-def _for_range(over: Range, body: Any, go: Any, get: Any, put: Any, names: Any, line: int) -> None:
+def _for_range(over: Any, body: Any, go: Any, get: Any, put: Any, names: Any, line: int) -> None:
     if isinstance(over.step, Number) or over.step == 0:
-        fail_where(number(over.step) == 0, ValueError("range() arg 3 must not be zero"))
+        none: Any = of_numbers("eq", over.step, 0)
+        fail_where(none, ValueError("range() arg 3 must not be zero"))
     cell: list[Any] = [over.start]
 
     def write(value: Any) -> None:
         cell[0] = value
 
     def more() -> Any:
-        if isinstance(over.step, Number):
-            inside = or_(and_(over.step > 0, lambda: cell[0] < over.stop), lambda: cell[0] > over.stop)
+        by: Any = over.step
+        if type(by) is Number:
+            inside = or_(
+                and_(of_numbers("gt", by, 0), lambda: cell[0] < over.stop), lambda: cell[0] > over.stop
+            )
         else:
             inside = of_numbers("lt" if over.step > 0 else "gt", cell[0], over.stop)
         return inside if go is None else and_(go(), lambda: inside)

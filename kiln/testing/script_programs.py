@@ -116,8 +116,8 @@ class Writer:
         """A tensor of no dims."""
         r = self.rng
         return r.choice([
-            f"{self.vector()}.sum()", f"{self.vector()}[{r.randint(0, 1)}]", "(s * t).tanh()", "s - t + k",
-            "max(s, t)", "-s", "abs(t) * 0.5",
+            f"({self.vector()}).sum()", f"({self.vector()})[{r.randint(0, 1)}]", "(s * t).tanh()",
+            "s - t + k", "max(s, t)", "-s", "abs(t) * 0.5",
         ])  # fmt: skip
 
     def integer(self) -> str:
@@ -196,7 +196,7 @@ def _gradients(expected: Any, args: list[Any], came: Any, own: list[Any]) -> str
     """How gradients differ."""
     both = []
     for results, inputs in ((expected, args), (came, own)):
-        total = sum([y.sum() for y in results if isinstance(y, kiln.Tensor)])
+        total: Any = sum([y.sum() for y in results if isinstance(y, kiln.Tensor)])
         given = [x for x in inputs if isinstance(x, kiln.Tensor) and x.requires_grad]
         found = kiln.autograd.grad(total, given, allow_unused=True)
         both.append([kiln.zeros_like(x) if g is None else g for x, g in zip(given, found)])

@@ -282,9 +282,11 @@ class Recorder(Tracer):
 
     def value(self, tensor: Any) -> int:
         if self.ended and id(tensor) in self.ended:
-            self.refuse("uses a tensor that was made inside a branch or loop on values, and is none of its results")
+            self.refuse(
+                "uses a tensor that was made in a branch or loop on values, and is none of its results"
+            )
         if self._spoiled and _core.place(tensor)[0] in self._spoiled:
-            self.refuse("reads a tensor that may have been written by another name, in a branch or loop on values")
+            self.refuse("reads a tensor that may have been written by another name, depending on values")
         return super().value(tensor)
 
     def placeholder(self, dtype: str, shape: Shape, requires_grad: bool) -> Any:
@@ -303,7 +305,9 @@ class Recorder(Tracer):
         self.dtypes[k] = dtype
         return made
 
-    def results_of(self, op: Any, structure: tuple[Any, ...], given: list[Any], looks: list[Any]) -> list[Any]:
+    def results_of(
+        self, op: Any, structure: tuple[Any, ...], given: list[Any], looks: list[Any]
+    ) -> list[Any]:
         """The results of a call that is a step without being made, so that nothing compiles it by itself."""
         args = tuple([("value", self.value(x)) for x in given])
         history = _core.grad_enabled()
@@ -334,9 +338,9 @@ class Recorder(Tracer):
     def sizes_read(self, tensor: Any) -> None:
         """Sizes are those of the example."""
 
-    def refuse(self, what: str) -> None:
+    def refuse(self, what: str, line: str = "") -> None:
         self.failure = TracingError(  # type: ignore[assignment]
-            f"{self.name}: {user_line()} {_MOVES.get(what, what)}; {_WAYS}"
+            f"{self.name}: {line or user_line()} {_MOVES.get(what, what)}; {_WAYS}"
         )
         raise self.failure  # type: ignore[misc]
 

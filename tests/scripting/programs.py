@@ -920,7 +920,9 @@ def recursion_bounded(n):
 @case(([3.0, -4.0],), ([-3.0, 4.0],))
 def map_and_partial(x):
     scaled = functools.partial(_helper, scale=4.0)
-    return list(map(scaled, [x, -x])), functools.reduce(lambda a, b: a + b if a > b else a - b, [x[0], x[1], x[0]])
+    return list(map(scaled, [x, -x])), functools.reduce(
+        lambda a, b: a + b if a > b else a - b, [x[0], x[1], x[0]]
+    )
 
 
 @case(([1.0, 2.0], Py([1, 2, 3])), ([-1.0, -2.0], Py([])))

@@ -194,6 +194,7 @@ def list_of_range(x):
 
 SEEN: list[Any] = []
 STATE = {"n": 0}
+BOX: Any = type("Box", (), {"n": 1})()
 
 
 @case("there before the call")
@@ -210,15 +211,15 @@ def changes_a_global_in_branch(x):
 
 
 @case("there before the call")
-def sets_an_attribute(x, box=type("Box", (), {})()):
-    box.n = 3
+def sets_an_attribute(x):
+    BOX.n = 3
     return x
 
 
 @case("there before the call")
-def sets_an_attribute_in_branch(x, box=type("Box", (), {"n": 1})()):
+def sets_an_attribute_in_branch(x):
     if x.sum() > 0:
-        box.n = 3
+        BOX.n = 3
     return x
 
 

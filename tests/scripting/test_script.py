@@ -8,7 +8,6 @@ import pytest
 
 import kiln
 from kiln.tracing.trees import flatten
-from tests.scripting import programs
 from tests.scripting.programs import CASES, Py
 
 
@@ -22,7 +21,9 @@ def arguments(module: Any, call: tuple[Any, ...]) -> list[Any]:
         tensor = module.tensor(x)
         if tensor.is_floating_point():
             tensor.requires_grad_()
-        made.append(tensor if tensor.numel() > 1 else tensor.reshape(()).detach().requires_grad_(tensor.requires_grad))
+        if tensor.numel() == 1:
+            tensor = tensor.detach().reshape(()).requires_grad_(tensor.requires_grad)
+        made.append(tensor)
     return made
 
 
@@ -74,7 +75,8 @@ def test_bits_on_every_path(name: str) -> None:
         assert_same(came, expected, f"{name}{call}")
         before, after = gradients(kiln, expected, eager_args), gradients(kiln, came, args)
         for g, h in zip(before, after):
-            assert kiln.allclose(g, h, rtol=1e-6, atol=1e-7), f"{name}{call}: {g} {h}"
+            near = 1e-2 if name == "half_precision" else 1e-6
+            assert kiln.allclose(g, h, rtol=near, atol=near / 10), f"{name}{call}: {g} {h}"
         assert len(before) == len(after) or not any(g.any() for g in [*before, *after])
         with kiln.no_grad():
             assert_same(script(*arguments(kiln, call)), expected, f"{name}{call} without gradients")
