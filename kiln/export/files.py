@@ -64,7 +64,8 @@ def save(
 
 def _chunks(ep: ExportedProgram, extra: dict[str, Any]) -> Iterator[Any]:
     captured = ep._captured
-    kept = len(captured.outputs) + len(captured.mutated)  # what checks look at is found again
+    kept = len(captured.outputs) + len(captured.mutated) + bool(captured.raises)
+    # (what other checks look at is found again)
     graph, values = clone(captured.graph)
     graph.finish([values[id(v)] for v in captured.graph.outputs[:kept]])
     tensors = {s.name: held[key].detach() for s, (held, key) in zip(captured.state, ep._homes)}

@@ -8,6 +8,7 @@ Reading takes what writing gives and nothing else: a TextError names the entry t
 
 from __future__ import annotations
 
+import builtins
 import json
 from collections import namedtuple
 from typing import Any
@@ -49,6 +50,7 @@ def signature(captured: Captured, trains: list[bool]) -> dict[str, Any]:
         "mutated": [list(x) for x in captured.mutated],
         "random": [list(x) for x in captured.random],
         "drawn": captured.drawn,
+        "raises": [[type(error).__name__, str(error)] for error in captured.raises],
         "dims": [
             [d.name, d.min, d.max, dim_text(d.symbol), d.slot, d.example] for d in captured.dims.values()
         ],
@@ -173,23 +175,34 @@ def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[
     drawn = entries.take("drawn")
     _need(type(drawn) is int and 0 <= drawn < 1 << 62, "drawn must be a count")
     found.drawn = drawn
+    entries.held.setdefault("raises", [])
+    errors = tuple([_error_of(*row) for row in entries.rows("raises", str, str)])
     found.same = {k: (kind, which) for k, kind, which in entries.rows("same", int, str, int)}
-    _check_counts(found, graph, numbers)
+    _check_counts(found, graph, numbers, bool(errors))
     slots = found.number_sizes()
     _need(slots + len(numbers) <= graph.slots, "fewer slots than sizes")
     _read_dims(found, entries, slots)
     _check_places(found, graph)
     rest = Restored(graph)
     kept = list(rest.results)
+    if errors:
+        rest.failed = kept.pop(), errors
     extra = add_checks(found, rest, len(kept))  # type: ignore[arg-type]  # of a recorder it asks as much
     found.steps = rest.finish([*kept, *extra])
     found.history = histories(found, len(found.outputs))
-    found._graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
+    found._graph = graph.finish([*graph.outputs[: len(kept)], *(rest.values[k] for k in extra)])
     found.make_op()
     return found, [wanted for _, _, wanted in state]
 
 
-def _check_counts(found: Captured, graph: Graph, numbers: list[Any]) -> None:
+def _error_of(name: str, told: str) -> BaseException:
+    """An exception that a program raises; one of a type that Python has not is a RuntimeError."""
+    kind = getattr(builtins, name, RuntimeError)
+    plain = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError)
+    return kind(told) if plain else RuntimeError(told)
+
+
+def _check_counts(found: Captured, graph: Graph, numbers: list[Any], raises: bool) -> None:
     """Every index is of something, every count is the same wherever it is said."""
     inputs, state = len(found.inputs), len(found.state)
     tree = found.in_tree
@@ -205,7 +218,11 @@ def _check_counts(found: Captured, graph: Graph, numbers: list[Any]) -> None:
     )
     count = found.out_tree.leaves
     _need(len(found.outputs) == count, f"{count} tensors in the results")
-    _need(len(graph.outputs) == count + len(found.mutated), f"the graph returns {len(graph.outputs)} values")
+    given = len(graph.outputs)
+    _need(given == count + len(found.mutated) + raises, f"the graph returns {given} values")
+    if raises:
+        flag = graph.outputs[-1]
+        _need((flag.dtype, flag.shape, flag.weak) == ("int64", (), False), f"what is raised is {flag!r}")
     of = {"input": inputs, "state": state}
     for kind, k in [*found.mutated, *found.same.values()]:
         _need(kind in of and 0 <= k < of[kind], f"there is no {kind!r:.20} {k}")

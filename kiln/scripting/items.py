@@ -6,11 +6,12 @@ import operator
 from typing import Any
 
 from kiln.nn import Module
+from kiln.scripting.arithmetic import beside_tensor
 from kiln.scripting.blocks import Slot
 from kiln.scripting.conditions import choose, just
 from kiln.scripting.context import running
 from kiln.scripting.failing import fail_where
-from kiln.scripting.numbers import Number, Tensor, beside_tensor, dtype_of, of_item
+from kiln.scripting.numbers import Number, Tensor, dtype_of, of_item
 
 _INTS = ("int64", "int32", "int16", "int8", "uint8")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln import _core
+from kiln.scripting.arithmetic import of_numbers
 from kiln.scripting.blocks import (
     FAILURE,
     UNSET,
@@ -31,7 +32,7 @@ from kiln.scripting.blocks import (
     unpack,
 )
 from kiln.scripting.context import Context
-from kiln.scripting.numbers import Number, Tensor, dtype_of, filled, number, of_numbers, truth
+from kiln.scripting.numbers import Number, Tensor, dtype_of, filled, number, truth
 
 _ROUNDS = 30
 

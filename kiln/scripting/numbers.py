@@ -9,7 +9,6 @@ key, a text) is refused, with the line.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from kiln import _core
@@ -19,7 +18,7 @@ from kiln.table.record import find
 Tensor = _core.Tensor
 KINDS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 TYPES = {"bool": bool, "int64": int, "float64": float}
-_HALVES = ("float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
 
 
 def dtype_of(tensor: Any) -> str:
@@ -47,24 +46,25 @@ class Number:
 
     # -- what would read it -----------------------------------------------------------------------------
 
-    def _read(self, what: str) -> Any:
+    def read(self, what: str) -> Any:
+        """Refuses that something reads it."""
         return running().refuse(f"{what} a number that depends on the value of a tensor")
 
     def __bool__(self) -> Any:
-        return self._read("branches, in code that is not rewritten, on")
+        return self.read("branches, in code that is not rewritten, on")
 
     def __int__(self) -> Any:
-        return self._read("reads")
+        return self.read("reads")
 
     __float__ = __complex__ = __int__
 
     def __hash__(self) -> Any:
-        return self._read("takes as a key")
+        return self.read("takes as a key")
 
     def __repr__(self) -> str:
         if running().lenient:
             return "?"
-        return str(self._read("makes a text of"))
+        return str(self.read("makes a text of"))
 
     def __format__(self, how: str) -> str:
         return repr(self)
@@ -108,7 +108,7 @@ class Number:
     def __round__(self, digits: Any = None) -> Any:
         if self.kind is float:
             if digits is not None:
-                return self._read("rounds to digits")
+                return self.read("rounds to digits")
             return Number(float, self.tensor.round()).as_kind(int)
         return self
 
@@ -137,7 +137,7 @@ class Number:
 
 def beside(kind: type, dtype: str) -> str:
     """The dtype of a tensor of no dims that is beside a tensor what a number is."""
-    if dtype in _HALVES:
+    if dtype in HALVES:
         return "float32"  # in which halves are computed
     is_float = dtype.startswith("float")
     if kind is float and not is_float:
@@ -175,65 +175,3 @@ def truth(x: Any) -> Any:
         x = x.reshape(())
         return Number(bool, x if dtype_of(x) == "bool" else x != 0)
     return bool(x)
-
-
-def _is_plain(x: Any) -> bool:
-    return isinstance(x, (bool, int, float))
-
-
-def _arithmetic(name: str, reflected: bool) -> Callable[[Number, Any], Any]:
-    def method(self: Number, other: Any) -> Any:
-        if isinstance(other, Tensor):
-            a, b = (other, self) if reflected else (self, other)
-            return beside_tensor(name, a, b)
-        if not isinstance(other, Number) and not _is_plain(other):
-            return NotImplemented
-        a, b = (other, self) if reflected else (self, other)
-        return of_numbers(name, a, b)
-
-    return method
-
-
-def beside_tensor(name: str, a: Any, b: Any) -> Any:
-    """An operator of a tensor and a Number."""
-    tensor = a if isinstance(a, Tensor) else b
-    x, y = (v.beside(tensor) if isinstance(v, Number) else v for v in (a, b))
-    made = getattr(x, f"__{name}__")(y)
-    if made is NotImplemented:
-        made = getattr(y, f"__r{name}__")(x)
-    own = dtype_of(tensor)
-    return cast(made, own) if own in _HALVES and dtype_of(made) == "float32" else made
-
-
-def of_numbers(name: str, a: Any, b: Any) -> Any:
-    """An operator of numbers, as Python has it."""
-    x, y = number(a), number(b)
-    floats = float in (x.kind, y.kind)
-    if name in _COMPARED:
-        kind: type = float if floats else int
-        return Number(bool, getattr(x.as_kind(kind).tensor, f"__{name}__")(y.as_kind(kind).tensor))
-    if name in ("and", "or", "xor") and x.kind is y.kind is bool:
-        return Number(bool, getattr(x.tensor, f"__{name}__")(y.tensor))
-    if name in ("and", "or", "xor", "lshift", "rshift") and floats:
-        raise TypeError(f"unsupported operand type(s) for {name}: 'float'")
-    kind = float if floats or name == "truediv" else int
-    if name == "pow" and (floats or not isinstance(b, int) or b < 0):
-        return x._read("takes a power of, or to, ")
-    x, y = x.as_kind(kind), y.as_kind(kind)
-    if name in ("truediv", "floordiv", "mod"):
-        from kiln.scripting.failing import fail_where
-
-        what = "division by zero" if name == "truediv" or kind is int else f"float {name}"
-        fail_where(Number(bool, y.tensor == 0), ZeroDivisionError(what))
-    return Number(kind, getattr(x.tensor, f"__{name}__")(y.tensor))
-
-
-_COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
-for _name in (
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift",
-    "matmul",
-):  # fmt: skip
-    setattr(Number, f"__{_name}__", _arithmetic(_name, False))
-    setattr(Number, f"__r{_name}__", _arithmetic(_name, True))
-for _name in _COMPARED:
-    setattr(Number, f"__{_name}__", _arithmetic(_name, False))

@@ -22,7 +22,7 @@ from kiln.scripting.context import Context, entered
 from kiln.scripting.numbers import Number
 from kiln.tracing.capture import Captured, capture
 from kiln.tracing.program import Program
-from kiln.tracing.recorder import Raised, following
+from kiln.tracing.recorder import following
 from kiln.tracing.scripts import ScriptFunction, ScriptModule
 from kiln.tracing.trees import build, constants, flatten
 
@@ -133,10 +133,12 @@ class Calls:
         state = _core.random_state()
         try:
             return made(args, kwargs)
-        except Raised as error:
+        except BaseException as error:
+            if not hasattr(error, "_kiln_program"):
+                raise
             _core.set_random_state(*state)
             self.function(*args, **kwargs)  # raises it, with its text and its lines
-            raise error.error from None
+            raise
 
     def variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
         """A program for these arguments, which is not kept."""

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from kiln.errors import place
+from kiln.scripting.arithmetic import of_numbers
 from kiln.scripting.blocks import UNSET, Slot, branch
 from kiln.scripting.conditions import Thunk, and_, failure_slot, or_
 from kiln.scripting.context import Context, running
 from kiln.scripting.failing import fail_where, raised
 from kiln.scripting.loops import Loop
 from kiln.scripting.lower import LEFT, PREFIX, VALUE
-from kiln.scripting.numbers import Number, Tensor, of_item, of_numbers, truth
+from kiln.scripting.numbers import Number, Tensor, of_item, truth
 
 _NAMES = {VALUE: "what the function returns", LEFT: "whether the function returns"}
 

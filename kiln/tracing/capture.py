@@ -21,7 +21,7 @@ from kiln.tracing.compare import random_states, refuse_drawn
 from kiln.tracing.dims import Range, declared, specs_of
 from kiln.tracing.graphs import Look, graph_of
 from kiln.tracing.ops import ProgramOp, called, program_op, resolved
-from kiln.tracing.recorder import Raised, Recorder, TracingError, followed
+from kiln.tracing.recorder import Recorder, TracingError, followed
 from kiln.tracing.sizes import Guard
 from kiln.tracing.symbolic import Traced, plain
 from kiln.tracing.trees import Tree, build, constants, difference, flatten
@@ -86,6 +86,11 @@ class Captured:
             looks += [Look(_dtype(s.tensor), tuple(s.tensor.shape)) for s in self.state]
             self._graph = graph_of(self.steps, looks, self._shapes)
         return self._graph
+
+    @property
+    def raises(self) -> tuple[BaseException, ...]:
+        """The exceptions that it may raise, depending on values."""
+        return next((c.errors for c in self.checks if isinstance(c, Raises)), ())
 
     def number_sizes(self) -> int:
         """Finds `firsts`; how many sizes inputs and state have together."""
@@ -211,7 +216,10 @@ class Raises(NamedTuple):
         """Raises it."""
         number = int(results[self.which])
         if number:
-            raise Raised(self.errors[number - 1])
+            error = self.errors[min(max(number, 1), len(self.errors)) - 1]
+            made = type(error)(*error.args)
+            made._kiln_program = True  # type: ignore[attr-defined]  # whoever has the function can say more
+            raise made
 
 
 def _dtype(tensor: Any) -> str:

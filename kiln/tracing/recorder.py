@@ -28,14 +28,6 @@ class TracingError(RuntimeError):
     """What a function does that a trace of it would not do again."""
 
 
-class Raised(RuntimeError):
-    """Tells that a program raises one of the exceptions that its function does."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(f"{type(error).__name__}: {error}")
-        self.error = error
-
-
 class _Following(_local):
     """Of a thread: the recorder that follows what it runs."""
 

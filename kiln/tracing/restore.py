@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from kiln.capture.called import CALLED, remembered
 from kiln.capture.function import NUMBER
 from kiln.capture.pure.steps import DETACH, STRIDED, WRITE, Argument, Step, Steps, using
+from kiln.graph import control
 from kiln.graph.graph import Graph, Node, Value
 from kiln.graph.size import Size
 from kiln.graph.text import TextError
@@ -29,6 +31,7 @@ class Restored:
         self.sizes: dict[int, tuple[Any, ...]] = {}
         self.dtypes: dict[int, str] = {}
         self.values: dict[int, Value] = dict(enumerate(self.operands))
+        self.failed: Any = None  # (the value that says which exception is raised, the exceptions)
         self._number = {id(v): k for k, v in enumerate(self.operands)}
         self._by_call: dict[
             tuple[Any, ...], tuple[int, set[int]]
@@ -39,6 +42,10 @@ class Restored:
             if node.op.kind != "constant":
                 self._add(node)
         self.results = [self._value(v) for v in graph.outputs]
+
+    def value(self, k: int) -> int:
+        """A value is its number."""
+        return k
 
     def _value(self, value: Value) -> int:
         found = self._number.get(id(value))
@@ -68,6 +75,9 @@ class Restored:
         if node.op.kind in ("as_strided", "write") and node.op.name == node.op.kind:
             self._memory(node)
             return
+        if node.op.kind == "control":
+            self._control(node)
+            return
         op, which = whole_of(node.op)
         inputs = [literal(v) for v in node.inputs]
         structure, operands = call_of(op, inputs, node.attrs)
@@ -83,6 +93,32 @@ class Restored:
             return
         given.add(which)
         self.steps[at] = self._with(self.steps[at], node, which)
+
+    def _control(self, node: Node) -> None:
+        """A call of graphs is one step, whichever of its results come."""
+        inputs = tuple([self._argument(x) for x in node.inputs])
+        if node.attrs[3] or any(isinstance(d, Size) for x in node.inputs for d in x.shape):
+            raise TextError(f"{node.op.name} where sizes vary")
+        op: Any = node.op
+        key = op.name, inputs, node.attrs[1:]
+        if key not in self._by_call:
+            root = Graph()
+            given = []
+            for x in node.inputs:
+                for _ in x.shape:
+                    root.new_symbol()
+                given.append(root.add_input(x.dtype, x.shape))
+            made = control.add(root, op, given, control.Attrs(*node.attrs))
+            root.finish(made)
+            structure = len(given), remembered(root), 0
+            looks = [(v.dtype, tuple(v.shape)) for v in made]
+            outs = tuple([self._new(dtype, shape) for dtype, shape in looks])
+            ones = tuple([tuple([d for d, size in enumerate(shape) if size == 1]) for _, shape in looks])
+            self._by_call[key] = len(self.steps), set()
+            self.steps.append(Step(CALLED, structure, inputs, outs, tuple(d for d, _ in looks), ones, True))
+        out = self.steps[self._by_call[key][0]].outs[node.attrs[0]]
+        self._number[id(node.out)] = out
+        self.values[out] = node.out
 
     def _memory(self, node: Node) -> None:
         args = tuple(map(self._argument, node.inputs))

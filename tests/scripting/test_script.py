@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from scripted_programs import CASES, Py
 
 import kiln
 from kiln.tracing.trees import flatten
-from tests.scripting.programs import CASES, Py
 
 
 def arguments(module: Any, call: tuple[Any, ...]) -> list[Any]:
