@@ -281,7 +281,7 @@ class Recorder(Tracer):
             self.refuse("reads a tensor that may have been written by another name, depending on values")
         return super().value(tensor)
 
-    def placeholder(self, dtype: str, shape: Shape, requires_grad: bool) -> Any:
+    def placeholder(self, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
         """A tensor without values that no step has made: what a loop carries."""
         self._quiet = True
         try:
