@@ -46,6 +46,7 @@ fuzz: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/python -m kiln.testing.random_programs --count $(FUZZ_COUNT) --seed $(FUZZ_SEED)
 	$(SAFE) $(BIN)/python -m kiln.testing.random_programs --count $(FUZZ_COUNT) --seed $(FUZZ_SEED) --gradients
 	$(SAFE) $(BIN)/python -m kiln.testing.dynamic_programs --count $(FUZZ_COUNT) --seed $(FUZZ_SEED)
+	$(SAFE) $(BIN)/python -m kiln.testing.script_programs --count $(FUZZ_COUNT) --seed $(FUZZ_SEED)
 	$(SAFE) $(BIN)/python -m kiln.testing.file_fuzz --count $$(( 50 * $(FUZZ_COUNT) )) --seed $(FUZZ_SEED)
 
 opinfo: $(VENV)/.kiln-installed

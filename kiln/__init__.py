@@ -176,7 +176,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
     )
     from kiln.futures import Future as Future
     from kiln.types import SymBool as SymBool, SymFloat as SymFloat, SymInt as SymInt
-    from kiln.jit import ScriptFunction as ScriptFunction, ScriptModule as ScriptModule
+    from kiln.jit import ScriptFunction as ScriptFunction, ScriptModule as ScriptModule, script as script
     from kiln.nn.recurrent_steps import (
         gru as gru,
         lstm as lstm,
@@ -241,8 +241,7 @@ _LATER = {
     "_assert": "kiln.switches",
     "Future": "kiln.futures",
     **dict.fromkeys("SymBool SymFloat SymInt".split(), "kiln.types"),
-    "ScriptFunction": "kiln.jit",
-    "ScriptModule": "kiln.jit",
+    **dict.fromkeys("ScriptFunction ScriptModule script".split(), "kiln.jit"),
     "get_device_module": "kiln.accelerator",
     "AcceleratorError": "kiln.cuda.classes",
     "Event": "kiln.cuda.classes",

@@ -1,21 +1,20 @@
-"""TorchScript's names: `trace` makes a program of a function or a module; the rest is as PyTorch has it where
-scripts are switched off (`PYTORCH_JIT=0`): Python runs as it is.
-
-A function that is decorated stays that function, so modules that use `@torch.jit.script` are imported and
-compute the same. Scripts of modules, and files of them, are refused when they are asked for.
+"""TorchScript's names: `trace` makes a program of what a function or a module does for its example, `script`
+one that has all its branches and loops; both are kept in files by `save`.
 """
 
 from __future__ import annotations
 
 import builtins
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, TypeVar, get_origin
 
-import kiln.export as _export
 from kiln.absent import hint_missing as _hint_missing
-from kiln.absent import refuse as _refuse
-from kiln.nn import Module as _Module
+from kiln.scripting.context import current as _current
+from kiln.scripting.scripted import RecursiveScriptModule, script
+from kiln.scripting.scripted import load as _load
+from kiln.scripting.scripted import save as _save
 from kiln.table.arguments import is_traced as _is_traced
 from kiln.tracing.modules import (
     Future,
@@ -46,10 +45,6 @@ class Error(RuntimeError):
     """What TorchScript raises of a script."""
 
 
-class RecursiveScriptModule(ScriptModule):
-    """What PyTorch makes of a module: nothing here is one."""
-
-
 class Attribute:
     """A value with its type, for attributes of a ScriptModule."""
 
@@ -58,33 +53,17 @@ class Attribute:
 
 
 def is_scripting() -> bool:
-    """False: what runs is Python.
+    """Whether what runs is made a script.
 
     >>> kiln.jit.is_scripting()
     False
     """
-    return False
+    return _current() is not None
 
 
 def is_tracing() -> bool:
     """Whether what runs is being traced."""
-    return _is_traced()
-
-
-def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs: Any) -> Any:
-    """A function or class as it is. NotImplementedError for a module, of which a script would be saved.
-
-    >>> @kiln.jit.script
-    ... def twice(x: kiln.Tensor) -> kiln.Tensor:
-    ...     return 2 * x
-    >>> twice(kiln.ones(1))
-    tensor([2.])
-    """
-    if builtins.isinstance(obj, _Module):
-        _refuse("jit.script of a module")
-    if not callable(obj):
-        raise TypeError(f"jit.script: expected a function, a class or a module, got {type(obj).__name__}")
-    return obj
+    return _is_traced() and not is_scripting()
 
 
 def script_method(fn: _F) -> _F:
@@ -93,17 +72,29 @@ def script_method(fn: _F) -> _F:
 
 
 def script_if_tracing(fn: _F) -> _F:
-    """A function as it is."""
-    return fn
+    """A function that is a script where something is traced, and Python's elsewhere.
+
+    >>> @kiln.jit.script_if_tracing
+    ... def positive(x):
+    ...     return x if x.sum() > 0 else -x
+    >>> kiln.jit.trace(lambda x: positive(x) * 2, kiln.ones(2))(kiln.tensor([-1.0, -2.0]))
+    tensor([2., 4.])
+    """
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return script(fn)(*args, **kwargs) if _is_traced() else fn(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 def save(m: Any, f: Any, _extra_files: Any = None) -> None:
-    """Writes a program into a file, which `kiln.export.load` reads too."""
-    if not builtins.isinstance(m, (ScriptFunction, TracedModule)):
-        raise TypeError(f"jit.save: expected what jit.trace gives, got {type(m).__name__}")
+    """Writes a program into a file, which `kiln.export.load` reads too: of a script the one that ran last,
+    for arguments that look like those of that call.
+    """
     if builtins.isinstance(m, TopLevelTracedModule) and set(m._methods) != {"forward"}:
         raise NotImplementedError("jit.save: a file holds forward alone, not further methods")
-    _export.save(_export.ExportedProgram(m.captured), f, extra_files=_extra_files)
+    _save(m, f, _extra_files)
 
 
 def _save_method(self: Any, f: Any, _extra_files: Any = None) -> None:
@@ -119,12 +110,17 @@ def load(f: Any, map_location: Any = None, _extra_files: Any = None, _restore_sh
     """The program of a file that `save` wrote, as a module. A file of `torch.jit.save` holds a program for
     TorchScript, which is refused.
     """
-    return _export.load(f, extra_files=_extra_files)
+    return _load(f, extra_files=_extra_files)
 
 
 def ignore(drop: Any = False, **kwargs: Any) -> Any:
-    """`@ignore` or `@ignore(drop=True)`: a method that scripts leave out, as it is."""
-    return drop if callable(drop) else lambda fn: fn
+    """`@ignore` or `@ignore(drop=True)`: a function that scripts run as it is, when they are made."""
+
+    def marked(fn: Any) -> Any:
+        fn._kiln_ignored = True
+        return fn
+
+    return marked(drop) if callable(drop) else marked
 
 
 def unused(fn: _F) -> _F:
@@ -133,7 +129,8 @@ def unused(fn: _F) -> _F:
 
 
 def export(fn: _F) -> _F:
-    """A method that scripts take in, as it is."""
+    """A method that a script of a module has besides `forward`."""
+    fn._kiln_exported = True  # type: ignore[attr-defined]
     return fn
 
 

@@ -11,6 +11,7 @@ from kiln.capture.function import Forward
 from kiln.capture.pure.function import inline
 from kiln.graph.graph import Graph, Value
 from kiln.graph.text import parse
+from kiln.graph.text import text as to_text
 from kiln.table.record import REQUIRED, Op, Param, find
 
 _parsed: dict[str, Graph] = {}
@@ -22,6 +23,13 @@ def parsed(text: str) -> Graph:
     if found is None:
         found = _parsed[text] = parse(text, find)
     return found
+
+
+def remembered(graph: Graph) -> str:
+    """The text of a graph, which is not parsed when it is asked for."""
+    made = to_text(graph)
+    _parsed.setdefault(made, graph)
+    return made
 
 
 def _results(operands: Any, text: str, sizes: Any) -> list[Value]:

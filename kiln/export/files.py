@@ -31,7 +31,7 @@ from kiln.graph.text import TextError, text
 from kiln.late import later
 from kiln.serialization.source import Damaged, opened
 from kiln.serialization.tensor_file import named_chunks, read_entry, read_header
-from kiln.tracing.captured import Expected
+from kiln.tracing.captured import Kept
 from kiln.version import __version__
 
 _clone, _expand = later("kiln.passes.rewrite", "clone"), later("kiln.tracing.expand", "expand")
@@ -71,7 +71,7 @@ def _chunks(ep: ExportedProgram, extra: dict[str, Any]) -> Iterator[Any]:
     graph, values = _clone(captured.graph)
     graph.finish([values[id(captured.graph.outputs[k])] for k in kept])
     tensors = {s.name: held[key].detach() for s, (held, key) in zip(captured.state, ep._homes)}
-    tensors.update((read_name(k), c.example) for k, c in enumerate(checks) if not isinstance(c, Expected))
+    tensors.update((read_name(k), c.example) for k, c in enumerate(checks) if isinstance(c, Kept))
     trains = [bool(held[key].requires_grad) for held, key in ep._homes]
     texts = {
         "kiln.program": FORMAT,

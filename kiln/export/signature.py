@@ -8,6 +8,7 @@ Reading takes what writing gives and nothing else: a TextError names the entry t
 
 from __future__ import annotations
 
+import builtins
 import json
 from collections import namedtuple
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, Size, slots_named
 from kiln.graph.text import DTYPES, TextError, dim_text, parse_dim
 from kiln.table.kinds import FLOATS
-from kiln.tracing.captured import Captured, Check, Expected, Input, Kept, State
+from kiln.tracing.captured import Captured, Check, Expected, Input, Kept, Raises, State
 from kiln.tracing.dims import Range
 from kiln.tracing.sizes import SIGNS, Guard
 from kiln.tracing.trees import LEAF, Tree
@@ -50,6 +51,7 @@ def signature(captured: Captured, trains: list[bool]) -> dict[str, Any]:
         "mutated": [list(x) for x in captured.mutated],
         "random": [[kind, dim_text(n)] for kind, n in captured.random],
         "drawn": dim_text(captured.drawn),
+        "raises": [[type(error).__name__, str(error)] for error in captured.raises],
         "dims": [
             [d.name, d.min, d.max, dim_text(d.symbol), d.slot, d.example] for d in captured.dims.values()
         ],
@@ -58,7 +60,7 @@ def signature(captured: Captured, trains: list[bool]) -> dict[str, Any]:
     }
 
 
-def asked(captured: Captured) -> list[Kept | Expected]:
+def asked(captured: Captured) -> list[Kept | Expected | Raises]:
     """What is asked of values beyond what the graph's ops ask."""
     return [check for check in captured.checks if not isinstance(check, Check)]
 
@@ -68,10 +70,12 @@ def asked_rows(captured: Captured) -> list[list[Any]]:
     rows: list[list[Any]] = []
     results = 0
     for check in asked(captured):
-        of_result = isinstance(check, Expected) or check.kind == "result"
+        of_result = not isinstance(check, Kept) or check.kind == "result"
         which = results if of_result else check.which
         results += of_result
-        if isinstance(check, Expected):
+        if isinstance(check, Raises):
+            rows.append(["raises", which, "", ""])
+        elif isinstance(check, Expected):
             rows.append(["true", which, check.error.__name__, check.text])
         else:
             rows.append([check.kind, which, "", check.line])
@@ -85,7 +89,7 @@ def asked_last(captured: Captured) -> tuple[list[int], list[Any]]:
     kept = list(range(len(captured.outputs) + len(captured.mutated)))
     checks: list[Any] = []
     for check in asked(captured):
-        if isinstance(check, Expected) or check.kind == "result":
+        if not isinstance(check, Kept) or check.kind == "result":
             kept.append(check.which)
             check = check._replace(which=len(kept) - 1)
         checks.append(check)
@@ -101,16 +105,21 @@ def _read_asked(found: Captured, entries: _Entries, graph: Looks, tensors: dict[
     first = len(found.outputs) + len(found.mutated)
     rows = entries.rows("asked", str, int, str, str)
     results = graph.outputs[first:]
+    errors = tuple([_error_of(*row) for row in entries.rows("raises", str, str)])
     _need(
         len(results) == sum(kind != "operand" for kind, *_ in rows),
         f"the graph returns {len(graph.outputs)} values",
     )
     operands = [v for v in graph.inputs if not v.weak]
     for k, (kind, which, error, told) in enumerate(rows):
-        _need(kind in ("true", "operand", "result"), f"nothing is asked as {kind!r:.20}")
+        _need(kind in ("true", "raises", "operand", "result"), f"nothing is asked as {kind!r:.20}")
         held = operands if kind == "operand" else results
         _need(0 <= which < len(held), f"nothing to ask for at {which}")
         look = held[which].dtype, tuple(held[which].shape)
+        if kind == "raises":
+            _need(bool(errors) and not found.raises and look == ("int64", ()), f"what is raised is {look}")
+            found.checks.append(Raises(first + which, errors))
+            continue
         if kind == "true":
             _need(error in ERRORS and look == ("bool", ()), "what is asked is no truth, or no error")
             found.checks.append(Expected(first + which, ERRORS[error], told))
@@ -254,6 +263,13 @@ def from_signature(graph: Looks, source: str, tensors: dict[str, Any]) -> tuple[
     _need(len(numbers) == len(found.random), f"{len(numbers)} numbers, {len(found.random)} that are drawn")
     _need(all(kind in ("seed", "position") for kind, _ in found.random), "a number that is not drawn")
     return found, [wanted for _, _, wanted in state]
+
+
+def _error_of(name: str, told: str) -> BaseException:
+    """An exception that a program raises; one of a type that Python has not is a RuntimeError."""
+    kind = getattr(builtins, name, RuntimeError)
+    plain = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError)
+    return kind(told) if plain else RuntimeError(told)
 
 
 def _check_counts(found: Captured, graph: Looks, numbers: list[Any]) -> None:

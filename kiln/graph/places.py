@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kiln.graph.control import Attrs
 from kiln.graph.graph import Graph, Node, Value
-from kiln.graph.size import Dim, Size, product, substitute
+from kiln.graph.size import Dim, Size, product, slots_named, substitute
 from kiln.graph.text import DTYPES
 
 
@@ -259,7 +259,18 @@ def _attention(n: _Node, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> N
         n.refuse(f"a mask of {inputs[-1].dtype}")
 
 
+def _control(n: _Node, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> None:
+    _, _, _, sizes, graphs = attrs
+    for sub in graphs:
+        for c in conditions(sub.graph):
+            if any(slot >= len(sizes) for dim in (c.left, c.right) for slot in slots_named(dim)):
+                n.refuse("a size that depends on how many steps there are")
+            left, right = (substitute(dim, sizes.__getitem__) for dim in (c.left, c.right))
+            n.at_most(left, right, c.node)
+
+
 _RULES = {
+    "control": _control,
     "pointwise": _pointwise,
     "full": _full,
     "iota": _iota,

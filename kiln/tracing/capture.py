@@ -18,11 +18,10 @@ from kiln.graph.size import Size
 from kiln.nn import Module
 from kiln.table.arguments import without_values
 from kiln.table.kinds import FLOATS
-from kiln.tracing.captured import Captured, Check, Input, State, flat
+from kiln.tracing.captured import Captured, Check, Input, Raises, State, flat
 from kiln.tracing.compare import random_states, refuse_drawn
 from kiln.tracing.custom import CUSTOM
 from kiln.tracing.dims import declared, specs_of
-from kiln.tracing.nested import following
 from kiln.tracing.recorder import Recorder, TracingError
 from kiln.tracing.symbolic import Traced, plain
 from kiln.tracing.trees import Tree, build, constants, flatten
@@ -80,7 +79,7 @@ def capture(
                 state_of[id(made)] = qualified, kind, tensor
                 recorder.value(made)  # in the model's order, those too that nothing reads
         given, named = _replaced(args, seen), _replaced(kwargs, seen)
-        with _exchanged(places, stand_ins), following(recorder):
+        with _exchanged(places, stand_ins):
             result = fn(*given, **named)
             for qualified, kind, held, key, tensor in places:
                 made, now = stand_ins[id(tensor)], held.get(key)
@@ -221,6 +220,10 @@ def _declare(
 def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
     """What ops refuse of values, as checks; the values on the way that these look at, as results more."""
     extra: list[int] = []
+    if recorder.failed is not None:
+        tensor, errors = recorder.failed
+        found.checks.append(Raises(first, tuple(errors)))
+        extra.append(recorder.value(tensor))
     for step in recorder.steps:
         if isinstance(step.op, str) or (step.op.checks is None and not step.op.divides):
             continue

@@ -71,7 +71,7 @@ class Captured:
             None  # of one that was loaded: it with its steps and graph
         )
         self.step_lines: list[str] = []
-        self.checks: list[Check | Kept | Expected] = []
+        self.checks: list[Check | Kept | Expected | Raises] = []
         self.distinct: list[int] = []  # of the tensors among the arguments: the first of each
         self.parameters: list[str] = []  # what the function calls its positional arguments
         self.aliases: tuple[int, ...] = ()  # of the tensors among the arguments: which is the same as which
@@ -113,6 +113,11 @@ class Captured:
     def keep_graph(self, other: Captured) -> None:
         """Has the graph of one that differs in what the tensors are called."""
         self._graph = other.graph
+
+    @property
+    def raises(self) -> tuple[BaseException, ...]:
+        """The exceptions that it may raise, depending on values."""
+        return next((c.errors for c in self.checks if isinstance(c, Raises)), ())
 
     def number_sizes(self) -> int:
         """Finds `firsts`; how many sizes inputs and state have together."""
@@ -266,6 +271,25 @@ class Expected(NamedTuple):
         """Raises what the op would."""
         if not bool(results[self.which]):
             raise self.error(self.text)
+
+
+class Raises(NamedTuple):
+    """Which exception of the function's a program raises: a result is its number, from 1 on."""
+
+    which: int
+    errors: tuple[BaseException, ...]
+
+    def before(self, operands: list[Any]) -> None:
+        """Nothing is known before."""
+
+    def after(self, operands: list[Any], results: tuple[Any, ...]) -> None:
+        """Raises it."""
+        number = int(results[self.which])
+        if number:
+            error = self.errors[min(max(number, 1), len(self.errors)) - 1]
+            made = type(error)(*error.args)
+            made._kiln_program = True  # type: ignore[attr-defined]  # whoever has the function can say more
+            raise made
 
 
 def _shown(value: Any) -> str:

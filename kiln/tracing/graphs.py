@@ -40,11 +40,12 @@ def graph_of(steps: Steps, inputs: list[Look], shapes: dict[int, Shape]) -> Grap
         values[steps.tensors + k] = graph.add_number(NUMBER[letter])
     with building(graph):
         for step in steps.steps:
-            _add(graph, step, values, shapes)
+            add_step(graph, step, values, shapes)
     return graph.finish([values[k] for k in steps.results])
 
 
-def _add(graph: Graph, step: Step, values: dict[int, Value], shapes: dict[int, Shape]) -> None:
+def add_step(graph: Graph, step: Step, values: dict[int, Value], shapes: dict[int, Shape]) -> None:
+    """Adds the nodes of a step; `values` gets its results."""
     given = [x if kind in ("number", "size") else values[x] for kind, x in step.args]
     if isinstance(step.op, str):
         values[step.outs[0]] = _memory(graph, step, given)

@@ -5,46 +5,17 @@ So a program that was composed of programs is one graph, which saves, loads and 
 
 from __future__ import annotations
 
-from _thread import _local
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from kiln import _core
 from kiln.graph.size import Size
 from kiln.late import later
-from kiln.tracing.captured import Captured, Expected, Kept
+from kiln.tracing.captured import Captured, Expected, Kept, Raises
 
 _read = later("kiln.tracing.recorder", "Read")
 _called = later("kiln.tracing.ops", "called")
 _made_size = later("kiln.tracing.symbolic", "made_size")
-
-
-class _Following(_local):
-    """Of a thread: the recorder of the trace it is in, if it is in one."""
-
-    def __init__(self) -> None:
-        self.recorder: Any = None
-
-
-_following = _Following()
-
-
-@contextmanager
-def following(recorder: Any) -> Iterator[None]:
-    """Makes `recorder` the one that programs are told to."""
-    before = _following.recorder
-    _following.recorder = recorder
-    try:
-        yield
-    finally:
-        _following.recorder = before
-
-
-def recorder() -> Any:
-    """What follows this thread's calls of ops; None outside of a trace."""
-    return _following.recorder
 
 
 def within(found: Captured, recorder: Any, tensors: list[Any], numbers: list[int]) -> tuple[Any, ...]:
@@ -54,6 +25,8 @@ def within(found: Captured, recorder: Any, tensors: list[Any], numbers: list[int
     for check in found.checks:  # what ops ask the recorder finds again
         if isinstance(check, Expected):
             recorder.expect(made[check.which], check.error, check.text)
+        elif isinstance(check, Raises):
+            recorder.refuse(f"calls {found.name}, which raises depending on values")
         elif isinstance(check, Kept):
             looked = wholes[check.which] if check.kind == "operand" else made[check.which]
             recorder.read_values.append(_read(recorder.value(looked), check.example, check.line))

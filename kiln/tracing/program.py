@@ -7,6 +7,7 @@ from typing import Any
 from kiln import _core
 from kiln.errors import describe
 from kiln.graph.size import Size, evaluate
+from kiln.table.arguments import recorder_here
 from kiln.tracing import nested
 from kiln.tracing.captured import Captured, Check
 from kiln.tracing.trees import alike, build, constants, flatten
@@ -86,7 +87,7 @@ class Program:
                 check.before(operands)
             return ()
         tensors = [*operands, *(operands[k] for k in found.again)]
-        recorder = nested.recorder()
+        recorder = recorder_here()
         if recorder is not None:
             return nested.within(found, recorder, tensors, numbers)
         if not _are_tensors(tensors):  # of a batch, or of a graph
@@ -127,7 +128,7 @@ class Program:
     def _is_told(self, operands: list[Any], results: tuple[Any, ...]) -> bool:
         """Whether the core can run such a call, and is to be told of it: where all differ, of a few."""
         found = self.captured
-        if not self._is_plain or nested.recorder() is not None:
+        if not self._is_plain or recorder_here() is not None:
             return False
         tensors = [*operands, *(operands[k] for k in found.again)]
         if not _are_tensors(tensors) or _many_need_gradients(tensors):

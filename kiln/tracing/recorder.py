@@ -80,6 +80,12 @@ class Recorder(Tracer):
         self.apart = 0  # how many forwards of autograd.Functions are being followed
         self._before_backward: set[int] | None = None  # storages, while a backward is followed
         self._sealed: dict[int, str] = {}  # storages that may not be written -> why
+        # of branches (kiln/scripting)
+        self.script: Any = None  # what a script that is called inside keeps
+        self.ended: set[int] = set()  # ids of tensors that a branch made which is over
+        self.failed: Any = None  # of a run that may raise: (the number of its exception, the exceptions)
+        self._may_be: dict[int, set[int]] = {}  # storage -> storages that may be the same memory
+        self._spoiled: set[int] = set()  # storages that may have been written by another name
 
     def stand_in(self, tensor: Any, argument: bool, shape: Shape | None = None) -> Any:
         """A tensor of the same look without values, which becomes an operand when it is used; `shape` where
@@ -448,12 +454,69 @@ class Recorder(Tracer):
             return type(attr)([self.fixed(a) for a in attr])
         return self.fix(attr, "as a setting of an op") if isinstance(attr, Size) else attr
 
+    # -- branches ---------------------------------------------------------------------------------------
+
+    def value(self, tensor: Any) -> int:
+        if self.ended and id(tensor) in self.ended:
+            self.refuse(
+                "uses a tensor that was made in a branch or loop on values, and is none of its results"
+            )
+        if self._spoiled and _core.place(tensor)[0] in self._spoiled:
+            self.refuse("reads a tensor that may have been written by another name, depending on values")
+        return super().value(tensor)
+
+    def placeholder(self, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+        """A tensor without values that no step has made: what a loop carries."""
+        self._quiet = True
+        try:
+            made = ops.empty(shape, dtype=getattr(_core, dtype))
+            if requires_grad and made.dtype.is_floating_point:
+                made.requires_grad_()
+            made = made.clone()  # which never runs: no check looks at its values
+        finally:
+            self._quiet = False
+        k = self._new()
+        self._hold(made, k)
+        self._made.add(_core.place(made)[0])
+        self.dtypes[k] = dtype
+        return made
+
+    def results_of(
+        self, op: Any, structure: tuple[Any, ...], given: list[Any], looks: list[Any]
+    ) -> list[Any]:
+        """The results of a call that is a step without being made, so that nothing compiles it by itself."""
+        args = tuple([("value", self.value(x)) for x in given])
+        history = _core.grad_enabled()
+        flows = history and any(x.requires_grad for x in given)
+        made = [self.placeholder(dtype, shape, flows) for dtype, shape in looks]
+        outs = [self._value[id(y)] for y in made]
+        self._append(op, structure, args, outs, [d for d, _ in looks], [s for _, s in looks], history)
+        return made
+
+    def may_be(self, made: Any, other: Any) -> None:
+        """A result of a branch may be another tensor's memory: a write to one shows in the other."""
+        a, b = _core.place(made)[0], _core.place(other)[0]
+        self._may_be.setdefault(a, set()).add(b)
+        self._may_be.setdefault(b, set()).add(a)
+
+    def spoil(self, tensor: Any) -> None:
+        """A tensor may have been written by another name: it is not read any more."""
+        self._spoil(_core.place(tensor)[0])
+
+    def _spoil(self, storage: int) -> None:
+        if storage in self._stand_ins:
+            self.refuse(
+                "writes in place what may be an argument or a buffer, depending on values: write x = x + 1 "
+                "instead of x += 1"
+            )
+        self._spoiled.add(storage)
+
     def sizes_read(self, tensor: Any) -> None:
         """Sizes are those of the example."""
 
-    def refuse(self, what: str) -> None:
+    def refuse(self, what: str, line: str = "") -> None:
         self.failure = TracingError(  # type: ignore[assignment]
-            f"{self.name}: {user_line()} {_MOVES.get(what, what)}; {_WAYS}"
+            f"{self.name}: {line or user_line()} {_MOVES.get(what, what)}; {_WAYS}"
         )
         raise self.failure  # type: ignore[misc]
 
@@ -466,6 +529,9 @@ class Recorder(Tracer):
         return storage in self._made or storage in self._stand_ins
 
     def _write(self, op: Any, structure: Any, args: Any, out: Any, made: Any, history: bool) -> None:
+        for target in out if self._may_be else ():
+            for other in self._may_be.get(_core.place(target)[0], ()):
+                self._spoil(other)
         self._target = self.shape_of(out[0]) if out else None
         for storage in [_core.place(target)[0] for target in out]:
             if storage in self._sealed:

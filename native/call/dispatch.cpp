@@ -241,8 +241,9 @@ Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
     // 1. What the function is made of: may ask the compiler, and everything below goes by it.
     ensure_class(fn, operands);
     if (on_call && fn.cls != FnClass::view && fn.cls != FnClass::replay) on_call(fn, operands);
-    // 2. Values it refuses, which may have to be computed first. Other threads may write them while this one
-    //    waits or compiles: until the end of this function every launch of it looks again.
+    // 2. Values it refuses, which may have to be computed first (where nothing runs there are none). Other
+    //    threads may write them while this one waits or compiles: until the end of this function every launch
+    //    of it looks again.
     const auto look = [&] { check_values(fn, operands); };
     std::optional<SeenValues> seen;
     const bool unknown = traces && current_trace() && current_trace()->abstract && current_recording();

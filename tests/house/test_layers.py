@@ -52,7 +52,8 @@ ALLOWED = {
     "futures": set(),
     "overrides": {"_core"},
     # names that refuse when they are used
-    "jit": {"nn", "table", "tracing", "export"},
+    "jit": {"nn", "table", "tracing", "export", "scripting"},
+    "scripting": {"_core", "graph", "ops", "table", "capture", "func", "tracing", "export", "nn"},
     "fx": {"_core", "device", "layout", "table", "switches", "utils", "capture", "nn"},
     "onnx": set(),
     "library": {"autograd"},

@@ -1,0 +1,127 @@
+"""What a run of rewritten code knows: the recorder that follows it, its branches, what may be raised."""
+
+from __future__ import annotations
+
+from _thread import _local
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from kiln import _core
+from kiln.capture.pure.guards import entries_of
+from kiln.tracing.recorder import Recorder
+
+
+class Leaving(BaseException):
+    """Ends a branch in which an exception of the program's was raised."""
+
+
+class Context:
+    """One run of rewritten code."""
+
+    def __init__(self, recorder: Recorder, prints: bool = False) -> None:
+        self.recorder = recorder
+        self.trying = self.trying_outside = 0  # `try` statements around, in this branch and outside it
+        self.branches = 0  # how many were followed
+        self.deepest = 0  # how often a function was as deep in itself as it may be
+        self.calls: list[Any] = []  # of rewritten functions, one inside another: their code
+        self.lenient = False  # texts of tensors are made, for errors that are only raised later
+        self.failure: Any = 0  # a number: which exception was raised, 0 for none
+        self.raised: list[BaseException] = []
+        self.logs: list[dict[Any, tuple[Any, Any]]] = []  # of each branch: what it changes, as it was
+        self.made: dict[int, tuple[Any, int]] = {}  # containers and objects of this run: in which branch
+        self.given: set[int] | None = None  # ids of objects that were there before
+        self.roots: list[Any] = []
+        self.unset: dict[str, str] = {}  # names that have no value, and why
+        self.ran: dict[Any, dict[str, Any]] = {}  # code -> globals
+        self.patched: list[tuple[dict[str, Any], str]] = []
+        self.prints: list[Any] | None = [] if prints else None
+
+    def refuse(self, what: str, line: str = "") -> Any:
+        """Raises that a script cannot do something, with the line."""
+        return self.recorder.refuse(what, line)
+
+    def new(self, thing: Any) -> Any:
+        """A container or object that was just made."""
+        self.made[id(thing)] = thing, len(self.logs)
+        return thing
+
+    def change(self, thing: Any, key: Any, slot: Any, what: str) -> None:
+        """Something is about to be changed: a branch keeps what it was."""
+        depth = self.made.get(id(thing), (None, -1))[1]
+        if self.logs and depth < len(self.logs):
+            self.logs[-1].setdefault((id(thing), key), (slot, slot.read()))
+        if depth < 0 and self._was_there(thing):
+            self.refuse(f"{what}, which is there before the call: that would happen once, at the capture")
+
+    def changed(self, key: Any, slot: Any, old: Any) -> None:
+        """A branch has changed something: to the one around it that is a change too."""
+        depth = self.made.get(key[0], (None, -1))[1]
+        if self.logs:
+            if depth < len(self.logs):
+                self.logs[-1].setdefault(key, (slot, old))
+        elif depth < 0:
+            self.refuse(f"changes {slot.name}, which is there before the call, in a branch on values")
+
+    def finish(self) -> None:
+        """Ends the run: what was raised, depending on values, is a result of the program."""
+        if isinstance(self.failure, int) and not self.failure:
+            return
+        if isinstance(self.failure, int):
+            raise self.raised[self.failure - 1]
+        self.recorder.failed = self.failure.tensor, list(self.raised)
+
+    def _was_there(self, thing: Any) -> bool:
+        if self.given is None:
+            self.given = reachable(self.roots)
+        return id(thing) in self.given
+
+
+def reachable(roots: list[Any]) -> set[int]:
+    """The ids of containers and objects that can be reached from some."""
+    found: set[int] = set()
+    stack = list(roots)
+    while stack and len(found) < _MOST:
+        thing = stack.pop()
+        if isinstance(thing, _ENDS) or id(thing) in found:
+            continue
+        found.add(id(thing))
+        stack += [place.held for place in entries_of(thing)]
+    return found
+
+
+_MOST = 100_000
+_ENDS = (int, float, str, bytes, type(None), type, ModuleType, _core.Tensor)
+
+
+class _Running(_local):
+    """Of a thread: its runs, the innermost last."""
+
+    def __init__(self) -> None:
+        self.contexts: list[Context] = []
+
+
+_running = _Running()
+
+
+def current() -> Context | None:
+    """The run of rewritten code that is under way."""
+    return _running.contexts[-1] if _running.contexts else None
+
+
+def running() -> Context:
+    """The same where there is one."""
+    return _running.contexts[-1]
+
+
+@contextmanager
+def entered(context: Context) -> Iterator[Context]:
+    """Makes a run the one that is under way."""
+    _running.contexts.append(context)
+    try:
+        yield context
+    finally:
+        _running.contexts.pop()
+        for held, key in reversed(context.patched):
+            held.pop(key, None)

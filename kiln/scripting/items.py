@@ -1,0 +1,178 @@
+"""Items and attributes: what is read by a position that depends on values, and what is changed."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from kiln.nn import Module
+from kiln.scripting.arithmetic import beside_tensor
+from kiln.scripting.blocks import Slot
+from kiln.scripting.conditions import choose, just
+from kiln.scripting.context import running
+from kiln.scripting.failing import fail_where
+from kiln.scripting.numbers import Number, Tensor, dtype_of, of_item
+
+_INTS = ("int64", "int32", "int16", "int8", "uint8")
+
+
+def _position(x: Any) -> bool:
+    return isinstance(x, Number) or (isinstance(x, Tensor) and not x.ndim and dtype_of(x) in _INTS)
+
+
+def _plain(key: Any) -> Any:
+    """A key in which numbers are tensors."""
+    if isinstance(key, tuple):
+        return tuple([_plain(k) for k in key])
+    if isinstance(key, slice):
+        if any(isinstance(k, (Number, Tensor)) for k in (key.start, key.stop, key.step)):
+            running().refuse("takes a slice whose length depends on the value of a tensor")
+        return key
+    return key.tensor if isinstance(key, Number) else key
+
+
+def _check(held: Any, key: Any) -> None:
+    """IndexError where a position that depends on values is none of a tensor's."""
+    dim = 0
+    for k in key if isinstance(key, tuple) else (key,):
+        if k is None or k is Ellipsis:
+            if k is Ellipsis:
+                return
+            continue
+        if _position(k):
+            i = k.tensor if isinstance(k, Number) else k
+            size = held.shape[dim]
+            wrong = (i < -size) | (i >= size)
+            fail_where(
+                Number(bool, wrong),
+                IndexError(f"index ? is out of bounds for dimension {dim} with size {size}"),
+            )
+        dim += 1
+
+
+def item(held: Any, key: Any) -> Any:
+    """held[key]"""
+    if isinstance(held, Tensor):
+        given = _plain(key)
+        if any(map(_position, key if isinstance(key, tuple) else (key,))):
+            _check(held, key)
+        return held[given]
+    if isinstance(held, (list, tuple)) and _position(key):
+        return _of_list(held, key if isinstance(key, Number) else of_item(key))
+    made = held[key]
+    return running().new(made) if isinstance(key, slice) and isinstance(made, list) else made
+
+
+def _of_list(held: Any, key: Any) -> Any:
+    """An item of a list, at a position that depends on values: one branch for each."""
+    size = len(held)
+    if not size:
+        raise IndexError("list index out of range")
+    fail_where(key.__lt__(-size) | key.__ge__(size), IndexError("list index out of range"))
+    at = choose(key < 0, lambda: key + size, lambda: key, 0)
+    found = held[-1]
+    for k in range(size - 2, -1, -1):
+        found = choose(at == k, just(held[k]), just(found), 0)
+    return found
+
+
+# -- changes ----------------------------------------------------------------------------------------
+
+
+def contents(held: Any) -> Slot:
+    """What a list, dict or set holds."""
+
+    def read() -> Any:
+        return type(held)(held) if type(held) in (list, dict, set) else held.copy()
+
+    def write(value: Any) -> None:
+        if isinstance(held, list):
+            held[:] = value
+        else:
+            held.clear()
+            held.update(value)
+
+    return Slot(f"a {type(held).__name__}", read, write)
+
+
+def changes(held: Any) -> None:
+    """A container is about to be changed."""
+    running().change(held, None, contents(held), f"changes a {type(held).__name__}")
+
+
+def set_item(value: Any, held: Any, key: Any) -> None:
+    """held[key] = value"""
+    if isinstance(held, Tensor):
+        if any(map(_position, key if isinstance(key, tuple) else (key,))):
+            _check(held, key)
+        held[_plain(key)] = value.beside(held) if isinstance(value, Number) else value
+        return
+    if isinstance(held, (list, dict)):
+        if isinstance(key, Number) or (isinstance(held, list) and isinstance(key, Tensor)):
+            running().refuse("sets an item of a list or dict at a position that depends on values")
+        changes(held)
+    held[key] = value
+
+
+def del_item(held: Any, key: Any) -> None:
+    """del held[key]"""
+    if isinstance(held, (list, dict)):
+        changes(held)
+    del held[key]
+
+
+_ABSENT = object()
+
+
+def set_attr(value: Any, held: Any, name: str) -> None:
+    """held.name = value"""
+    context = running()
+    if id(held) in context.made and not context.logs:
+        setattr(held, name, value)
+        return
+    if isinstance(held, Module):
+        buffer = held._buffers.get(name)
+        if buffer is not None and isinstance(value, Tensor):
+            if dtype_of(buffer) != dtype_of(value) or tuple(buffer.shape) != tuple(value.shape):
+                context.refuse(f"gives the buffer {name} another shape or dtype")
+            if value is not buffer:
+                buffer.copy_(value)
+            return
+    if isinstance(held, Tensor):
+        setattr(held, name, value)
+        return
+
+    def read() -> Any:
+        return vars(held).get(name, _ABSENT) if hasattr(held, "__dict__") else getattr(held, name, _ABSENT)
+
+    def write(x: Any) -> None:
+        delattr(held, name) if x is _ABSENT else setattr(held, name, x)
+
+    context.change(
+        held, name, Slot(f"the attribute {name}", read, write), f"sets the attribute {name} of an object"
+    )
+    setattr(held, name, value)
+
+
+def augment(name: str, x: Any, value: Any) -> Any:
+    """x += value, of a name"""
+    if isinstance(x, Tensor) and isinstance(value, Number):
+        plain = value.beside(x)
+        if dtype_of(plain) == dtype_of(x):
+            return getattr(operator, name)(x, plain)
+        return x.copy_(beside_tensor(name[1:], x, value))
+    if isinstance(x, list) and name in ("iadd", "imul"):
+        changes(x)
+    if isinstance(x, (dict, set)):
+        changes(x)
+    return getattr(operator, name)(x, value)
+
+
+def augment_attr(name: str, held: Any, attr: str, value: Any) -> None:
+    """held.attr += value"""
+    set_attr(augment(name, getattr(held, attr), value), held, attr)
+
+
+def augment_item(name: str, held: Any, key: Any, value: Any) -> None:
+    """held[key] += value"""
+    set_item(augment(name, item(held, key), value), held, key)

@@ -1,0 +1,403 @@
+"""What `kiln.jit.script` gives: a function or a module whose calls are programs, one for each look of its
+arguments.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+import kiln.scripting.runtime  # noqa: F401  (what rewritten code calls)
+from kiln import _core, export
+from kiln.capture.pure.guards import Read
+from kiln.errors import describe, message
+from kiln.graph.graph import Value
+from kiln.nn import Module
+from kiln.scripting.calls import call
+from kiln.scripting.context import Context, entered
+from kiln.scripting.numbers import Number
+from kiln.table.arguments import recorder_here
+from kiln.tracing.capture import Captured, capture
+from kiln.tracing.program import Program, held_in
+from kiln.tracing.scripts import ScriptFunction, ScriptModule
+from kiln.tracing.trees import build, constants, flatten
+
+KEPT = 64  # programs of one function
+_PLAIN = (int, float, bool, complex, str, bytes, type(None), _core.dtype)
+
+
+class Variant:
+    """A program for arguments that look alike, as long as what it was made of is as it was."""
+
+    def __init__(self, function: Any, root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.tree: Any = None
+        self.numbers: list[Any] = []  # which of the results' leaves are numbers
+        self.prints: list[Any] = []
+        ran: dict[Any, dict[str, Any]] = {}
+        run = self._runner(function, root, ran)
+        self.captured: Captured = capture(run, args, kwargs, root=root)
+        self._program = Program(self.captured, held_in(self.captured))
+        self._state = [s.tensor for s in self.captured.state]
+        read = Read(ran, self._state)
+        read.follow(function)
+        if root is not None:
+            read.follow(root)
+        self._inside, self._outside = read.guards()
+
+    def _runner(self, function: Any, root: Any, ran: dict[Any, dict[str, Any]]) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            context = Context(recorder_here(), prints=True)
+            context.roots = [function, root, args, kwargs]
+            with entered(context):
+                made = call(function, *args, **kwargs)
+                context.finish()
+            ran.update(context.ran)
+            self.prints = context.prints or []
+            leaves: list[Any] = []
+            tree = flatten(_numbers_as_tensors((made, self.prints), self.numbers), leaves)
+            self.numbers = [k for k, x in enumerate(leaves) if any(x is n for n in self.numbers)]
+            self.tree = constants(tree, functools.partial(_given, context))
+            return tuple(leaves)
+
+        plain = getattr(function, "__func__", function)
+        functools.update_wrapper(run, plain)
+        run.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        return run
+
+    def holds(self) -> bool:
+        """Whether what the program was made of is as it was."""
+        return bool(self._inside.hold()) and bool(self._outside.hold())
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.result(self._program(args, kwargs))
+
+    def result(self, leaves: Any) -> Any:
+        """What the function returns, of the program's results."""
+        if self.numbers:
+            leaves = list(leaves)
+            for k in self.numbers:
+                leaves[k] = leaves[k].item()
+        found, prints = build(self.tree, iter(leaves))
+        for texts, named in prints:
+            print(*texts, **named)
+        return found
+
+    def program(self) -> Captured:
+        """The program as it is kept in a file; a number is a tensor of no dims there."""
+        if self.prints:
+            raise RuntimeError("jit.save: a program in a file does not print")
+        made = copy.copy(self.captured)
+        made.out_tree = self.tree.items[0]
+        return made
+
+
+def _numbers_as_tensors(value: Any, found: list[Any]) -> Any:
+    """A value in which Numbers are tensors of no dims, each a new one, which `found` gets."""
+    tensors: list[Any] = []
+    tree = flatten(value, tensors)
+
+    def tensor_of(x: Any) -> Any:
+        if not isinstance(x, Number):
+            return x
+        found.append(x.tensor.clone())
+        return found[-1]
+
+    return build(constants(tree, tensor_of), iter(tensors))
+
+
+def _given(context: Context, x: Any) -> Any:
+    if not isinstance(x, _PLAIN):
+        context.refuse(f"returns a {type(x).__name__}, which holds neither tensors nor numbers")
+    return x
+
+
+class Calls:
+    """The programs of a function, by how its arguments look."""
+
+    def __init__(self, function: Any, root: Any) -> None:
+        self.function, self.root = function, root
+        self.variants: dict[Any, list[Variant]] = {}
+        self.last: Variant | None = None
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if recorder_here() is not None:
+            return inside(self.function, args, kwargs)
+        look: list[Any] = [_core.modes(), _core.default_dtype_name()]
+        if not (_look(args, look, {}) and _look(kwargs, look, {})):
+            return self.function(*args, **kwargs)  # of a batch, or values of a graph: no program takes them
+        made = self.last = self._found(tuple(look), args, kwargs)
+        state = _core.random_state()
+        try:
+            return made(args, kwargs)
+        except BaseException as error:
+            if not hasattr(error, "_kiln_program"):
+                raise
+            _core.set_random_state(*state)
+            self.function(*args, **kwargs)  # raises it, with its text and its lines
+            raise
+
+    def variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+        """A program for these arguments, which is not kept."""
+        return Variant(self.function, self.root, args, kwargs)
+
+    def _found(self, look: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+        kept = self.variants.setdefault(look, [])
+        for k, variant in enumerate(kept):
+            if variant.holds():
+                if k:
+                    kept.insert(0, kept.pop(k))
+                return variant
+        made = Variant(self.function, self.root, args, kwargs)
+        kept.insert(0, made)
+        del kept[4:]
+        while len(self.variants) > KEPT:
+            del self.variants[next(iter(self.variants))]
+        return made
+
+    def program(self) -> Variant:
+        """The program that ran last; RuntimeError before the first call."""
+        if self.last is None:
+            raise RuntimeError("a script is made for the arguments of a call: call it once before")
+        return self.last
+
+
+def inside(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A script that is called while something is captured: a part of that."""
+    recorder = recorder_here()
+    context = recorder.script
+    if context is not None:
+        with entered(context):
+            return call(function, *args, **kwargs)
+    context = recorder.script = Context(recorder)
+    context.roots = [function, args, kwargs]
+    try:
+        with entered(context):
+            made = call(function, *args, **kwargs)
+            context.finish()
+            return made
+    finally:
+        recorder.script = None
+
+
+def _look(value: Any, parts: list[Any], seen: dict[int, int]) -> bool:
+    """Adds how a value looks; whether a program can take it."""
+    kind = type(value)
+    if issubclass(kind, _core.Tensor):
+        again = seen.setdefault(id(value), len(seen))
+        parts.append((value.dtype, tuple(value.shape), value.requires_grad, again))
+        return True
+    if kind is tuple or kind is list or hasattr(value, "_fields"):
+        parts.append((kind, len(value)))
+        return not [item for item in value if not _look(item, parts, seen)]
+    if kind is dict:
+        parts.append((kind, tuple(value)))
+        return not [item for item in value.values() if not _look(item, parts, seen)]
+    parts.append((kind, repr(value) if kind is float else value) if kind in _PLAIN else (kind, id(value)))
+    return not isinstance(value, (_core.Tensor, Value))
+
+
+class Scripted(ScriptFunction):
+    """A function as programs, one for each look of its arguments; see `kiln.jit.script`."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.scripted_function = function
+        held = getattr(function, "__self__", None)
+        self._calls = Calls(function, held if isinstance(held, Module) else None)
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._calls(args, kwargs)
+
+    def __get__(self, held: Any, owner: Any = None) -> Any:
+        return self if held is None else MethodType(self, held)
+
+    @property
+    def captured(self) -> Captured:  # type: ignore[override]
+        """The program that ran last."""
+        return self._calls.program().program()
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.__name__
+
+    @property
+    def qualified_name(self) -> str:
+        """The function's name, as PyTorch qualifies it."""
+        return f"__torch__.{self.__qualname__}"
+
+    @property
+    def code(self) -> str:
+        """The function's source."""
+        return source_of(self.scripted_function)
+
+    def save(self, f: Any, **kwargs: Any) -> None:
+        """Writes the program that ran last, which `kiln.jit.load` reads."""
+        save(self, f, **kwargs)
+
+    def __deepcopy__(self, memo: Any) -> Scripted:
+        return Scripted(self.scripted_function)
+
+    def __reduce__(self) -> Any:
+        return script, (self.scripted_function,)
+
+
+def source_of(function: Any) -> str:
+    """A function's source, with the margin taken off."""
+    return inspect.cleandoc("\n" + inspect.getsource(function))
+
+
+class RecursiveScriptModule(ScriptModule):
+    """A module whose forward is programs, one for each look of its arguments; it shares the parameters,
+    buffers, modules and attributes of the module it was made of.
+    """
+
+    def __init__(self, module: Module) -> None:
+        super().__init__()
+        state = self.__dict__
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            state[name] = module.__dict__[name]
+        state["training"] = module.training
+        state["_original"] = module
+        state["_programs"] = {}
+        for name, member in inspect.getmembers(type(module), inspect.isfunction):
+            if getattr(member, "_kiln_exported", False):
+                state["_programs"][name] = Calls(getattr(module, name), module)
+        state["_programs"]["forward"] = Calls(module.forward, module)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._programs["forward"](args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        state = self.__dict__
+        calls = state.get("_programs", {}).get(name)
+        if calls is not None:
+            return lambda *args, **kwargs: calls(args, kwargs)
+        original = state.get("_original")
+        if original is None:
+            return super().__getattr__(name)
+        try:
+            return getattr(original, name)
+        except AttributeError as error:
+            raise AttributeError(
+                str(error).replace(type(original).__name__, "RecursiveScriptModule")
+            ) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._original, name, value)
+        if name == "training":
+            self.__dict__[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._original, name)
+
+    def train(self, mode: bool = True) -> Any:
+        self._original.train(mode)
+        self.__dict__["training"] = self._original.training
+        return self
+
+    @property
+    def original_name(self) -> str:
+        """The name of the class that was scripted."""
+        return type(self._original).__name__
+
+    @property
+    def captured(self) -> Captured:
+        """The program that ran last."""
+        found: Captured = self._programs["forward"].program().program()
+        return found
+
+    @property
+    def graph(self) -> Any:
+        """The graph of the program that ran last."""
+        return self.captured.graph
+
+    inlined_graph = graph
+
+    @property
+    def code(self) -> str:
+        """The source of forward."""
+        return source_of(type(self._original).forward)
+
+    def save(self, f: Any, **kwargs: Any) -> None:
+        """Writes the program that ran last, which `kiln.jit.load` reads."""
+        save(self, f, **kwargs)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return RecursiveScriptModule(copy.deepcopy(self._original, memo))
+
+    def __reduce__(self) -> Any:
+        return RecursiveScriptModule, (self._original,)
+
+    def _get_name(self) -> str:
+        return "RecursiveScriptModule"
+
+    def extra_repr(self) -> str:
+        return f"original_name={self.original_name}"
+
+    def __len__(self) -> int:
+        return len(self._original)
+
+    def __iter__(self) -> Any:
+        return iter(self._original)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._original[key]
+
+
+def save(made: Any, f: Any, extra_files: Any = None) -> None:
+    """Writes the program of a trace, or of a script the one that ran last."""
+    if not isinstance(made, (ScriptFunction, ScriptModule)):
+        raise TypeError(message("jit.save", "what jit.trace or jit.script gives", describe(made)))
+    program = export.ExportedProgram(made.captured)
+    export.save(program, f, extra_files=extra_files)
+
+
+def load(f: Any, extra_files: Any = None) -> Any:
+    """A program that `save` wrote."""
+    return export.load(f, extra_files=extra_files)
+
+
+def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs: Any) -> Any:
+    """A function or module with all its branches and loops as a program, also those that depend on the values
+    of tensors: it is called as before, gives the same bits, and its gradients flow.
+
+    The source of the function, and of functions and methods of the program that it calls, is read again so
+    that `if`, `while`, `for`, `and`, `or`, `not`, `a if c else b`, `return`, `break`, `continue`, `assert`,
+    `raise`, and numbers such as `int(x)` and `x.item()` may depend on values. All else is Python's and runs
+    once, when a program is made: for each look of the arguments (dtypes, sizes, the values of what is no
+    tensor) and when attributes, globals or closures that it reads have changed.
+
+    RuntimeError, with the line and the reason, for what a program cannot hold: a size or slice that depends
+    on values, a name that has another type or shape after one branch than after the other, a list that grows
+    in a loop of unknown length, Python's own state that is changed. `example_inputs`: a list of calls, each a
+    tuple, that are made at once. `optimize` is PyTorch's, and changes nothing.
+
+    >>> @kiln.jit.script
+    ... def collatz(n):
+    ...     steps = 0
+    ...     while n != 1:
+    ...         n = n // 2 if n % 2 == 0 else 3 * n + 1
+    ...         steps += 1
+    ...     return steps
+    >>> collatz(kiln.tensor(27))
+    111
+    """
+    if isinstance(obj, (ScriptFunction, ScriptModule)):
+        return obj
+    made: Any
+    if isinstance(obj, Module):
+        made = RecursiveScriptModule(obj)
+    elif isinstance(obj, (FunctionType, MethodType)):
+        made = Scripted(obj)
+    elif callable(obj):
+        return obj
+    else:
+        raise TypeError(message("jit.script", "a function, a class or a module", describe(obj)))
+    for given in example_inputs or ():
+        made(*given)
+    return made
