@@ -21,7 +21,8 @@ from kiln.scripting.calls import call
 from kiln.scripting.context import Context, entered
 from kiln.scripting.numbers import Number
 from kiln.table.arguments import recorder_here
-from kiln.tracing.capture import Captured, capture
+from kiln.tracing.capture import capture
+from kiln.tracing.captured import Captured
 from kiln.tracing.program import Program, held_in
 from kiln.tracing.scripts import ScriptFunction, ScriptModule
 from kiln.tracing.trees import build, constants, flatten
