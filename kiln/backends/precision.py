@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kiln import _core
 from kiln.errors import warn
 
 _PRECISIONS = ("highest", "high", "medium")
@@ -61,6 +62,7 @@ def get_float32_matmul_precision() -> str:
     return products._precision or "highest"
 
 
+@_core.Function
 def set_float32_matmul_precision(precision: str) -> None:
     """Allows products of float32 to be of fewer digits ("high", "medium") or not ("highest").
 

@@ -35,7 +35,7 @@ ALLOWED = {
     "device": set(),
     "layout": set(),
     "bars": set(),
-    "backends": {"codegen"},
+    "backends": {"_core", "codegen"},
     # devices that are not here, and the one that is
     "cuda": {"_core", "device", "amp", "no_device"},
     "no_device": {"device"},
