@@ -37,7 +37,7 @@ from kiln.version import __version__
 _clone, _expand = later("kiln.passes.rewrite", "clone"), later("kiln.tracing.expand", "expand")
 _digest = later("kiln.codegen.store.identity", "digest")
 
-FORMAT = "1"
+FORMAT = "2"
 _KEYS = ("kiln.program", "kiln.version", "kiln.graph", "kiln.signature", "kiln.expanded")
 
 FileLike = str | os.PathLike[str] | IO[bytes]

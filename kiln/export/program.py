@@ -16,6 +16,7 @@ from kiln.tracing.program import Program
 from kiln.tracing.trees import build, flatten
 
 _capture = later("kiln.tracing.capture", "capture")
+_save = later("kiln.export.files", "save")
 
 
 class _Part(Module):
@@ -54,6 +55,10 @@ class ExportedProgram(Module):
         results: list[Any] = []
         flatten(self(*args, **kwargs), results)
         return results
+
+    def save(self, f: Any, *, extra_files: dict[str, Any] | None = None) -> None:
+        """Writes the program into a file, as `kiln.export.save`."""
+        _save(self, f, extra_files=extra_files)
 
     def module(self, check_guards: bool = True) -> Module:
         """The program as a module: itself. It always checks its arguments."""

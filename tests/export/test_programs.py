@@ -348,3 +348,12 @@ def test_a_program_runs_where_its_models_code_never_was(tmp_path: Path) -> None:
 def test_ordered_dicts_come_back_as_dicts() -> None:
     program = again(export(lambda x: OrderedDict(a=x + 1), (kiln.rand(2),)))
     assert type(program(kiln.rand(2))) is dict
+
+
+def test_save_is_a_method_too(tmp_path: Path) -> None:
+    model = nn.Linear(2, 3)
+    x = kiln.ones(1, 2)
+    program = export(model, (x,))
+    program.save(tmp_path / "m.kiln", extra_files={"note": "a"})
+    read = {"note": ""}
+    assert kiln.equal(load(tmp_path / "m.kiln", extra_files=read)(x), model(x)) and read["note"] == "a"

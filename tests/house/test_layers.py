@@ -129,6 +129,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     },
     "kiln/export/program.py": {
         "kiln.tracing.capture": "for who makes a program, not for who loads one",
+        "kiln.export.files": "for who saves one",
         "kiln.export.verification": "with NumPy, for who verifies",
         "kiln.export.shown": "for who looks at a program",
         "kiln.export.graph_module": "for who changes a program",
