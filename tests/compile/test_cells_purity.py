@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -224,3 +225,23 @@ def test_explain_tells_what_it_is(fast: None) -> None:
         cell(kiln.ones(2))
     text = kiln.compiler.explain(cell)
     assert "5 calls" in text and "2 were checked" in text and "2 ops on 1 tensors" in text
+
+
+COLLECTED = 0
+
+
+def test_what_the_collector_calls_is_not_the_functions() -> None:
+    def collected(phase: str, _: Any) -> None:
+        global COLLECTED
+        COLLECTED += 1
+
+    before = gc.get_threshold()
+    gc.callbacks.append(collected)
+    gc.set_threshold(1)
+    try:
+        cell = kiln.compile(lambda x: [[] for _ in range(50)] and x * 3, pure=True)
+        assert cell(kiln.ones(2)).tolist() == [3.0, 3.0]
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(collected)
+    assert COLLECTED and gc.isenabled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -31,11 +32,15 @@ class Watch:
 
     def __enter__(self) -> Watch:
         self._before = sys.getprofile()
+        self._collects = gc.isenabled()
+        gc.disable()  # what the collector calls, finalizers and others' callbacks, is not the function's
         sys.setprofile(self._called)
         return self
 
     def __exit__(self, *error: object) -> None:
         sys.setprofile(self._before)
+        if self._collects:
+            gc.enable()
 
     def _called(self, frame: FrameType, event: str, what: Any) -> None:
         if event == "c_call":
