@@ -117,6 +117,8 @@ def _called(n: _Node, call: Attrs) -> list[Condition]:
     found: list[Condition] = []
     for j, sub in enumerate(call.graphs):
         for left, right, where in conditions(sub.graph, f"{n.where}, graph {j}, "):
+            if any(slot >= len(call.sizes) for dim in (left, right) for slot in slots_named(dim)):
+                n.refuse("a size that depends on how many steps there are")
             a, b = (substitute(size, call.sizes.__getitem__) for size in (left, right))
             _Node(n.node, where, found).at_most(a, b, "sizes that do not fit")
     return found
@@ -259,18 +261,7 @@ def _attention(n: _Node, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> N
         n.refuse(f"a mask of {inputs[-1].dtype}")
 
 
-def _control(n: _Node, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> None:
-    _, _, _, sizes, graphs = attrs
-    for sub in graphs:
-        for c in conditions(sub.graph):
-            if any(slot >= len(sizes) for dim in (c.left, c.right) for slot in slots_named(dim)):
-                n.refuse("a size that depends on how many steps there are")
-            left, right = (substitute(dim, sizes.__getitem__) for dim in (c.left, c.right))
-            n.at_most(left, right, c.node)
-
-
 _RULES = {
-    "control": _control,
     "pointwise": _pointwise,
     "full": _full,
     "iota": _iota,

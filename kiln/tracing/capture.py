@@ -174,7 +174,12 @@ def _finish(
         if at is not None and values[k] == at:
             found.same[k] = ("input", at) if at < count else ("state", at - count)
     found.random = recorder.numbers
-    extra = add_checks(found, recorder, len(values) + len(changed))
+    raised = []
+    if recorder.failed is not None:
+        tensor, errors = recorder.failed
+        found.checks.append(Raises(len(values) + len(changed), tuple(errors)))
+        raised = [recorder.value(tensor)]
+    extra = raised + add_checks(found, recorder, len(values) + len(changed) + len(raised))
     kept, more = recorder.check_reads(len(values) + len(changed) + len(extra))
     found.checks += kept
     extra += more
@@ -220,10 +225,6 @@ def _declare(
 def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
     """What ops refuse of values, as checks; the values on the way that these look at, as results more."""
     extra: list[int] = []
-    if recorder.failed is not None:
-        tensor, errors = recorder.failed
-        found.checks.append(Raises(first, tuple(errors)))
-        extra.append(recorder.value(tensor))
     for step in recorder.steps:
         if isinstance(step.op, str) or (step.op.checks is None and not step.op.divides):
             continue

@@ -32,7 +32,6 @@ class Restored:
         self.sizes: dict[int, tuple[Any, ...]] = {}
         self.dtypes: dict[int, str] = {}
         self.values: dict[int, Value] = dict(enumerate(self.operands))
-        self.failed: Any = None  # (the value that says which exception is raised, the exceptions)
         self._number = {id(v): k for k, v in enumerate(self.operands)}
         self._by_call: dict[
             tuple[Any, ...], tuple[int, set[int]]
@@ -43,10 +42,6 @@ class Restored:
             if node.op.kind != "constant":
                 self._add(node)
         self.results = [self._value(v) for v in graph.outputs]
-
-    def value(self, k: int) -> int:
-        """A value is its number."""
-        return k
 
     def _value(self, value: Value) -> int:
         found = self._number.get(id(value))
