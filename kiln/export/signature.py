@@ -178,7 +178,7 @@ def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[
     slots = found.number_sizes()
     _need(slots + len(numbers) <= graph.slots, "fewer slots than sizes")
     _read_dims(found, entries, slots)
-    _check_places(found, graph)
+    check_places(found, graph)
     rest = Restored(graph)
     kept = list(rest.results)
     extra = add_checks(found, rest, len(kept))  # type: ignore[arg-type]  # of a recorder it asks as much
@@ -241,7 +241,7 @@ def _read_dims(found: Captured, entries: _Entries, slots: int) -> None:
         found.guards.append(Guard(parse_dim(left, slots), sign, parse_dim(right, slots), answer, line))
 
 
-def _check_places(found: Captured, graph: Graph) -> None:
+def check_places(found: Captured, graph: Graph) -> None:
     """TextError for a node that leaves its operands' memory; where that depends on sizes, a guard more."""
     if layer := next((n for n in graph.nodes if n.op.kind == "layer" and n.op.name != "attend"), None):
         raise TextError(f"{layer.op.name} is a part of ops, not one that a program calls")

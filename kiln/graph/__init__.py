@@ -4,6 +4,8 @@ from importlib import import_module
 from typing import Any
 
 _LATER = dict.fromkeys(("cond", "map", "scan", "while_loop"), "kiln.func.control_flow")
+_LATER["placeholder"] = "kiln.symbolic.definition"
+_LATER.update(dict.fromkeys(("Graph", "from_function", "load", "parse"), "kiln.symbolic.graph"))
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ be read. What is written into them is a result more; other tensors that are met 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kiln import _core, ops
@@ -171,6 +171,18 @@ class Recorder(Tracer):
     def numbered_shapes(self, again: int) -> dict[int, Shape]:
         """The sizes of values some of whose sizes vary, as `finish` numbers them."""
         return {self._number(k, again): shape for k, shape in self.shapes.items()}
+
+    def during(self, call: Callable[[], Any]) -> Any:
+        """What a call of ops gives."""
+        return call()
+
+    def read(self, tensor: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        """A method that reads values, which the core refuses."""
+        return getattr(tensor, name)(*args, **kwargs)
+
+    def text_of(self, tensor: Any) -> str:
+        """A tensor some of whose sizes vary, as text."""
+        return f"Traced({tensor.dtype}, {self.shape_text(tensor)})"
 
     # -- what the function asks of sizes ----------------------------------------------------------------
 

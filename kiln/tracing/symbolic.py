@@ -242,7 +242,7 @@ class Traced:
         return iter([getitem.getitem(self, k) for k in range(int(self.shape[0]))])
 
     def __repr__(self) -> str:
-        return f"Traced({self.whole.dtype}, {self.recorder.shape_text(self.whole)})"
+        return self.recorder.text_of(self.whole)
 
     @property
     def requires_grad(self) -> bool:
@@ -267,27 +267,6 @@ class Traced:
         self.recorder.value(made)
         return Traced(made, self.recorder)
 
-    def item(self) -> Any:
-        """Reads the value, which a trace has not."""
-        return self.whole.item()
-
-    __float__ = __int__ = __index__ = item
-
-    def __bool__(self) -> Any:
-        return bool(self.whole)
-
-    def tolist(self) -> Any:
-        """Reads the values, which a trace has not."""
-        return self.whole.tolist()
-
-    def numpy(self, *args: Any, **kwargs: Any) -> Any:
-        """Reads the values, which a trace has not."""
-        return self.whole.numpy(*args, **kwargs)
-
-    def data_ptr(self) -> Any:
-        """Asks for memory, which a trace has not."""
-        return self.whole.data_ptr()
-
     def backward(self, *args: Any, **kwargs: Any) -> Any:
         """A trace takes no gradients."""
         return self.recorder.refuse("calls backward")
@@ -310,8 +289,22 @@ class Traced:
         return arithmetic.clone(self)
 
 
+def _reading(name: str) -> Callable[..., Any]:
+    """What reads values, which a trace has not."""
+
+    def method(self: Traced, *args: Any, **kwargs: Any) -> Any:
+        return self.recorder.read(self.whole, name, *args, **kwargs)
+
+    return method
+
+
+_READ = "item tolist numpy data_ptr __bool__ __float__ __int__ __index__ __array__ __complex__".split()
+
+
 def _attach() -> None:
     """Methods and operators as tensors have them."""
+    for name in _READ:
+        setattr(Traced, name, _reading(name))
     own = set(vars(Traced))
     tensor: Any = _core.Tensor
     for name in "dtype grad_fn is_leaf _version device layout itemsize is_cpu is_cuda grad".split():
@@ -380,9 +373,9 @@ def interpret(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     recorder.pending = (op, symbols)
     try:
         if out is not None:
-            op.handle(*concrete, out=_whole(out))
+            recorder.during(lambda: op.handle(*concrete, out=_whole(out)))
             return out
-        result = _called(op, concrete)
+        result = recorder.during(lambda: _called(op, concrete))
     finally:
         recorder.pending = None
     return recorder.wrapped(result)
