@@ -183,7 +183,7 @@ def from_signature(graph: Graph, source: str, tensors: dict[str, Any]) -> tuple[
     kept = list(rest.results)
     extra = add_checks(found, rest, len(kept))  # type: ignore[arg-type]  # of a recorder it asks as much
     found.steps = rest.finish([*kept, *extra])
-    found.history = histories(found, len(found.outputs))
+    found.history = histories(found, len(found.outputs) + len(found.mutated))
     found._graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
     found.make_op()
     return found, [wanted for _, _, wanted in state]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kiln.graph.graph import Graph, Node, Value
-from kiln.graph.size import Dim, Size, product
+from kiln.graph.size import Dim, Size, product, slots_named, substitute
 from kiln.graph.text import DTYPES
 
 
@@ -232,6 +232,19 @@ def _concat(n: _Node, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> None
             n.refuse(f"{inputs[0]!r} beside {x!r}")
 
 
+def _control(n: _Node, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> None:
+    sizes = attrs[-2]
+    for sub in attrs[-1]:
+        inner = sub.graph
+        if any(node.op.kind in ("composite", "control") for node in inner.nodes):
+            n.refuse("a graph that it calls has composites, or calls graphs")
+        for left, right, where in conditions(inner):
+            if max(slots_named(left) | slots_named(right), default=-1) >= len(sizes):
+                n.refuse(f"{where}, where that depends on how many steps there are")
+            places = [substitute(d, sizes.__getitem__) for d in (left, right)]
+            n.at_most(places[0], places[1], f"in a graph that it calls, {where}")
+
+
 def _attention(n: _Node, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> None:
     ranks = [v.ndim for v in inputs if not v.weak]
     if len(ranks) not in (3, 4) or ranks != [5, 4, 4, 5][: len(ranks)]:
@@ -259,6 +272,7 @@ _RULES = {
     "compact": _compact,
     "search": _search,
     "attention": _attention,
+    "control": _control,
     "matmul": _matmul,
     "concat": _concat,
 }

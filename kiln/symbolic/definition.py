@@ -21,7 +21,7 @@ from kiln.errors import describe, message
 from kiln.graph.equal import Equalities
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim as Expression
-from kiln.graph.size import symbol
+from kiln.graph.size import Size, slots_named, symbol
 from kiln.table.arguments import without_values
 from kiln.tracing.dims import Dim, Range
 from kiln.tracing.recorder import Recorder, TracingError
@@ -54,13 +54,15 @@ class Definition(Recorder):
         super().__init__("graph")
         self.name = "graph"
         self.names: dict[int, str] = {}  # of placeholders, by value
-        self.dims: dict[str, Range] = {}  # sizes that vary, by name
+        self.dims: dict[tuple[str, int, int | None], Range] = {}  # sizes that vary, by name and bounds
         self.slots = 0
         self.placed: dict[int, int] = {}  # by id of its tensor: a placeholder's own value, written or not
         self.declared: dict[int, tuple[Any, ...]] = {}  # of placeholders, by value: sizes as they were given
         self.draws: list[Draw] = []
         self.asked: dict[tuple[Expression, str, Expression], set[str]] = {}  # what was asked of sizes: lines
         self._drawn = 0
+        self._last = (0, 0, 0)  # the last draw before an op: from, to, which of the run's
+        self._rewound = -1  # where the generator was before it
         self._inside = False
 
     def placeholder(self, name: str, shape: tuple[Any, ...], dtype: Any) -> Traced:
@@ -79,24 +81,23 @@ class Definition(Recorder):
         """The size of one dim: a number, or what stands for one that varies."""
         if not isinstance(given, Dim):
             return int(given)
-        own = self.dims.get(given.__name__)
+        # (another graph's size of the same name may have other bounds)
+        key = given.__name__, given.min or 0, given.max
+        own = self.dims.get(key)
         if own is None:
-            own = self.dims[given.__name__] = Range(given.__name__, given.min or 0, given.max)
+            own = self.dims[key] = Range(given.__name__, given.min or 0, given.max)
             own.slot, self.slots = self.slots, self.slots + 1
             own.symbol = symbol(own.slot)
             most = _LARGEST if own.max is None else own.max
             own.hint = own.example = min(max(HINT, own.min), most)
             self.known.hints[own.slot] = own.hint
             self.known.names[own.slot] = own.name
-        else:
-            own.min = max(own.min, given.min or 0)
-            own.max = given.max if own.max is None else own.max if given.max is None else min(own.max, given.max)
-        self.known.ranges[own.slot] = own.min, _LARGEST if own.max is None else own.max
+            self.known.ranges[own.slot] = own.min, most
         return own.symbol * given.times + given.plus
 
     def _free(self, name: str) -> str:
         found, k = name, 1
-        while found in self.dims:
+        while any(found == key[0] for key in self.dims):
             found, k = f"{name}_{k}", k + 1
         return found
 
@@ -110,25 +111,48 @@ class Definition(Recorder):
         state = _core.random_state()
         self.random = state
         self.failure = None
-        draws = len(self.numbers)
         try:
             with without_values():
                 result, _ = _core.trace(self, True, call, (), {}, ())
-        except BaseException:
+        except BaseException as error:
             if self.failure is not None:
                 raise self.failure from None
+            if type(error) in (RuntimeError, ValueError, IndexError, TypeError):
+                raise self._told(error) from None
             raise
         finally:
             self._inside = False
             drawn = _core.random_state()[1] - state[1]
-            _core.set_random_state(*state)
-            for k in range(draws, len(self.numbers)):
-                kind, position = self.numbers[k]
-                self.numbers[k] = kind, position + self._drawn if kind == "position" else 0
+            _core.set_random_state(state[0], state[1] if self._rewound < 0 else self._rewound)
+            self._rewound = -1
             if drawn:
                 self.draws.append(Draw(self._drawn, drawn))
                 self._drawn += drawn
         return result
+
+    def _argument(self, name: str, x: Any) -> Any:
+        """Random numbers are drawn when the graph is run: seed and position of the generator are numbers of it."""
+        if type(x) is not int or name not in ("seed", "position"):
+            return super()._argument(name, x)
+        seed, now = _core.random_state()
+        if self.random[1] <= now and name == "seed":
+            if x != seed:
+                self.refuse("draws from a generator of its own: a graph draws from the default one at each run")
+            self.numbers.append(("seed", 0))
+        elif self.random[1] <= x < now:  # drawn while ops are followed
+            self.numbers.append(("position", x - self.random[1] + self._drawn))
+        else:  # drawn just before the op was called
+            first, end, at = self._last
+            if x < now:
+                first, end, at = self._last = x, now, self._drawn
+                self.draws.append(Draw(at, end - first))
+                self._drawn += end - first
+                self._rewound = x
+            if not first <= x < end:
+                self.refuse("draws from a generator of its own: a graph draws from the default one at each run")
+            self.numbers.append(("position", x - first + at))
+        self.letters += "i"
+        return "operand", len(self.numbers) - 1
 
     def wrapped(self, result: Any) -> Any:
         """Every tensor is a node."""
@@ -167,7 +191,8 @@ class Definition(Recorder):
 
     def look_text(self, tensor: Any) -> str:
         """`float32[n, 3]`"""
-        return f"{tensor.dtype.name}{self.shape_text(tensor).replace('(', '[').replace(')', ']')}"
+        sizes = [self.known.text(n).replace(" + -", " - ") for n in self.shape_of(tensor)]
+        return f"{tensor.dtype.name}[{', '.join(sizes)}]"
 
     def _tie(self, a: Expression, b: Expression, what: str) -> None:
         """An op asks that sizes be equal: checked at each run of a graph that has it, if both may vary."""
@@ -203,10 +228,22 @@ class Definition(Recorder):
 
     def size_read(self, dim: Expression, what: str) -> Any:
         names = self.known.fixed_names(dim)
+        declare = f"declare {names} as a number" if names else "declare them as numbers"
         return self._refused(
-            f"{what}, which is not known before the graph is run; declare {names} with one size, or compute with "
-            "sizes (shape, arange, reshape and slices take them) and tensors"
+            f"{what}, which is not known before the graph is run: {declare}, or compute with sizes as they are "
+            "(arange, full, reshape and slices take them) and with whole tensors (kiln.graph.map and scan go along "
+            "a dim)"
         )
+
+    def _told(self, error: Exception) -> Exception:
+        """An error of an op, with the sizes as they were declared."""
+        nodes = [x for x in (self.pending or (None, ()))[1] if type(x) is Traced]
+        if not any(self.value(x.whole) in self.shapes for x in nodes):
+            return error
+        looks = " and ".join(self.look_text(x.whole) for x in nodes)
+        slots = sorted({s for x in nodes for n in self.shape_of(x.whole) if isinstance(n, Size) for s in slots_named(n)})
+        taken = " and ".join(f"{self.known.names[s]} is taken to be {self.known.hints[s]}" for s in slots)
+        return type(error)(f"{error}\n(of {looks}; while the graph is built {taken})")
 
 
 class _Like(NamedTuple):

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any
 
+from kiln.capture.called import CALLED
 from kiln.capture.pure.function import CellFunction, described, function_for, inline
 from kiln.capture.pure.steps import Steps
-from kiln.graph.graph import Graph, Value, building
-from kiln.graph.size import Size, slots_named, substitute
+from kiln.graph.graph import Graph, Node, Value, building
+from kiln.graph.size import Dim, Size, slots_named, substitute, symbol
+from kiln.graph.text import text
 from kiln.graph.verify import verify
 from kiln.passes.gradient import Asked
 from kiln.passes.narrow import narrow
@@ -22,6 +24,7 @@ from kiln.table.kinds import FLOATS
 from kiln.table.record import constant, find
 from kiln.tracing.capture import Captured, Input, State, add_checks, histories
 from kiln.tracing.expand import expand
+from kiln.tracing.graphs import append as append_known
 from kiln.tracing.ops import program_op
 from kiln.tracing.restore import Restored
 from kiln.tracing.trees import LEAF, Tree
@@ -92,14 +95,14 @@ def restored(base: Captured, graph: Graph, out_tree: Tree, outputs: list[str], n
     made.out_tree, made.outputs = out_tree, outputs
     if out_tree is getattr(base, "out_tree", None):
         made.mutated, made.same = base.mutated, base.same
-    rest = Restored(graph)
+    rest = Restored(wrapped(graph))
     kept_results = list(rest.results)
     if not made.same:
         made.same = _given_back(made, kept_results[: len(outputs)])
     extra = add_checks(made, rest, len(kept_results))  # type: ignore[arg-type]
     made.steps = rest.finish([*kept_results, *extra])
-    made.history = histories(made, len(outputs))
-    made._graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
+    made.history = histories(made, len(outputs) + len(made.mutated))
+    made._graph = rest.graph.finish([*rest.graph.outputs, *(rest.values[k] for k in extra)])
     made.number_sizes()
     made.make_op()
     return made
@@ -142,11 +145,61 @@ def cut(graph: Graph, outputs: list[Value]) -> Graph:
     return made.finish([twins[id(v)] for v in outputs])
 
 
-def part(base: Captured, values: list[Value]) -> Captured:
+def opened(graph: Graph) -> Graph:
+    """A graph with control flow as nodes that call graphs."""
+    made = expand(graph, "called")
+    return graph if made is graph else without_dead(made)
+
+
+def wrapped(graph: Graph) -> Graph:
+    """The other way round: calls of graphs as ops of the core, which are called (kiln/capture/called.py)."""
+    if not any(node.op.kind == "control" for node in graph.nodes):
+        return graph
+    made, values = begun(graph)
+    texts: dict[Any, tuple[str, tuple[Dim, ...], int]] = {}
+    for node in graph.nodes:
+        inputs = tuple(values[id(v)] for v in node.inputs)
+        if node.op.kind != "control":
+            values[id(node.out)] = append(made, node, inputs)
+            continue
+        which, counts, steps, sizes, graphs = node.attrs
+        key = node.op.name, tuple(map(id, inputs)), counts, steps, sizes, graphs
+        if key not in texts:
+            texts[key] = _called_text(node, counts, steps, sizes, graphs)
+        told, given, count = texts[key]
+        op = CALLED.result(which) if count > 1 else CALLED
+        values[id(node.out)] = append_known(made, op, inputs, (told, given), node.out.dtype, node.out.shape)
+    made.updates.update(graph.updates)
+    return made.finish([values[id(v)] for v in graph.outputs])
+
+
+def _called_text(node: Node, counts: Any, steps: Any, sizes: Any, graphs: Any) -> tuple[str, tuple[Dim, ...], int]:
+    """The text of a graph of one call, the sizes that it is given, and how many results it has."""
+    alone = Graph()
+    arrays = []
+    for v in node.inputs:
+        symbols = [alone.new_symbol() for _ in v.shape]
+        arrays.append(alone.add_input(v.dtype, tuple([n if n == 1 else s for n, s in zip(v.shape, symbols)])))
+    given: dict[Dim, Dim] = {}
+
+    def own(dim: Dim) -> Dim:
+        if isinstance(dim, int):
+            return dim
+        if dim not in given:
+            given[dim] = symbol(alone.add_number("int64").slot)
+        return given[dim]
+
+    attrs = (counts, (own(steps[0]), steps[1]), tuple(map(own, sizes)), graphs)
+    count = len(graphs[-1].graph.outputs) + (counts[0] if node.op.name == "scan" else 0)
+    results = [alone.add(node.op, tuple(arrays), (k, *attrs)) for k in range(count)]
+    return text(alone.finish(results)), tuple(given), count
+
+
+def part(base: Captured, raw: Graph, values: list[Value]) -> Captured:
     """What computes these values of a graph from the inputs that they need: those, and those whose sizes they
     need.
     """
-    graph = without_dead(cut(base.graph, values))
+    graph = without_dead(cut(raw, values))
     arrays = [v for v in graph.inputs if not v.weak]
     alive = reachable(graph.outputs)
     count = len(base.inputs)

@@ -13,13 +13,14 @@ from kiln.errors import describe, message
 from kiln.export import files
 from kiln.export.program import ExportedProgram
 from kiln.export.signature import check_places
+from kiln.func.batched import Batched
 from kiln.graph import graph as ir
 from kiln.graph.text import TextError
 from kiln.graph.verify import verify
 from kiln.nn import Module
 from kiln.ops.creation.data import tensor
 from kiln.symbolic import derived
-from kiln.symbolic.inside import on_nodes, on_values
+from kiln.symbolic.inside import on_nodes, on_samples, on_values
 from kiln.symbolic.memory import Memory, memory_of
 from kiln.symbolic.pictures import drawn
 from kiln.symbolic.taken import Origin, is_node, take, value_of
@@ -66,11 +67,12 @@ class Graph:
     >>> g = kiln.graph.Graph(x, x * x + 3 * x + 1)
     >>> g(kiln.tensor([0.0, 1.0, 2.0]))
     tensor([ 1.,  5., 11.])
-    >>> print(g.gradient())
+    >>> print(g.gradient())  # 3 + x + x
     graph graph_gradient
       input x: float32[x_0]
+      %1 = add(3.0, x): float32[x_0]
+      %2 = add(%1, x): float32[x_0]
       return %2
-    <BLANKLINE>
     """
 
     def __init__(self, inputs: Any, outputs: Any, name: str = "graph") -> None:
@@ -90,6 +92,7 @@ class Graph:
 
     def _begin(self, found: Captured, state: Callable[[], list[Any]] | None = None) -> None:
         self._origin = None
+        self._raw: ir.Graph | None = None
         self._results: list[int] = []
         tensors = [s.tensor for s in found.state]
         self._found = found
@@ -117,7 +120,9 @@ class Graph:
     @property
     def raw(self) -> ir.Graph:
         """The graph as passes take it: kiln/graph/graph.py."""
-        return self._found.graph
+        if self._raw is None:
+            self._raw = derived.opened(self._found.graph)
+        return self._raw
 
     @property
     def inputs(self) -> dict[str, tuple[str, tuple[Any, ...]]]:
@@ -127,7 +132,7 @@ class Graph:
     @property
     def outputs(self) -> dict[str, tuple[str, tuple[Any, ...]]]:
         """The same of what a run gives."""
-        values = derived.kept_outputs(self._found)
+        values = self.raw.outputs
         return {n: (v.dtype, self._sizes(v.shape)) for n, v in zip(self._found.outputs, values)}
 
     @property
@@ -144,24 +149,17 @@ class Graph:
             if id(node.out) in names and node.op.kind != "constant":
                 inputs = tuple([names.get(id(v)) or literal(v) for v in node.inputs])
                 shape = tuple(map(str, self._sizes(node.out.shape)))
-                line = self._lines().get(id(node), "")
-                found.append(Node(names[id(node.out)], node.op.name, inputs, node.out.dtype, shape, line))
+                found.append(Node(names[id(node.out)], node.op.name, inputs, node.out.dtype, shape, node.line))
         return found
 
     def _sizes(self, shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple([n if isinstance(n, int) else size_text(self._found, n) for n in shape])
 
     def _names(self) -> dict[int, str]:
-        return readable(self._found, {}).names
-
-    def _lines(self) -> dict[int, str]:
-        """By id of a node: the line of the program that made it, where that is known."""
-        steps = self._found.step_lines
-        ops = [n for n in self.raw.nodes if n.op.kind != "constant"]
-        return dict(zip(map(id, ops), steps)) if len(ops) == len(steps) else {}
+        return readable(self._found, self.raw).names
 
     def __str__(self) -> str:
-        return readable(self._found, self._lines()).text
+        return readable(self._found, self.raw, True).text
 
     def __repr__(self) -> str:
         given = ", ".join(self._found.inputs[k].name for k in range(len(self._found.inputs)))
@@ -182,6 +180,8 @@ class Graph:
             return on_nodes(self._found, self._state(), args, kwargs)
         if _holds_values(tree):
             return on_values(self._found, self._state(), args, kwargs)
+        if any(type(x) is Batched for x in given):
+            return on_samples(self._found, self._state(), args, kwargs)
         return self._runs()(args, kwargs)
 
     def _runs(self) -> Program:
@@ -206,6 +206,8 @@ class Graph:
         >>> g.run({"x": [1.0, 2.0]}, fetch=double)
         tensor([2., 4.])
         """
+        if isinstance(fetch, (list, tuple)) and len({is_node(x) for x in fetch}) > 1:
+            return [self.run(feeds, fetch=x) for x in fetch]
         names = [self._input_name(k) for k in feeds or {}]
         held = dict(zip(names, (feeds or {}).values()))
         graph = self if fetch is None else self._part(fetch)
@@ -238,14 +240,18 @@ class Graph:
             if self._origin is None:
                 raise ValueError('Graph.run: nodes of a graph that a pass made are fetched by name, "%3"')
             base = self._origin.take(wanted)
-            values = derived.kept_outputs(base)
+            raw, values = base.graph, derived.kept_outputs(base)
         else:
-            base, values = self._found, [self._value(x) for x in wanted]
-        made = self._parts[key] = Graph._of(derived.part(base, values), self._state_of(base))
+            base, raw, values = self._found, self.raw, [self._value(x) for x in wanted]
+        found = derived.part(base, raw, values)
+        made = self._parts[key] = Graph._of(found, self._state_by_name(found) if base is self._found else None)
         return made
 
-    def _state_of(self, base: Captured) -> Callable[[], list[Any]] | None:
-        return self._state if base is self._found else None
+    def _state_by_name(self, part: Captured) -> Callable[[], list[Any]]:
+        """The tensors of a part, as they are at a call."""
+        names = [s.name for s in self._found.state]
+        which = [names.index(s.name) for s in part.state]
+        return lambda: [self._state()[k] for k in which]
 
     def _value(self, name: Any) -> ir.Value:
         names = {told: v for v in (*self.raw.inputs, *(n.out for n in self.raw.nodes)) for told in [self._names().get(id(v))]}
@@ -269,8 +275,7 @@ class Graph:
           %1 = exp(x): float32[3]
           %2 = mul(%1, %1): float32[3]
           return %2
-        <BLANKLINE>
-        """
+            """
         count = len(self._found.outputs) + len(self._found.mutated)
         plain = derived.cut(self.raw, self.raw.outputs[:count])
         return self._derived(derived.run_pass(name, plain), name)
@@ -307,7 +312,7 @@ class Graph:
         """
         if self.before is None:
             return ""
-        a, b = (readable(g._found, {}).text.splitlines() for g in (self.before, self))
+        a, b = (readable(g._found, g.raw).text.splitlines() for g in (self.before, self))
         told = difflib.unified_diff(a, b, f"before {self.made_by}", f"after {self.made_by}", lineterm="", n=1)
         return "\n".join(told)
 
@@ -336,7 +341,7 @@ class Graph:
         else:
             found = [self._operand(x, names) for x in (wrt if several else [wrt])]
         graph = derived.gradient(base, k, found)
-        outputs = [f"d{base.outputs[k]}_d{names[j]}" for j in found]
+        outputs = [f"d {base.outputs[k]}/d {names[j]}" for j in found]
         tree = Tree("tuple", (LEAF,) * len(found)) if several else LEAF
         made = Graph._of(derived.restored(base, graph, tree, outputs, f"{base.name}_gradient"), self._state)
         made.before, made.made_by = self, "gradient"
@@ -381,7 +386,7 @@ class Graph:
         """A picture: inputs at the top, outputs at the bottom, modules as boxes that open in a page. Written to
         `path`, if given: .svg, .html or .dot. `depth`: draws modules that lie so deep as one box each.
         """
-        made = drawn(self._found, self._state(), depth, repr(self), self._lines(), self._model())
+        made = drawn(self._found, self.raw, depth, repr(self), self._model())
         if path is not None:
             made.save(path)
         return made
@@ -421,7 +426,8 @@ def parse(source: str, tensors: Mapping[str, Any] | None = None) -> Graph:
     Nothing in it is evaluated; ValueError, with the line, for a text that is no graph.
 
     >>> import kiln
-    >>> g = kiln.graph.parse("graph\n  input x: float32[n]\n  %1 = mul(x, x): float32[n]\n  return %1\n")
+    >>> x = kiln.graph.placeholder("x", ("n",))
+    >>> g = kiln.graph.parse(str(kiln.graph.Graph(x, x * x)))
     >>> g(kiln.tensor([3.0]))
     tensor([9.])
     """

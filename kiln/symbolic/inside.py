@@ -96,6 +96,24 @@ def _call(recorder: Any, step: Any, given: list[Any]) -> Any:
     return recorder.wrapped(made)
 
 
+def on_samples(found: Captured, state: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The results of a graph for samples of a batch (kiln.vmap): one op, batched as any."""
+    if found.random or found.mutated or found.op is None:
+        raise RuntimeError(f"{found.name}: draws random numbers, or writes its state, which vmap does not follow")
+    given: list[Any] = []
+    tree = found.tree_of(args, kwargs, given)
+    if not alike(tree, found.in_tree):
+        raise TypeError(f"{found.name}: {found.difference(args, kwargs, tree)}")
+    operands = [*(given[k] for k in found.distinct), *state]
+    for own, x in zip(found.inputs, operands):
+        fits = x.dtype.name == own.dtype and x.ndim == len(own.shape)
+        if not fits or any(isinstance(n, int) and n != m for n, m in zip(own.shape, x.shape)):
+            raise RuntimeError(f"{own.name}: must be {own.dtype}{list(map(found.size_text, own.shape))}, got {x!r}")
+    made = found.op.handle([*operands, *(operands[k] for k in found.steps.again)])
+    results = list(made) if isinstance(made, (list, tuple)) else [made]
+    return build(found.out_tree, iter(results[: len(found.outputs)]))
+
+
 def on_values(found: Captured, state: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The results of a graph as values of the graph under construction, whose nodes its nodes become."""
     if found.random or found.mutated:

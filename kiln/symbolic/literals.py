@@ -26,7 +26,10 @@ def literals(graph: Graph) -> Graph:
     with building(made):
         for node in graph.nodes:
             inputs = tuple(values[id(v)] for v in node.inputs)
-            values[id(node.out)] = _of_numbers(made, node, inputs) or append(made, node, _replaced(made, node, inputs))
+            number = _of_numbers(made, node, inputs)
+            if number is None:
+                number = append(made, node, _replaced(made, node, inputs))
+            values[id(node.out)] = number
     made.updates.update(graph.updates)
     return made.finish([values[id(v)] for v in graph.outputs])
 

@@ -78,7 +78,7 @@ class Memory:
         for a in self.arrays:
             span = "throughout" if a.kind == "input" else f"{a.first} to {a.last}"
             lines.append(f"  {a.name:12} {a.nbytes:>12,}  {span}  ({a.size})")
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return str(self).split("\n", 1)[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from kiln.graph.graph import Graph, Value
@@ -33,10 +32,10 @@ class Sizes(tuple):  # type: ignore[type-arg]
 
 
 def drawn(
-    found: Captured, tensors: list[Any], depth: int | None, summary: str, lines: Mapping[int, str], model: Any
+    found: Captured, graph: Graph, depth: int | None, summary: str, model: Any
 ) -> Drawing:
     """The drawing of a graph."""
-    arrays = [v for v in found.graph.inputs if not v.weak]
+    arrays = [v for v in graph.inputs if not v.weak]
     leaves: dict[int, Leaf] = {}
     for own, value in zip(found.inputs, arrays):
         leaves[id(value)] = _leaf(Given(own.name), found, value)
@@ -44,7 +43,7 @@ def drawn(
         leaves[id(value)] = _leaf(Leaf(held.name), found, value)
     names = list(found.outputs)
     names += [found.state[k].name if kind == "state" else found.inputs[k].name for kind, k in found.mutated]
-    return defined(_trace(found, found.graph, leaves, names, lines), model, depth, summary)
+    return defined(_trace(found, graph, leaves, names), model, depth, summary)
 
 
 def _leaf(leaf: Leaf, found: Captured | None, value: Value) -> Leaf:
@@ -59,7 +58,7 @@ def _sizes(found: Captured | None, shape: Any) -> Any:
 
 
 def _trace(
-    found: Captured | None, graph: Graph, leaves: dict[int, Leaf], names: list[str], lines: Mapping[int, str]
+    found: Captured | None, graph: Graph, leaves: dict[int, Leaf], names: list[str]
 ) -> Trace:
     """The calls of a graph, latest first."""
     of: dict[int, tuple[Any, int]] = {key: (leaf, 0) for key, leaf in leaves.items()}
@@ -76,10 +75,12 @@ def _trace(
         key = op.name, tuple(map(id, node.inputs)), repr(node.attrs[1:] if subs else node.attrs)
         call = known.get(key)
         if call is None:
-            call = known[key] = Defined(op, len(calls), lines.get(id(node), ""))
+            call = known[key] = Defined(op, len(calls), node.line)
             given = [literal(v) for v in node.inputs]
             structure, operands = ((), given) if subs else call_of(op, given, attrs)
             call.structure = None if subs else structure
+            if subs:  # its arguments are those of the graphs
+                call.record, call.told, call.kind = None, op.name, "op"
             if any(isinstance(x, Size) for x in operands):
                 call.told = op.name
             for x in operands:
@@ -111,4 +112,4 @@ def _inner(sub: Subgraph) -> Trace:
     graph = sub.graph
     leaves = {id(v): _leaf(Given(f"x{k}"), None, v) for k, v in enumerate(graph.inputs) if not v.weak}
     names = [f"result {k}" for k in range(len(graph.outputs))] if len(graph.outputs) > 1 else ["result"]
-    return _trace(None, graph, leaves, names, {})
+    return _trace(None, graph, leaves, names)

@@ -25,6 +25,10 @@ def respelled(ranges: Iterable[Range], shapes: list[tuple[Any, ...]]) -> tuple[d
             continue
         of[old] = symbol(slot) if (times, plus) == (1, 0) else quotient(symbol(slot) - plus, times)
         given = by_slot[old]
+        if given.name in dims:
+            raise ValueError(
+                f"the size {given.name} is declared with two ranges, {dims[given.name]!r} and {given!r}: once is enough"
+            )
         own = dims[given.name] = Range(given.name, given.min, given.max)
         own.symbol, own.slot, own.example, own.hint = of[old], slot, given.example, given.hint
     return of, dims

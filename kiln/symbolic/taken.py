@@ -31,7 +31,7 @@ class Taken(Restored):
         self.operands: list[Any] = []
         self.numbers: list[Any] = []
         self.steps, self.lines = [], []
-        self.sizes, self.dtypes, self.values = {}, {}, {}
+        self.sizes, self.shapes, self.dtypes, self.values = {}, {}, {}, {}
         self.drawn: list[int] = []  # which of the definition's numbers
         self._of: dict[int, int] = {}  # the definition's value -> the graph's
         for k in inputs:
@@ -90,7 +90,7 @@ class Taken(Restored):
             return kind, self.drawn.index(x)
         return kind, x
 
-    def shapes(self) -> dict[int, tuple[Any, ...]]:
+    def general(self) -> dict[int, tuple[Any, ...]]:
         """The sizes of values, in general, by the graph's numbers."""
         found: dict[int, tuple[Any, ...]] = dict(self.sizes)
         found.update((own, self.definition.shapes[k]) for k, own in self._of.items() if k in self.definition.shapes)
@@ -170,7 +170,7 @@ def _names(definition: Definition, own: list[str | None], inputs: list[int]) -> 
 
 
 def _finish(found: Captured, definition: Definition, taken: Taken, inputs: list[int], names: list[str]) -> None:
-    shapes = taken.shapes()
+    shapes = taken.general()
     of, found.dims = respelled(definition.dims.values(), [shapes[k] for k in range(len(inputs))])
     moved = _Moved(found, definition, of)
     found.inputs = [
@@ -197,6 +197,7 @@ def _finish(found: Captured, definition: Definition, taken: Taken, inputs: list[
         )
         for s in taken.steps
     ]
+    taken.shapes = {k: tuple(map(moved, shape)) for k, shape in shapes.items()}
     extra = add_checks(found, taken, count)  # type: ignore[arg-type]  # of a recorder it asks as much
     results = [*taken.results, *extra]
     found.steps = taken.finish(results)
@@ -208,7 +209,7 @@ def _finish(found: Captured, definition: Definition, taken: Taken, inputs: list[
             wanted.update(k for kind, k in step.args if kind == "value")
     found.step_lines = lines[::-1]
     first = found.steps.tensors + len(found.steps.numbers) - _FIRST
-    found._shapes = {k if k < _FIRST else k + first: tuple(map(moved, shape)) for k, shape in shapes.items()}
+    found._shapes = {k if k < _FIRST else k + first: shape for k, shape in taken.shapes.items()}
     found.number_sizes()
     _guard(found, definition, moved)
     found.make_op()

@@ -4,7 +4,8 @@
     line  := "size" name "from" int ["to" int]             what a size may be, if not anything
            | "input" name ":" type                         what a run is given
            | "tensor" $name ":" type                       what the graph has: a parameter, a buffer, a constant
-           | "draw" %n ":" ("seed" | "position" int)       a random number of the run
+           | "draws" int                                   how many random numbers a run draws, and what each is:
+           | "draw" %n ":" ("seed" | "position" int)
            | %n "=" op "(" values [";" attrs] ")" ":" type
            | "called" @n ...                               a graph that nodes call, as kiln/graph/text.py has it
            | "check" dim sign dim                          what must hold of sizes
@@ -22,7 +23,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kiln.graph.graph import Value
+from kiln.graph.graph import Graph, Value
 from kiln.graph.size import Size
 from kiln.graph.text import TextError, attr_text, dim_text, parse, parse_dim, text
 from kiln.graph.text import Subgraph as Subgraph
@@ -35,7 +36,7 @@ from kiln.tracing.sizes import SIGNS, Guard
 from kiln.tracing.trees import LEAF, Tree
 
 _OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
-_WORDS = re.compile(r'"(?:[^"\\]|\\.)*"|\bs(\d+)\b')
+_WORDS = re.compile(r'"(?:[^"\\]|\\.)*"|\bs(\d+)\b| \+ -')
 
 
 class Readable(NamedTuple):
@@ -55,6 +56,8 @@ def named(found: Captured, told: str) -> str:
             plain.pop(dim.slot, None)
 
     def name(match: re.Match[str]) -> str:
+        if match[0] == " + -":
+            return " - "
         return plain.get(int(match[1]), match[0]) if match[1] else match[0]
 
     return _WORDS.sub(name, told)
@@ -62,7 +65,7 @@ def named(found: Captured, told: str) -> str:
 
 def size_text(found: Captured, size: Any) -> str:
     """A size in the names that were declared."""
-    return named(found, dim_text(size)).replace(" + -", " - ")
+    return named(found, dim_text(size))
 
 
 def type_of(found: Captured, dtype: str, shape: Any) -> str:
@@ -77,11 +80,11 @@ def literal(value: Value) -> str:
     return ""
 
 
-def readable(found: Captured, lines: Mapping[int, str]) -> Readable:
-    """The text of a graph; `lines`: of nodes, by id, where the program made them."""
-    graph = found.graph
+def readable(found: Captured, graph: Graph, lines: bool = False) -> Readable:
+    """The text of a graph; `lines`: with the lines of the program that made its nodes, as remarks."""
     names: dict[int, str] = {}
-    out = [f"graph {found.name}" if found.name.isidentifier() else "graph"]
+    named_so = found.name.isidentifier() and found.name != "graph"
+    out = [f"graph {found.name}" if named_so else "graph"]
     for dim in found.dims.values():
         if dim.min or dim.max is not None:
             out.append(f"  size {dim.name} from {dim.min}" + (f" to {dim.max}" if dim.max is not None else ""))
@@ -96,6 +99,8 @@ def readable(found: Captured, lines: Mapping[int, str]) -> Readable:
     for (kind, first), value in zip(found.random, [v for v in graph.inputs if v.weak]):
         names[id(value)] = f"%{len(names)}"
         out.append(f"  draw {names[id(value)]}: {kind}" + (f" {first}" if kind == "position" else ""))
+    if found.drawn:
+        out.append(f"  draws {found.drawn}")
     called: dict[Subgraph, int] = {}
     for attr in (a for node in graph.nodes if node.op.kind == "control" for a in node.attrs[-1]):
         if attr not in called:
@@ -112,20 +117,20 @@ def readable(found: Captured, lines: Mapping[int, str]) -> Readable:
         names[id(node.out)] = name = f"%{len(names)}"
         told = f"  {name} = {node.op.name}({operands}{named(found, attrs)}): "
         told += type_of(found, node.out.dtype, node.out.shape)
-        body.append((told, lines.get(id(node), "")))
+        body.append((told, node.line if lines and not node.line.startswith("<") else ""))
     width = min(max((len(told) for told, line in body if line), default=0), 64)
     out += [f"{told:{width}}  # {_short(line)}" if line else told for told, line in body]
     for guard in found.guards:
         sign = guard.sign if guard.answer else _OPPOSITE[guard.sign]
         told = f"  check {size_text(found, guard.left)} {sign} {size_text(found, guard.right)}"
-        out.append(told + (f"  # {_short(guard.line)}" if guard.line else ""))
+        out.append(told + (f"  # {_short(guard.line)}" if guard.line and lines and not guard.line.startswith("<") else ""))
     count = len(found.outputs)
-    for (kind, k), value in zip(found.mutated, graph.outputs[count:]):
+    for (kind, k), value in zip(found.mutated, graph.outputs[count : count + len(found.mutated)]):
         target = found.inputs[k].name if kind == "input" else f"${found.state[k].name}"
         out.append(f"  write {target} <- {names[id(value)]}")
     results = [literal(v) or names[id(v)] for v in graph.outputs[:count]]
     out.append(f"  return {', '.join(results)}".rstrip())
-    return Readable("\n".join(out) + "\n", names)
+    return Readable("\n".join(out), names)
 
 
 def _short(line: str) -> str:
@@ -182,7 +187,7 @@ class _Reader:
                 begun = True
             elif self.outputs is not None:
                 raise self.error("a line behind 'return'")
-            elif word in ("size", "input", "tensor", "draw") and not line.split()[1:2] == ["="]:
+            elif word in ("size", "input", "tensor", "draw", "draws") and not line.split()[1:2] == ["="]:
                 if self.lines or self.called:
                     raise self.error(f"'{word}' behind the first node")
                 heads.append((self.at, word, line))
@@ -205,6 +210,12 @@ class _Reader:
                 if not match or match[1] in self.ranges:
                     raise self.error("expected 'size n from 1 to 9'")
                 self.ranges[match[1]] = Range(match[1], int(match[2]), int(match[3]) if match[3] else None)
+                continue
+            if word == "draws":
+                match = re.fullmatch(r"draws (\d{1,18})", line.strip())
+                if not match:
+                    raise self.error("expected 'draws 8'")
+                self.found.drawn = int(match[1])
                 continue
             if word == "draw":
                 match = re.fullmatch(r"draw (%\d+): (?:(seed)|(position) (\d{1,18}))", line.strip())
@@ -396,8 +407,6 @@ def read(source: str, tensors: Mapping[str, Any] | None = None) -> tuple[Capture
     results = len(reader.outputs or [])
     found.out_tree = LEAF if results == 1 else Tree("tuple", (LEAF,) * results)
     found.outputs = ["output"] if results == 1 else [f"output[{k}]" for k in range(results)]
-    positions = [first for kind, first in found.random if kind == "position"]
-    found.drawn = max(positions, default=-1) + 1
     return found, graph
 
 

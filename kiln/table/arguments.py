@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from _thread import _local
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,6 +60,12 @@ def without_values() -> Iterator[None]:
         yield
     finally:
         _traced.depth -= 1
+
+
+def beside(like: Any, make: Callable[[], Any]) -> Any:
+    """What `make` gives; where `like` is a node of a graph, a node of it, made anew at each run."""
+    recorder = getattr(like, "recorder", None)
+    return make() if recorder is None else recorder.wrapped(recorder.during(make))
 
 
 def is_traced() -> bool:

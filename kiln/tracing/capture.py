@@ -12,7 +12,7 @@ from kiln import _core
 from kiln.capture.pure.steps import DETACH, Steps
 from kiln.capture.pure.trace import names_of
 from kiln.graph.graph import Graph, Shape
-from kiln.graph.size import Size, symbol
+from kiln.graph.size import Size, evaluate, symbol
 from kiln.graph.text import dim_text
 from kiln.nn import Module
 from kiln.table.arguments import without_values
@@ -61,7 +61,7 @@ class Captured:
         self.mutated: list[tuple[str, int]] = []  # ("input" or "state", which), of the outputs after those
         self.random: list[tuple[str, int]] = []
         self.drawn = 0  # how far a call moves the generator's position
-        self.history: list[tuple[int, ...]] = []  # of each output: the operands whose gradients it gives
+        self.history: list[tuple[int, ...]] = []  # of each output, and of what is written: the operands whose gradients it gives
         self.same: dict[int, tuple[str, int]] = {}  # outputs that are an input or a state as it came
         self.dims: dict[str, Range] = {}  # by name: the sizes that vary, their bounds, where they are read
         self.gives_sizes = False  # whether sizes are among the results
@@ -84,7 +84,7 @@ class Captured:
         if self._graph is None:
             looks = [Look(x.dtype, x.shape) for x in self.inputs]
             looks += [Look(_dtype(s.tensor), tuple(s.tensor.shape)) for s in self.state]
-            self._graph = graph_of(self.steps, looks, self._shapes)
+            self._graph = graph_of(self.steps, looks, self._shapes, self.step_lines)
         return self._graph
 
     def number_sizes(self) -> int:
@@ -173,8 +173,8 @@ class Captured:
 class Check(NamedTuple):
     """What an op refuses of values: positions out of range, division of integers by 0.
 
-    `parts`: what the op is called with, each ("number", x), ("operand", k), ("result", k) or ("like",
-    tensor);
+    `parts`: what the op is called with, each ("number", x), ("operand", k), ("result", k), ("like", tensor) or
+    ("varies", (dtype, sizes)).
     """
 
     op: Any
@@ -194,8 +194,21 @@ class Check(NamedTuple):
 
     def _check(self, operands: list[Any], results: tuple[Any, ...]) -> None:
         held = {"operand": operands, "result": results}
-        given = tuple([held[kind][x] if kind in held else x for kind, x in self.parts])
+        given = tuple([
+            held[kind][x] if kind in held else self._sized(operands, *x) if kind == "varies" else x
+            for kind, x in self.parts
+        ])  # fmt: skip
         _core.check_op(self.op, self.structure, given)
+
+
+    def _sized(self, operands: list[Any], dtype: str, shape: Shape) -> Any:
+        sizes = [n for x in operands for n in x.shape]
+        return _like(dtype, tuple([n if isinstance(n, int) else evaluate(n, sizes.__getitem__) for n in shape]))
+
+
+def _like(dtype: str, shape: tuple[int, ...]) -> Any:
+    """An array that looks so."""
+    return _core.from_nested(0, dtype).expand(shape)
 
 
 def _dtype(tensor: Any) -> str:
@@ -317,7 +330,7 @@ def _finish(
     found.random = recorder.numbers
     extra = add_checks(found, recorder, len(values) + len(changed))
     found.steps = recorder.steps_of([*values, *changed, *extra])
-    found.history = histories(found, len(values))
+    found.history = histories(found, len(values) + len(changed))
     found.step_lines = recorder.lines_of([*values, *changed, *extra])
     again = len(found.steps.again)
     found._shapes = {**dict(recorder.numbered(again)), **recorder.numbered_shapes(again)}
@@ -383,8 +396,9 @@ def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
                 parts.append(("result", first + len(extra)))
                 extra.append(k)
             else:  # of which only the sizes matter
-                like = _core.from_nested(0, recorder.dtypes[k]).expand(recorder.sizes[k])
-                parts.append(("like", like))
+                look = recorder.dtypes[k], tuple(recorder.shapes.get(k) or recorder.sizes[k])
+                varies = any(isinstance(n, Size) for n in look[1])
+                parts.append(("varies", look) if varies else ("like", _like(*look)))
         else:
             if needed:
                 found.checks.append(Check(step.op.handle, step.structure, tuple(parts), late))

@@ -15,28 +15,34 @@ from kiln.passes.rewrite import append, begun
 from kiln.table.record import find
 
 
-def expand(graph: Graph) -> Graph:
-    """A graph without composites that computes the same."""
-    if not any(node.op.kind == "composite" for node in graph.nodes):
+def expand(graph: Graph, only: str = "") -> Graph:
+    """A graph without composites that computes the same; `only`: without those of one name."""
+    if not any(_is_meant(node, only) for node in graph.nodes):
         return graph
     work, values = begun(graph)
     several: dict[tuple[Any, ...], list[Value]] = {}
     with building(work):
         for node in graph.nodes:
             inputs = tuple([values[id(v)] for v in node.inputs])
-            made = _made(work, node, inputs, several)
+            before = len(work.nodes)
+            made = _made(work, node, inputs, several) if _is_meant(node, only) else append(work, node, inputs)
             made.shape = tuple([work.canonical(d) for d in made.shape])
+            for new in work.nodes[before:]:
+                new.line = node.line
             values[id(node.out)] = made
     work.updates.update(graph.updates)
     return work.finish([values[id(v)] for v in graph.outputs])
+
+
+def _is_meant(node: Node, only: str) -> bool:
+    op: Any = node.op
+    return op.kind == "composite" and (not only or whole_of(op)[0].name == only)
 
 
 def _made(
     work: Graph, node: Node, inputs: tuple[Value, ...], several: dict[tuple[Any, ...], list[Value]]
 ) -> Value:
     op: Any = node.op
-    if op.kind != "composite":
-        return append(work, node, inputs)
     whole, which = whole_of(op)
     key = whole.name, tuple(map(id, inputs)), node.attrs
     if key not in several:

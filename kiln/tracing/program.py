@@ -54,7 +54,8 @@ class Program:
         found = self.captured
         count = len(found.inputs)
         outputs: list[Any] = []
-        for k, history in enumerate(found.history):
+        first = len(found.history) - len(found.mutated)
+        for k, history in enumerate(found.history[:first]):
             if k in found.same:
                 kind, which = found.same[k]
                 outputs.append(operands[which if kind == "input" else count + which])
@@ -62,10 +63,11 @@ class Program:
             y = results[k]
             flows = not y.requires_grad or any(operands[j].requires_grad for j in history)
             outputs.append(y if flows else y.detach())
-        first = len(found.history)
-        for k, (kind, which) in enumerate(found.mutated):
+        for k, (kind, which) in enumerate(found.mutated, first):
             target = operands[which if kind == "input" else count + which]
-            _write(target, results[first + k])
+            y = results[k]
+            flows = not y.requires_grad or any(operands[j].requires_grad for j in found.history[k])
+            _write(target, y if flows else y.detach())
         if self._is_one:
             return outputs[0]
         tree = found.out_tree

@@ -23,10 +23,12 @@ class Restored:
     """The calls that a graph's nodes stand for, with what `capture` knows of a run besides."""
 
     def __init__(self, graph: Graph) -> None:
+        self.graph = graph
         self.operands = [v for v in graph.inputs if not v.weak]
         self.numbers = [v for v in graph.inputs if v.weak]
         self.steps: list[Step] = []
         self.sizes: dict[int, tuple[Any, ...]] = {}
+        self.shapes: dict[int, tuple[Any, ...]] = {}  # a recorder's sizes that vary: here all are in `sizes`
         self.dtypes: dict[int, str] = {}
         self.values: dict[int, Value] = dict(enumerate(self.operands))
         self._number = {id(v): k for k, v in enumerate(self.operands)}

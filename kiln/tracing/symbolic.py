@@ -200,6 +200,8 @@ class Traced:
 
     def stride(self, dim: int | None = None) -> Any:
         """The strides, if the tensor lies in order."""
+        if not any(isinstance(n, Size) for n in self.shape):
+            return self.whole.stride() if dim is None else self.whole.stride(dim)
         if not self.whole.is_contiguous():
             raise self.recorder.size_read(0, "reads strides of a view whose sizes vary")
         strides: list[Any] = []
@@ -234,12 +236,16 @@ class Traced:
     def __len__(self) -> int:
         if not self.ndim:
             raise TypeError("len() of a 0-d tensor")
-        return int(self.shape[0])
+        return self._count("asked for by len()")
+
+    def _count(self, what: str) -> int:
+        size = self.shape[0]
+        return self.recorder.fix(plain(size), what) if isinstance(size, Size) else size
 
     def __iter__(self) -> Any:
         if not self.ndim:
             raise TypeError("iteration over a 0-d tensor")
-        return iter([getitem.getitem(self, k) for k in range(int(self.shape[0]))])
+        return iter([getitem.getitem(self, k) for k in range(self._count("iterated over"))])
 
     def __repr__(self) -> str:
         return self.recorder.text_of(self.whole)
@@ -341,8 +347,8 @@ def _whole(x: Any) -> Any:
 def interpret(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of an op with a Traced or a size that varies among its arguments."""
     recorder = _recorder_of((args, tuple(kwargs.values())))
-    if recorder is None:
-        return NotImplemented
+    if recorder is None or any(isinstance(x, Value) for x in (*args, *kwargs.values())):
+        return NotImplemented  # (a function that control flow runs meets it: kiln/func/subgraph.py)
     given = {name: value for name, value in kwargs.items() if name != "out"}
     out = kwargs.get("out")
     bound = op.bind(args, given)

@@ -23,7 +23,7 @@ class Given(Leaf):
 class Defined(Call):
     """An op of a graph; `told`: the call in words, if its arguments do not say it; `subs`: graphs it calls."""
 
-    __slots__ = ("subs", "told")
+    __slots__ = ("kind", "subs", "told")
 
     def __init__(self, op: Any, order: int, line: str) -> None:
         self.order, self.name, self.record = order, op.name, op
@@ -31,5 +31,5 @@ class Defined(Call):
         self.structure: Any = None
         self.inputs, self.saved, self.shapes = [], [], {}
         self.freed, self.dtype, self.named = False, "", {}
-        self.told = ""
+        self.told = self.kind = ""
         self.subs: list[Sub] = []

@@ -23,7 +23,7 @@ _SILENT = ("reshape", "expand", "as_strided", "write", "layer_norm")  # what the
 def kind_of(call: Call) -> str:
     """Which colour a call has: pointwise, product, reduction, view, write, function or op."""
     if call.record is None:
-        return "function"
+        return getattr(call, "kind", "") or "function"
     kind = call.record.kind
     if call.name in ("write", "overwrite"):
         return "write"

@@ -69,6 +69,10 @@ ALLOWED = {
         "_core", "graph", "ops", "codegen", "passes", "table", "tracing", "nn", "files", "serialization",
         "version", "viz", "random",
     },
+    # graphs that are defined, and what is made of them: run, saved, drawn
+    "symbolic": {
+        "_core", "graph", "ops", "table", "capture", "passes", "tracing", "func", "nn", "export", "viz",
+    },
     "autograd": {"_core", "graph", "ops", "table"},
     "func": {"_core", "graph", "ops", "passes", "capture", "autograd", "table", "scalars"},
     "batching": {"_core", "ops", "func", "table", "capture", "graph"},

@@ -429,9 +429,10 @@ def one_hot(tensor: Any, num_classes: int = -1) -> Any:
     """
     if dtype_name(tensor.dtype) != "int64":
         raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
-    if not is_value(tensor) and numel(tensor.shape) and (num_classes == -1 or not is_traced()):
+    has_values = not is_traced() and not hasattr(type(tensor), "recorder")
+    if not is_value(tensor) and (num_classes == -1 or has_values) and numel(tensor.shape):
         every = tensor  # a sample of a batch (kiln.func) is checked with all of the batch
-        while hasattr(type(every), "whole"):
+        while hasattr(type(every), "whole") and has_values:
             every = every.whole
         if find("amin").handle(every).item() < 0:
             raise RuntimeError("one_hot: Class values must be non-negative.")
