@@ -67,9 +67,7 @@ class Node:
 
     __slots__ = ("attrs", "inputs", "line", "op", "out")
 
-    def __init__(
-        self, op: OpLike, inputs: tuple[Value, ...], attrs: tuple[Any, ...], line: str = ""
-    ) -> None:
+    def __init__(self, op: OpLike, inputs: tuple[Value, ...], attrs: tuple[Any, ...], line: str = "") -> None:
         self.op = op
         self.inputs = inputs
         self.attrs = attrs

@@ -3,9 +3,9 @@
     placeholder ----> Traced --op--> Traced --op--> Traced        every op is one step more of the definition
                                                        `---- defined.py takes the steps that outputs need
 
-All placeholders of a thread that are alive share one definition, so any of them can be used together. It lives as
-long as one of its tensors does. A size that varies is followed with a size of its own (`HINT`) as traces follow
-those of an example; what that size alone would decide is refused, or checked at each run.
+All placeholders of a thread that are alive share one definition, so any of them can be used together. It
+lives as long as one of its tensors does. A size that varies is followed with a size of its own (`HINT`) as
+traces follow those of an example; what that size alone would decide is refused, or checked at each run.
 """
 
 from __future__ import annotations
@@ -32,10 +32,13 @@ _LARGEST = 1 << 62
 
 _READS = {
     "a value was read": "reads the value of a node, which has none before the graph is run",
-    "calls backward": "calls backward on a node, which has no values: Graph.gradient gives the graph of gradients",
+    "calls backward": "calls backward on a node, which has no values: Graph.gradient gives the graph of "
+    "gradients",
 }
+_RETOLD = (RuntimeError, ValueError, IndexError, TypeError)  # errors of ops
 _WAYS = (
-    "choose between values with kiln.where or kiln.graph.cond, loop with kiln.graph.while_loop or scan, or run the "
+    "choose between values with kiln.where or kiln.graph.cond, loop with kiln.graph.while_loop or scan, "
+    "or run the "
     "graph and look at what it gives"
 )
 
@@ -44,7 +47,7 @@ class Draw(NamedTuple):
     """Random numbers that an op draws: the first, counted from that of the run, and how many."""
 
     first: int
-    count: int
+    many: int
 
 
 class Definition(Recorder):
@@ -117,7 +120,7 @@ class Definition(Recorder):
         except BaseException as error:
             if self.failure is not None:
                 raise self.failure from None
-            if type(error) in (RuntimeError, ValueError, IndexError, TypeError):
+            if isinstance(error, Exception) and type(error) in _RETOLD:
                 raise self._told(error) from None
             raise
         finally:
@@ -131,13 +134,16 @@ class Definition(Recorder):
         return result
 
     def _argument(self, name: str, x: Any) -> Any:
-        """Random numbers are drawn when the graph is run: seed and position of the generator are numbers of it."""
+        """Random numbers are drawn when the graph is run: seed and position of the generator are numbers "
+        "of it."""
         if type(x) is not int or name not in ("seed", "position"):
             return super()._argument(name, x)
         seed, now = _core.random_state()
         if self.random[1] <= now and name == "seed":
             if x != seed:
-                self.refuse("draws from a generator of its own: a graph draws from the default one at each run")
+                self.refuse(
+                    "draws from a generator of its own: a graph draws from the default one at each run"
+                )
             self.numbers.append(("seed", 0))
         elif self.random[1] <= x < now:  # drawn while ops are followed
             self.numbers.append(("position", x - self.random[1] + self._drawn))
@@ -149,7 +155,9 @@ class Definition(Recorder):
                 self._drawn += end - first
                 self._rewound = x
             if not first <= x < end:
-                self.refuse("draws from a generator of its own: a graph draws from the default one at each run")
+                self.refuse(
+                    "draws from a generator of its own: a graph draws from the default one at each run"
+                )
             self.numbers.append(("position", x - first + at))
         self.letters += "i"
         return "operand", len(self.numbers) - 1
@@ -172,7 +180,8 @@ class Definition(Recorder):
         """A value is asked for, and there is none."""
         told = f"{name.strip('_')}()"
         raise self._refused(
-            f"{told} reads the value of a node ({self.look_text(tensor)}), which has none before the graph is run; "
+            f"{told} reads the value of a node ({self.look_text(tensor)}), which has none before the "
+            f"graph is run; "
             f"{_WAYS}"
         )
 
@@ -185,7 +194,8 @@ class Definition(Recorder):
 
     def _expect_buffer(self, storage: int) -> None:
         self.refuse(
-            "writes into a tensor of the program, which the graph would have to do at each run: write into a copy, "
+            "writes into a tensor of the program, which the graph would have to do at each run: write "
+            "into a copy, "
             "x = x.clone() of a node, or make the graph of a function, kiln.graph.from_function"
         )
 
@@ -220,7 +230,9 @@ class Definition(Recorder):
             return known
         answer = self._ask(left, sign, right, user_line() if own else "")
         if not own and (answer if sign == "==" else not answer if sign == "!=" else False):
-            raise self.size_read(left - right, f"asks whether {self.known.text(left)} {sign} {self.known.text(right)}")
+            raise self.size_read(
+                left - right, f"asks whether {self.known.text(left)} {sign} {self.known.text(right)}"
+            )
         return answer
 
     def fix(self, dim: Expression, what: str) -> int:
@@ -230,8 +242,10 @@ class Definition(Recorder):
         names = self.known.fixed_names(dim)
         declare = f"declare {names} as a number" if names else "declare them as numbers"
         return self._refused(
-            f"{what}, which is not known before the graph is run: {declare}, or compute with sizes as they are "
-            "(arange, full, reshape and slices take them) and with whole tensors (kiln.graph.map and scan go along "
+            f"{what}, which is not known before the graph is run: {declare}, or compute with sizes as "
+            f"they are "
+            "(arange, full, reshape and slices take them) and with whole tensors (kiln.graph.map and scan "
+            "go along "
             "a dim)"
         )
 
@@ -241,7 +255,9 @@ class Definition(Recorder):
         if not any(self.value(x.whole) in self.shapes for x in nodes):
             return error
         looks = " and ".join(self.look_text(x.whole) for x in nodes)
-        slots = sorted({s for x in nodes for n in self.shape_of(x.whole) if isinstance(n, Size) for s in slots_named(n)})
+        slots = sorted(
+            {s for x in nodes for n in self.shape_of(x.whole) if isinstance(n, Size) for s in slots_named(n)}
+        )
         taken = " and ".join(f"{self.known.names[s]} is taken to be {self.known.hints[s]}" for s in slots)
         return type(error)(f"{error}\n(of {looks}; while the graph is built {taken})")
 
@@ -284,9 +300,15 @@ def placeholder(name: str, shape: Any = (), dtype: Any = None) -> Any:
     if isinstance(shape, (int, str, Dim)) or shape is None:
         shape = (shape,)
     for d, n in enumerate(shape):
-        ok = n is None or isinstance(n, (str, Dim)) or (isinstance(n, int) and not isinstance(n, bool) and n >= 0)
+        ok = (
+            n is None
+            or isinstance(n, (str, Dim))
+            or (isinstance(n, int) and not isinstance(n, bool) and n >= 0)
+        )
         if not ok or (isinstance(n, str) and not n.isidentifier()):
-            raise ValueError(message("placeholder", "sizes: numbers, None, names or Dim", f"{n!r} for dim {d}"))
+            raise ValueError(
+                message("placeholder", "sizes: numbers, None, names or Dim", f"{n!r} for dim {d}")
+            )
     dtype = getattr(_core, _core.default_dtype_name()) if dtype is None else dtype
     if not isinstance(dtype, _core.dtype):
         raise TypeError(message("placeholder", "a dtype", describe(dtype)))

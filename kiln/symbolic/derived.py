@@ -62,11 +62,17 @@ def without_twins(graph: Graph) -> Graph:
 
 PASSES: dict[str, tuple[Callable[[Graph], Graph], str]] = {
     "expand": (expand, "composites as what they are made of: products, reductions, pointwise ops, views"),
-    "simplify": (simplify, "fewer nodes with the same bits: literals, neutral elements, views, equal nodes, dead code"),
+    "simplify": (
+        simplify,
+        "fewer nodes with the same bits: literals, neutral elements, views, equal nodes, dead code",
+    ),
     "cse": (without_twins, "equal ops of equal operands are one node"),
     "dce": (without_dead, "nodes that no output needs are dropped"),
     "literals": (literals, "arrays of one number as that number"),
-    "narrow": (lambda graph: narrow(_copy(graph)), "float16 and bfloat16 stay so where they move, and in products"),
+    "narrow": (
+        lambda graph: narrow(_copy(graph)),
+        "float16 and bfloat16 stay so where they move, and in products",
+    ),
     "prepare": (prepare, "as the planner wants it: long sums in blocks, writes in a row as one"),
 }
 
@@ -112,7 +118,9 @@ def _given_back(made: Captured, results: list[int]) -> dict[int, tuple[str, int]
     """The results that are an input or a state as it came."""
     count = len(made.inputs)
     operands = count + len(made.state)
-    return {k: ("input", x) if x < count else ("state", x - count) for k, x in enumerate(results) if x < operands}
+    return {
+        k: ("input", x) if x < count else ("state", x - count) for k, x in enumerate(results) if x < operands
+    }
 
 
 def shown(base: Captured, graph: Graph) -> Captured:
@@ -173,7 +181,9 @@ def wrapped(graph: Graph) -> Graph:
     return made.finish([values[id(v)] for v in graph.outputs])
 
 
-def _called_text(node: Node, counts: Any, steps: Any, sizes: Any, graphs: Any) -> tuple[str, tuple[Dim, ...], int]:
+def _called_text(
+    node: Node, counts: Any, steps: Any, sizes: Any, graphs: Any
+) -> tuple[str, tuple[Dim, ...], int]:
     """The text of a graph of one call, the sizes that it is given, and how many results it has."""
     alone = Graph()
     arrays = []
@@ -205,7 +215,7 @@ def part(base: Captured, raw: Graph, values: list[Value]) -> Captured:
     count = len(base.inputs)
     keep = {k for k, v in enumerate(arrays[:count]) if id(v) in alive}
     slots: set[int] = set()
-    for value in [v for v in graph.outputs] + [n.out for n in graph.nodes]:
+    for value in (*graph.outputs, *(n.out for n in graph.nodes)):
         slots_in(value.shape, slots)
     for node in graph.nodes:
         slots_in(node.attrs, slots)
@@ -246,7 +256,9 @@ def _narrowed(base: Captured, graph: Graph, keep: list[int]) -> Captured:
         value.node.attrs = moved(node.attrs) if node.op.kind != "control" else _control(node.attrs, moved)
         values[id(node.out)] = value
     work.finish([values[id(v)] for v in graph.outputs])
-    made.inputs = [Input(base.inputs[k].name, base.inputs[k].dtype, moved(base.inputs[k].shape)) for k in keep]
+    made.inputs = [
+        Input(base.inputs[k].name, base.inputs[k].dtype, moved(base.inputs[k].shape)) for k in keep
+    ]
     made.state = [base.state[k - count] for k in state]
     made.in_tree = Tree("tuple", (Tree("tuple", (LEAF,) * len(keep)), Tree("dict")))
     made.parameters = [x.name for x in made.inputs]
@@ -283,7 +295,9 @@ def gradient(base: Captured, y: int, wrt: list[int]) -> Graph:
     operands = tuple(map(described, given))
     walk = function.walk(operands)
     if walk.graph.outputs[0].dtype not in FLOATS:
-        raise ValueError(f"Graph.gradient: the output is {walk.graph.outputs[0].dtype}, which has no gradient")
+        raise ValueError(
+            f"Graph.gradient: the output is {walk.graph.outputs[0].dtype}, which has no gradient"
+        )
     backward = function.gradients(operands, Asked(tuple(wrt), (True,)))
     forward, twins = clone(walk.graph)
     forward.finish([twins[id(v)] for v in (*walk.graph.outputs, *backward.hidden)])

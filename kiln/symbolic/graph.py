@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kiln import _core
@@ -84,16 +84,19 @@ class Graph:
             if label is not None and not (isinstance(label, str) and label.isidentifier()):
                 raise ValueError(message("Graph", "names as variables have", repr(label)))
         found, origin = take(name, given, outputs)
-        self._begin(found)
-        self._origin: Origin | None = origin
         leaves: list[Any] = []
         flatten(outputs, leaves)
-        self._results = [value_of(x) for x in leaves]
+        self._begin(found, None, origin, [value_of(x) for x in leaves])
 
-    def _begin(self, found: Captured, state: Callable[[], list[Any]] | None = None) -> None:
-        self._origin = None
+    def _begin(
+        self,
+        found: Captured,
+        state: Callable[[], list[Any]] | None,
+        origin: Origin | None = None,
+        results: Sequence[int] = (),
+    ) -> None:
+        self._origin, self._results = origin, list(results)
         self._raw: ir.Graph | None = None
-        self._results: list[int] = []
         tensors = [s.tensor for s in found.state]
         self._found = found
         self._state = state or (lambda: tensors)
@@ -149,7 +152,9 @@ class Graph:
             if id(node.out) in names and node.op.kind != "constant":
                 inputs = tuple([names.get(id(v)) or literal(v) for v in node.inputs])
                 shape = tuple(map(str, self._sizes(node.out.shape)))
-                found.append(Node(names[id(node.out)], node.op.name, inputs, node.out.dtype, shape, node.line))
+                found.append(
+                    Node(names[id(node.out)], node.op.name, inputs, node.out.dtype, shape, node.line)
+                )
         return found
 
     def _sizes(self, shape: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -167,7 +172,8 @@ class Graph:
         return f"<Graph {self.name}({given}) of {count} {'node' if count == 1 else 'nodes'}>"
 
     def verify(self) -> Graph:
-        """Itself, if every rule of graphs holds (kiln/graph/verify.py); AssertionError that names the node."""
+        """Itself, if every rule of graphs holds (kiln/graph/verify.py); AssertionError that names the "
+        "node."""
         verify(self.raw)
         return self
 
@@ -186,7 +192,9 @@ class Graph:
 
     def _runs(self) -> Program:
         if self._program is None:
-            raise RuntimeError(f"Graph: after the pass {self.made_by!r} it is to look at, not to run: {self._why}")
+            raise RuntimeError(
+                f"Graph: after the pass {self.made_by!r} it is to look at, not to run: {self._why}"
+            )
         return self._program
 
     def run(self, feeds: Mapping[Any, Any] | None = None, fetch: Any = None) -> Any:
@@ -244,7 +252,9 @@ class Graph:
         else:
             base, raw, values = self._found, self.raw, [self._value(x) for x in wanted]
         found = derived.part(base, raw, values)
-        made = self._parts[key] = Graph._of(found, self._state_by_name(found) if base is self._found else None)
+        made = self._parts[key] = Graph._of(
+            found, self._state_by_name(found) if base is self._found else None
+        )
         return made
 
     def _state_by_name(self, part: Captured) -> Callable[[], list[Any]]:
@@ -254,17 +264,23 @@ class Graph:
         return lambda: [self._state()[k] for k in which]
 
     def _value(self, name: Any) -> ir.Value:
-        names = {told: v for v in (*self.raw.inputs, *(n.out for n in self.raw.nodes)) for told in [self._names().get(id(v))]}
+        names = {
+            told: v
+            for v in (*self.raw.inputs, *(n.out for n in self.raw.nodes))
+            for told in [self._names().get(id(v))]
+        }
         if name not in names or not isinstance(name, str):
-            raise KeyError(f"Graph.run: there is no node {describe(name) if not isinstance(name, str) else name!r}")
+            raise KeyError(
+                f"Graph.run: there is no node {describe(name) if not isinstance(name, str) else name!r}"
+            )
         return names[name]
 
     # -- graphs made of it ----------------------------------------------------------------------------------
 
     def apply(self, name: str) -> Graph:
         """The graph after a pass, which has the same inputs and outputs and gives the same bits: "simplify",
-        "expand", "literals", "cse", "dce", "narrow", "prepare". Its `before` is this graph, `changes()` says what is
-        different. ValueError for another name.
+        "expand", "literals", "cse", "dce", "narrow", "prepare". Its `before` is this graph, `changes()`
+        says what is different. ValueError for another name.
 
         >>> import kiln
         >>> x = kiln.graph.placeholder("x", (3,))
@@ -275,7 +291,7 @@ class Graph:
           %1 = exp(x): float32[3]
           %2 = mul(%1, %1): float32[3]
           return %2
-            """
+        """
         count = len(self._found.outputs) + len(self._found.mutated)
         plain = derived.cut(self.raw, self.raw.outputs[:count])
         return self._derived(derived.run_pass(name, plain), name)
@@ -307,7 +323,8 @@ class Graph:
         return {name: told for name, (_, told) in derived.PASSES.items()}
 
     def changes(self) -> str:
-        """The text of the graph that a pass made this one of, and of this one, line by line: "-" what went, "+"
+        """The text of the graph that a pass made this one of, and of this one, line by line: "-" what "
+        "went, "+"
         what came; "" of a graph that no pass made.
         """
         if self.before is None:
@@ -317,8 +334,8 @@ class Graph:
         return "\n".join(told)
 
     def gradient(self, y: Any = None, wrt: Any = None) -> Graph:
-        """The graph of the gradients of `y` (of its sum, if it is more than one element) for `wrt`, with the inputs
-        of this one and the bits that backward gives.
+        """The graph of the gradients of `y` (of its sum, if it is more than one element) for `wrt`, with
+        the inputs of this one and the bits that backward gives.
 
         `y`: an output, by its node or name; not needed if there is one. `wrt`: an input or a tensor that the
         graph has, by node or name, or a list of them; without, the inputs of float dtypes. The result is in
@@ -377,14 +394,15 @@ class Graph:
     # -- memory, pictures, files ----------------------------------------------------------------------------
 
     def plan(self, **sizes: int) -> Memory:
-        """The kernels that a run has and the memory they need, with and without reuse; `sizes`: of those that vary,
-        by name. It prints as a table and shows itself as a picture in a notebook.
+        """The kernels that a run has and the memory they need, with and without reuse; `sizes`: of those
+        that vary, by name. It prints as a table and shows itself as a picture in a notebook.
         """
         return memory_of(self._found, sizes)
 
     def draw(self, path: str | os.PathLike[str] | None = None, depth: int | None = None) -> Any:
-        """A picture: inputs at the top, outputs at the bottom, modules as boxes that open in a page. Written to
-        `path`, if given: .svg, .html or .dot. `depth`: draws modules that lie so deep as one box each.
+        """A picture: inputs at the top, outputs at the bottom, modules as boxes that open in a page.
+        Written to `path`, if given: .svg, .html or .dot. `depth`: draws modules that lie so deep as one box
+        each.
         """
         made = drawn(self._found, self.raw, depth, repr(self), self._model())
         if path is not None:
@@ -455,11 +473,11 @@ def of_program(program: Any) -> Graph:
 
 
 def from_function(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Graph:
-    """The graph of what a function or module does with these arguments: placeholders, which say dtypes and sizes
-    (tensors do too), in any containers; what is no tensor is part of the graph.
+    """The graph of what a function or module does with these arguments: placeholders, which say dtypes and
+    sizes (tensors do too), in any containers; what is no tensor is part of the graph.
 
-    The function is traced, as `kiln.jit.trace` does it: parameters and buffers of a module are the graph's, what
-    reads a value is refused with its line. Of what a trace or export made: its graph.
+    The function is traced, as `kiln.jit.trace` does it: parameters and buffers of a module are the graph's,
+    what reads a value is refused with its line. Of what a trace or export made: its graph.
 
     >>> import kiln
     >>> x = kiln.graph.placeholder("x", ("n", 3))
@@ -482,7 +500,7 @@ def from_function(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Gr
         dims.append({d: n for d, n in enumerate(declared or ()) if isinstance(n, Dim)} or None)
     given, named = build(tree, iter(examples))
     specs, named_specs = _specs(tree, iter(dims))
-    dynamic = (*specs, *named_specs.values()) if any(dims) else None
+    dynamic: Any = (*specs, *named_specs.values()) if any(dims) else None
     if dynamic is not None and named_specs:
         names = parameter_names(function, len(args))
         dynamic = dict(zip([*names, *named_specs], dynamic))

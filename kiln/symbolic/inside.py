@@ -23,7 +23,9 @@ def on_nodes(found: Captured, state: list[Any], args: tuple[Any, ...], kwargs: d
         raise TypeError(f"{found.name}: {found.difference(args, kwargs, tree)}")
     found.check_aliases(given)
     if any(kind == "state" for kind, _ in found.mutated):
-        raise RuntimeError(f"{found.name}: writes its buffers at each run, which it cannot do inside another graph")
+        raise RuntimeError(
+            f"{found.name}: writes its buffers at each run, which it cannot do inside another graph"
+        )
     leaves = [given[k] for k in found.distinct]
     recorder = next(x.recorder for x in leaves if type(x) is Traced)
     operands = [*leaves, *state]
@@ -37,7 +39,8 @@ def on_nodes(found: Captured, state: list[Any], args: tuple[Any, ...], kwargs: d
             told = f"{own.name}: dim {d} must be {found.size_text(n)}"
             _hold(recorder, sizes[first + d], "==", substitute(n, sizes.__getitem__), True, told)
     for guard in found.guards:
-        told = f"{found.size_text(guard.left)} {guard.sign} {found.size_text(guard.right)} must be {guard.answer}"
+        asked = f"{found.size_text(guard.left)} {guard.sign} {found.size_text(guard.right)}"
+        told = f"{asked} must be {guard.answer}"
         left, right = (substitute(n, sizes.__getitem__) for n in (guard.left, guard.right))
         _hold(recorder, left, guard.sign, right, guard.answer, f"{found.name}: {told}")
     results = recorder.during(lambda: _replayed(found, recorder, operands, sizes))
@@ -73,7 +76,12 @@ def _replayed(found: Captured, recorder: Any, operands: list[Any], sizes: dict[i
         before = _core.set_grad_enabled(step.history and _core.grad_enabled())
         try:
             if isinstance(step.op, str):
-                structure = tuple([tuple([recorder.size(n) for n in x]) if isinstance(x, tuple) else x for x in step.structure])
+                structure = tuple(
+                    [
+                        tuple([recorder.size(n) for n in x]) if isinstance(x, tuple) else x
+                        for x in step.structure
+                    ]
+                )
                 made: Any = called(step._replace(structure=structure), tuple(given))
             else:
                 made = _call(recorder, step, given)
@@ -99,7 +107,9 @@ def _call(recorder: Any, step: Any, given: list[Any]) -> Any:
 def on_samples(found: Captured, state: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The results of a graph for samples of a batch (kiln.vmap): one op, batched as any."""
     if found.random or found.mutated or found.op is None:
-        raise RuntimeError(f"{found.name}: draws random numbers, or writes its state, which vmap does not follow")
+        raise RuntimeError(
+            f"{found.name}: draws random numbers, or writes its state, which vmap does not follow"
+        )
     given: list[Any] = []
     tree = found.tree_of(args, kwargs, given)
     if not alike(tree, found.in_tree):
@@ -108,7 +118,9 @@ def on_samples(found: Captured, state: list[Any], args: tuple[Any, ...], kwargs:
     for own, x in zip(found.inputs, operands):
         fits = x.dtype.name == own.dtype and x.ndim == len(own.shape)
         if not fits or any(isinstance(n, int) and n != m for n, m in zip(own.shape, x.shape)):
-            raise RuntimeError(f"{own.name}: must be {own.dtype}{list(map(found.size_text, own.shape))}, got {x!r}")
+            raise RuntimeError(
+                f"{own.name}: must be {own.dtype}{list(map(found.size_text, own.shape))}, got {x!r}"
+            )
     made = found.op.handle([*operands, *(operands[k] for k in found.steps.again)])
     results = list(made) if isinstance(made, (list, tuple)) else [made]
     return build(found.out_tree, iter(results[: len(found.outputs)]))
@@ -136,5 +148,3 @@ def on_values(found: Captured, state: list[Any], args: tuple[Any, ...], kwargs: 
     slots = [n for x in values for n in x.shape]
     tree = constants(found.out_tree, lambda x: substitute(x, slots.__getitem__) if isinstance(x, Size) else x)
     return build(tree, iter(made))
-
-

@@ -3,8 +3,8 @@
     mul(expand(convert(1.0; "float32"); (n)), x)      mul(1.0, x)              which simplify makes x of
     add(expand(convert(1.0; ..)), expand(..))         expand(convert(2.0; ..))
 
-Gradients begin with an array of ones, which this takes out again. Whole numbers that every float dtype has are
-looked at, and sums, differences and products of them.
+Gradients begin with an array of ones, which this takes out again. Whole numbers that every float dtype has
+are looked at, and sums, differences and products of them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from kiln.graph.graph import Value
 from kiln.graph.size import evaluate, product
 from kiln.graph.text import dim_text
 from kiln.passes.pipeline import program
-from kiln.passes.plan import ITEMSIZE, Free, Plan
+from kiln.passes.plan import ITEMSIZE, Free, Launch, Plan
 from kiln.symbolic.text import named
 from kiln.table.kinds import VIEWS
 from kiln.tracing.capture import Captured
@@ -18,8 +18,8 @@ from kiln.viz.words import amount
 
 
 class Array(NamedTuple):
-    """An array of a plan: "input", "output" or "temporary", its size in bytes, and as text, and the first and the
-    last launch that need it.
+    """An array of a plan: "input", "output" or "temporary", its size in bytes, and as text, and the first
+    and the last launch that need it.
     """
 
     name: str
@@ -33,7 +33,9 @@ class Array(NamedTuple):
 class Memory:
     """The memory of a graph at some sizes. `str` is a table; a notebook shows the picture, `svg`."""
 
-    def __init__(self, name: str, arrays: list[Array], launches: list[str], values: int, at: dict[str, int]) -> None:
+    def __init__(
+        self, name: str, arrays: list[Array], launches: list[str], values: int, at: dict[str, int]
+    ) -> None:
         self.name, self.arrays, self.launches, self.at = name, arrays, launches, at
         self.values = values  # bytes, if every op wrote its result
 
@@ -57,9 +59,13 @@ class Memory:
 
     @property
     def with_reuse(self) -> int:
-        """Bytes of the temporaries that live at once, at most: what a run needs besides inputs and outputs."""
+        """Bytes of the temporaries that live at once, at most: what a run needs besides inputs and "
+        "outputs."""
         temporaries = [a for a in self.arrays if a.kind == "temporary"]
-        return max((sum(a.nbytes for a in temporaries if a.first <= k <= a.last) for k in range(len(self.launches))), default=0)
+        return max(
+            (sum(a.nbytes for a in temporaries if a.first <= k <= a.last) for k in range(len(self.launches))),
+            default=0,
+        )
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{name} = {n}" for name, n in self.at.items())
@@ -98,13 +104,11 @@ def memory_of(found: Captured, sizes: dict[str, int]) -> Memory:
     """The memory of a graph. ValueError for a size that it has not."""
     unknown = next((name for name in sizes if name not in found.dims), None)
     if unknown is not None:
-        raise ValueError(f"Graph.plan: no size is called {unknown!r}; there are {', '.join(found.dims) or 'none'}")
+        raise ValueError(
+            f"Graph.plan: no size is called {unknown!r}; there are {', '.join(found.dims) or 'none'}"
+        )
     at = {name: sizes.get(name, dim.example) for name, dim in found.dims.items()}
-    slots: dict[int, int] = {}
-    for first, own in zip(found.firsts, found.inputs):
-        for d, n in enumerate(own.shape):
-            slots[first + d] = n if isinstance(n, int) else -1
-    slots.update(_solved(found, at))
+    slots = _solved(found, at)
     plan: Plan = program(expand(found.graph))
 
     def number(size: Any) -> int:
@@ -116,11 +120,11 @@ def memory_of(found: Captured, sizes: dict[str, int]) -> Memory:
     for step in plan.steps:
         if isinstance(step, Free):
             continue
-        for buffer, *_ in step.pointers:
-            first.setdefault(buffer, len(launches))
-            last[buffer] = len(launches)
-        told = plan.kernels[step.kernel].text().split("\n")[0] if hasattr(step, "kernel") else step.name
-        launches.append(told)
+        for read, *_ in step.pointers:
+            first.setdefault(read, len(launches))
+            last[read] = len(launches)
+        kernel = plan.kernels[step.kernel].text().split("\n")[0] if isinstance(step, Launch) else step.name
+        launches.append(kernel)
     arrays: list[Array] = []
     names = [x.name for x in found.inputs] + [s.name for s in found.state]
     counts = {"temp": 0}
@@ -130,7 +134,9 @@ def memory_of(found: Captured, sizes: dict[str, int]) -> Memory:
         if buffer.kind == "input":
             name = names[buffer.index] if buffer.index < len(names) else f"number {buffer.index}"
         elif buffer.kind == "output":
-            name = found.outputs[buffer.index] if buffer.index < len(found.outputs) else f"result {buffer.index}"
+            name = (
+                found.outputs[buffer.index] if buffer.index < len(found.outputs) else f"result {buffer.index}"
+            )
         else:
             name = f"temporary {counts['temp']}"
             counts["temp"] += 1
@@ -139,7 +145,9 @@ def memory_of(found: Captured, sizes: dict[str, int]) -> Memory:
         end = len(launches) - 1 if kind == "output" else last[k]
         arrays.append(Array(name, kind, number(buffer.elements) * buffer.itemsize, size, first[k], end))
     arrays.sort(key=lambda a: (("input", "temporary", "output").index(a.kind), a.first))
-    return Memory(found.name, arrays, launches, sum(_nbytes(n.out, number) for n in found.graph.nodes if _writes(n)), at)
+    return Memory(
+        found.name, arrays, launches, sum(_nbytes(n.out, number) for n in found.graph.nodes if _writes(n)), at
+    )
 
 
 def _writes(node: Any) -> bool:
@@ -152,26 +160,23 @@ def _nbytes(value: Value, number: Any) -> int:
 
 def _solved(found: Captured, at: dict[str, int]) -> dict[int, int]:
     """The sizes of the inputs where those that vary are these."""
-    by_symbol = {}
-    for dim in found.dims.values():
-        for first, own in zip(found.firsts, found.inputs):
-            for d, n in enumerate(own.shape):
-                if first + d == dim.slot and not isinstance(n, int):
-                    by_symbol[dim.slot] = _preimage(n, dim, at[dim.name])
-    slots = dict(by_symbol)
+    slots = {dim.slot: _read_as(dim.symbol, at[dim.name]) for dim in found.dims.values()}
     for first, own in zip(found.firsts, found.inputs):
         for d, n in enumerate(own.shape):
-            if not isinstance(n, int) and first + d not in slots:
-                slots[first + d] = evaluate(n, slots.__getitem__)
+            slots.setdefault(first + d, n if isinstance(n, int) else evaluate(n, slots.__getitem__))
     return slots
 
 
-def _preimage(size: Any, dim: Any, value: int) -> int:
-    """The size of an input where a size that is read from it is `value`."""
-    from_slot = dim.symbol
-    base = evaluate(from_slot, lambda _: 0)
-    step = next((n for n in range(1, 4097) if evaluate(from_slot, lambda _, n=n: n) > base), 1)
-    first = step - 1 if base < 0 or step > 1 else 0
-    while evaluate(from_slot, lambda _, n=first: n) < value:
-        first += 1
-    return first
+def _read_as(symbol: Any, value: int) -> int:
+    """The least size of an input from which a size that varies is read as at least `value`."""
+
+    def reaches(size: int) -> bool:
+        return evaluate(symbol, lambda _: size) >= value
+
+    low, high = -1, 1
+    while not reaches(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return high

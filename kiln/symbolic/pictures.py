@@ -31,9 +31,7 @@ class Sizes(tuple):  # type: ignore[type-arg]
         return f"({', '.join(map(str, self))}{',' if len(self) == 1 else ''})"
 
 
-def drawn(
-    found: Captured, graph: Graph, depth: int | None, summary: str, model: Any
-) -> Drawing:
+def drawn(found: Captured, graph: Graph, depth: int | None, summary: str, model: Any) -> Drawing:
     """The drawing of a graph."""
     arrays = [v for v in graph.inputs if not v.weak]
     leaves: dict[int, Leaf] = {}
@@ -57,9 +55,7 @@ def _sizes(found: Captured | None, shape: Any) -> Any:
     return Sizes([n if isinstance(n, int) else size_text(found, n) if found else str(n) for n in shape])
 
 
-def _trace(
-    found: Captured | None, graph: Graph, leaves: dict[int, Leaf], names: list[str]
-) -> Trace:
+def _trace(found: Captured | None, graph: Graph, leaves: dict[int, Leaf], names: list[str]) -> Trace:
     """The calls of a graph, latest first."""
     of: dict[int, tuple[Any, int]] = {key: (leaf, 0) for key, leaf in leaves.items()}
     calls: list[Call] = []

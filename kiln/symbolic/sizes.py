@@ -9,9 +9,11 @@ from kiln.graph.size import Dim, Size, quotient, slots_named, substitute, symbol
 from kiln.tracing.dims import Range
 
 
-def respelled(ranges: Iterable[Range], shapes: list[tuple[Any, ...]]) -> tuple[dict[int, Dim], dict[str, Range]]:
-    """For sizes that vary, each a slot in `shapes`, what they are of the slots that the shapes' own sizes have, one
-    after the other; and what is declared of those that can be told so.
+def respelled(
+    ranges: Iterable[Range], shapes: list[tuple[Any, ...]]
+) -> tuple[dict[int, Dim], dict[str, Range]]:
+    """For sizes that vary, each a slot in `shapes`, what they are of the slots that the shapes' own sizes
+    have, one after the other; and what is declared of those that can be told so.
 
     A size is read where a shape has it alone; one that stands in products and sums only, from those.
     """
@@ -27,7 +29,8 @@ def respelled(ranges: Iterable[Range], shapes: list[tuple[Any, ...]]) -> tuple[d
         given = by_slot[old]
         if given.name in dims:
             raise ValueError(
-                f"the size {given.name} is declared with two ranges, {dims[given.name]!r} and {given!r}: once is enough"
+                f"the size {given.name} is declared with two ranges, {dims[given.name]!r} and {given!r}: "
+                f"once is enough"
             )
         own = dims[given.name] = Range(given.name, given.min, given.max)
         own.symbol, own.slot, own.example, own.hint = of[old], slot, given.example, given.hint

@@ -1,4 +1,5 @@
-"""The part of a definition that some outputs need, as what `capture` gives of a function: one kind of graph."""
+"""The part of a definition that some outputs need, as what `capture` gives of a function: one kind of "
+"graph."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Taken(Restored):
         self.definition = definition
         self.operands: list[Any] = []
         self.numbers: list[Any] = []
-        self.steps, self.lines = [], []
+        self.steps = []
+        self.lines: list[str] = []
         self.sizes, self.shapes, self.dtypes, self.values = {}, {}, {}, {}
         self.drawn: list[int] = []  # which of the definition's numbers
         self._of: dict[int, int] = {}  # the definition's value -> the graph's
@@ -93,7 +95,9 @@ class Taken(Restored):
     def general(self) -> dict[int, tuple[Any, ...]]:
         """The sizes of values, in general, by the graph's numbers."""
         found: dict[int, tuple[Any, ...]] = dict(self.sizes)
-        found.update((own, self.definition.shapes[k]) for k, own in self._of.items() if k in self.definition.shapes)
+        found.update(
+            (own, self.definition.shapes[k]) for k, own in self._of.items() if k in self.definition.shapes
+        )
         return found
 
 
@@ -107,9 +111,7 @@ def take(name: str, given: Any, outputs: Any) -> tuple[Captured, Origin]:
     nodes = [*[x for _, x in given], *leaves]
     for x in nodes:
         if type(x) is not Traced or not isinstance(x.recorder, Definition):
-            raise TypeError(
-                message("Graph", "nodes, which placeholders and ops on them give", describe(x))
-            )
+            raise TypeError(message("Graph", "nodes, which placeholders and ops on them give", describe(x)))
     if not nodes:
         raise ValueError(message("Graph", "at least one node among inputs and outputs", "none"))
     definition: Definition = nodes[0].recorder
@@ -147,7 +149,9 @@ def value_of(x: Any) -> int:
     return definition.value(x.whole) if placed is None else placed
 
 
-def _take(found: Captured, definition: Definition, inputs: list[int], names: list[str], results: list[int]) -> None:
+def _take(
+    found: Captured, definition: Definition, inputs: list[int], names: list[str], results: list[int]
+) -> None:
     taken = Taken(definition, inputs, results)
     lost = [definition.names[k] for k in taken.constants if k in definition.names]
     if lost:
@@ -169,7 +173,9 @@ def _names(definition: Definition, own: list[str | None], inputs: list[int]) -> 
     return names
 
 
-def _finish(found: Captured, definition: Definition, taken: Taken, inputs: list[int], names: list[str]) -> None:
+def _finish(
+    found: Captured, definition: Definition, taken: Taken, inputs: list[int], names: list[str]
+) -> None:
     shapes = taken.general()
     of, found.dims = respelled(definition.dims.values(), [shapes[k] for k in range(len(inputs))])
     moved = _Moved(found, definition, of)
@@ -254,16 +260,16 @@ def _draws(definition: Definition, taken: Taken) -> tuple[list[tuple[str, int]],
     used = [
         draw
         for draw in definition.draws
-        if any(kind == "position" and draw.first <= n < draw.first + draw.count for kind, n in numbers)
+        if any(kind == "position" and draw.first <= n < draw.first + draw.many for kind, n in numbers)
     ]
     begins, total = {}, 0
     for draw in used:
         begins[draw.first] = total
-        total += draw.count
+        total += draw.many
     found = []
     for kind, n in numbers:
         if kind == "position":
-            draw = next(d for d in used if d.first <= n < d.first + d.count)
+            draw = next(d for d in used if d.first <= n < d.first + d.many)
             n += begins[draw.first] - draw.first
         found.append((kind, n))
     return found, total
@@ -282,5 +288,3 @@ def _guard(found: Captured, definition: Definition, moved: _Moved) -> None:
 def is_node(x: Any) -> bool:
     """Whether it is a node that placeholders gave."""
     return type(x) is Traced and isinstance(x.recorder, Definition)
-
-

@@ -1,15 +1,15 @@
 """The text of a graph as people read it, and its reader.
 
-    text  := "graph" [name] line*                          two spaces before a line; "#" and what follows is a remark
-    line  := "size" name "from" int ["to" int]             what a size may be, if not anything
-           | "input" name ":" type                         what a run is given
-           | "tensor" $name ":" type                       what the graph has: a parameter, a buffer, a constant
-           | "draws" int                                   how many random numbers a run draws, and what each is:
+    text  := "graph" [name] line*                    two spaces before a line; a remark is "#" and the rest
+    line  := "size" name "from" int ["to" int]       what a size may be, if not anything
+           | "input" name ":" type                   what a run is given
+           | "tensor" $name ":" type                 what the graph has: parameters, buffers, constants
+           | "draws" int                             how many random numbers a run draws, and what each is:
            | "draw" %n ":" ("seed" | "position" int)
            | %n "=" op "(" values [";" attrs] ")" ":" type
-           | "called" @n ...                               a graph that nodes call, as kiln/graph/text.py has it
-           | "check" dim sign dim                          what must hold of sizes
-           | "write" (name | $name) "<-" value             what memory holds afterwards
+           | "called" @n ...                         a graph that nodes call, as kiln/graph/text.py has it
+           | "check" dim sign dim                    what must hold of sizes
+           | "write" (name | $name) "<-" value       what memory holds afterwards
            | "return" values
     value := name | $name | %n | number
 
@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 
 from kiln.graph.graph import Graph, Value
 from kiln.graph.size import Size
-from kiln.graph.text import TextError, attr_text, dim_text, parse, parse_dim, text
-from kiln.graph.text import Subgraph as Subgraph
+from kiln.graph.text import Subgraph, TextError, attr_text, dim_text, parse, parse_dim
 from kiln.graph.verify import VerifyError, verify
 from kiln.symbolic.sizes import respelled
 from kiln.table.record import find
@@ -87,7 +86,9 @@ def readable(found: Captured, graph: Graph, lines: bool = False) -> Readable:
     out = [f"graph {found.name}" if named_so else "graph"]
     for dim in found.dims.values():
         if dim.min or dim.max is not None:
-            out.append(f"  size {dim.name} from {dim.min}" + (f" to {dim.max}" if dim.max is not None else ""))
+            out.append(
+                f"  size {dim.name} from {dim.min}" + (f" to {dim.max}" if dim.max is not None else "")
+            )
     arrays = [v for v in graph.inputs if not v.weak]
     for own, value in zip(found.inputs, arrays):
         names[id(value)] = own.name
@@ -123,7 +124,10 @@ def readable(found: Captured, graph: Graph, lines: bool = False) -> Readable:
     for guard in found.guards:
         sign = guard.sign if guard.answer else _OPPOSITE[guard.sign]
         told = f"  check {size_text(found, guard.left)} {sign} {size_text(found, guard.right)}"
-        out.append(told + (f"  # {_short(guard.line)}" if guard.line and lines and not guard.line.startswith("<") else ""))
+        out.append(
+            told
+            + (f"  # {_short(guard.line)}" if guard.line and lines and not guard.line.startswith("<") else "")
+        )
     count = len(found.outputs)
     for (kind, k), value in zip(found.mutated, graph.outputs[count : count + len(found.mutated)]):
         target = found.inputs[k].name if kind == "input" else f"${found.state[k].name}"
@@ -243,7 +247,14 @@ class _Reader:
                 for word in re.findall(rf"\b{_NAME}\b", told):
                     if word != "div":
                         names.setdefault(word, len(names))
-            shapes.append(tuple([parse_dim(_spelled(n, {k: f"s{v}" for k, v in names.items()}), len(names)) for n in sizes]))
+            shapes.append(
+                tuple(
+                    [
+                        parse_dim(_spelled(n, {k: f"s{v}" for k, v in names.items()}), len(names))
+                        for n in sizes
+                    ]
+                )
+            )
         ranges = []
         for name, slot in names.items():
             own = self.ranges.pop(name, None) or Range(name, 0, None)
@@ -257,8 +268,8 @@ class _Reader:
                 raise self.error(f"no input says what the size {name} is")
             self.sizes[name] = dim_text(of[slot])
         slots = sum(len(s) for _, _, s in [*self.inputs, *self.state])
-        for own, dtype, sizes in [*self.inputs, *self.state]:
-            self.values[own] = f"%{self.count}"
+        for given, dtype, sizes in [*self.inputs, *self.state]:
+            self.values[given] = f"%{self.count}"
             self.lines.append(f"%{self.count} = input {dtype}[{', '.join(self.size(n) for n in sizes)}]")
             self.count += 1
         for name, kind, first in draws:
@@ -363,13 +374,18 @@ def _spelled(told: str, names: Mapping[str, str]) -> str:
 
 
 def read(source: str, tensors: Mapping[str, Any] | None = None) -> tuple[Captured, Any]:
-    """What a text says, and its graph: `tensors` that it has, by name (without "$"). TextError, with the line,
-    for a text that is none; ValueError for a tensor that is missing or looks otherwise.
+    """What a text says, and its graph: `tensors` that it has, by name (without "$"). TextError, with the
+    line, for a text that is none; ValueError for a tensor that is missing or looks otherwise.
     """
     reader = _Reader(source)
     reader.read()
     outputs = [*(reader.outputs or []), *(v for _, v in reader.writes)]
-    canonical = [f"graph {reader.slots}", *reader.called, *reader.lines, f"return {', '.join(outputs)}".rstrip()]
+    canonical = [
+        f"graph {reader.slots}",
+        *reader.called,
+        *reader.lines,
+        f"return {', '.join(outputs)}".rstrip(),
+    ]
     try:
         graph = parse("\n".join(canonical) + "\n", find)
         verify(graph)
@@ -386,9 +402,13 @@ def read(source: str, tensors: Mapping[str, Any] | None = None) -> tuple[Capture
         own = name[1:]
         tensor = (tensors or {}).get(own)
         if tensor is None:
-            raise ValueError(f"graph.parse: the graph has a tensor {own}, {value!r}, which is not in the text: give it")
+            raise ValueError(
+                f"graph.parse: the graph has a tensor {own}, {value!r}, which is not in the text: give it"
+            )
         if (tensor.dtype.name, tuple(tensor.shape)) != (value.dtype, tuple(value.shape)):
-            raise ValueError(f"graph.parse: {own} is {tensor.dtype.name}{list(tensor.shape)}, the graph has {value!r}")
+            raise ValueError(
+                f"graph.parse: {own} is {tensor.dtype.name}{list(tensor.shape)}, the graph has {value!r}"
+            )
         found.state.append(State(own, "constant", tensor))
     names = [x.name for x in found.inputs]
     for target, _ in reader.writes:
@@ -400,7 +420,9 @@ def read(source: str, tensors: Mapping[str, Any] | None = None) -> tuple[Capture
             raise TextError(f"graph text: nothing called {target} is written")
     for left, sign, right in reader.checks:
         assert sign in SIGNS
-        found.guards.append(Guard(parse_dim(left, graph.slots), sign, parse_dim(right, graph.slots), True, ""))
+        found.guards.append(
+            Guard(parse_dim(left, graph.slots), sign, parse_dim(right, graph.slots), True, "")
+        )
     found.in_tree = Tree("tuple", (Tree("tuple", (LEAF,) * count), Tree("dict")))
     found.parameters = names
     found.aliases, found.distinct = tuple(range(count)), list(range(count))
@@ -408,6 +430,3 @@ def read(source: str, tensors: Mapping[str, Any] | None = None) -> tuple[Capture
     found.out_tree = LEAF if results == 1 else Tree("tuple", (LEAF,) * results)
     found.outputs = ["output"] if results == 1 else [f"output[{k}]" for k in range(results)]
     return found, graph
-
-
-assert text

@@ -61,7 +61,9 @@ class Captured:
         self.mutated: list[tuple[str, int]] = []  # ("input" or "state", which), of the outputs after those
         self.random: list[tuple[str, int]] = []
         self.drawn = 0  # how far a call moves the generator's position
-        self.history: list[tuple[int, ...]] = []  # of each output, and of what is written: the operands whose gradients it gives
+        self.history: list[
+            tuple[int, ...]
+        ] = []  # of each output, and of what is written: the operands whose gradients it gives
         self.same: dict[int, tuple[str, int]] = {}  # outputs that are an input or a state as it came
         self.dims: dict[str, Range] = {}  # by name: the sizes that vary, their bounds, where they are read
         self.gives_sizes = False  # whether sizes are among the results
@@ -173,8 +175,8 @@ class Captured:
 class Check(NamedTuple):
     """What an op refuses of values: positions out of range, division of integers by 0.
 
-    `parts`: what the op is called with, each ("number", x), ("operand", k), ("result", k), ("like", tensor) or
-    ("varies", (dtype, sizes)).
+    `parts`: what the op is called with, each ("number", x), ("operand", k), ("result", k), ("like", tensor)
+    or ("varies", (dtype, sizes)).
     """
 
     op: Any
@@ -200,13 +202,14 @@ class Check(NamedTuple):
         ])  # fmt: skip
         _core.check_op(self.op, self.structure, given)
 
-
     def _sized(self, operands: list[Any], dtype: str, shape: Shape) -> Any:
         sizes = [n for x in operands for n in x.shape]
-        return _like(dtype, tuple([n if isinstance(n, int) else evaluate(n, sizes.__getitem__) for n in shape]))
+        return _like(
+            dtype, tuple([n if isinstance(n, int) else evaluate(n, sizes.__getitem__) for n in shape])
+        )
 
 
-def _like(dtype: str, shape: tuple[int, ...]) -> Any:
+def _like(dtype: str, shape: tuple[Any, ...]) -> Any:
     """An array that looks so."""
     return _core.from_nested(0, dtype).expand(shape)
 

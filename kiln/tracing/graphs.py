@@ -26,9 +26,7 @@ class Look:
         self.dtype, self.shape = dtype, shape
 
 
-def graph_of(
-    steps: Steps, inputs: list[Look], shapes: dict[int, Shape], lines: Sequence[str] = ()
-) -> Graph:
+def graph_of(steps: Steps, inputs: list[Look], shapes: dict[int, Shape], lines: Sequence[str] = ()) -> Graph:
     """The graph of steps on inputs that look so; `shapes` of every value by its number, `lines` of steps."""
     graph = Graph()
     values: dict[int, Value] = {}

@@ -148,4 +148,3 @@ class Restored:
 
         steps = tuple(map(step, found.steps))
         return Steps(whole, found.numbers, steps, tuple(map(number, results)), tuple(again))
-

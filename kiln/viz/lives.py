@@ -1,5 +1,5 @@
-"""How long the arrays of a plan live, as a picture: a row each, from the launch that writes it to the last that
-reads it, and below what lives at once.
+"""How long the arrays of a plan live, as a picture: a row each, from the launch that writes it to the last
+that reads it, and below what lives at once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ from typing import Any
 
 from kiln.viz import theme, words
 
-_COLOURS = {"input": ("#d3f0d9", "#3f9a5b"), "temporary": ("#dceafc", "#5b93d6"), "output": ("#fff0b3", "#cda11e")}
+_COLOURS = {
+    "input": ("#d3f0d9", "#3f9a5b"),
+    "temporary": ("#dceafc", "#5b93d6"),
+    "output": ("#fff0b3", "#cda11e"),
+}
 _LEFT, _ROW, _CHART, _MARGIN = 130.0, 19.0, 90.0, 12.0
 _MOST = 60  # rows; of more, the largest
 
@@ -63,8 +67,8 @@ def _together(arrays: Sequence[Any], launches: Sequence[str], step: float, top: 
     fill, border = _COLOURS["temporary"]
     end = _LEFT + step * len(launches)
     parts = [
-        f'<text x="{_LEFT - 8:.0f}" y="{top + 12:.1f}" text-anchor="end" fill="{theme.INK}">temporaries</text>',
-        f'<text x="{_LEFT - 8:.0f}" y="{top + 27:.1f}" text-anchor="end" fill="{theme.INK}">at once</text>',
+        _text(_LEFT - 8, top + 12, "temporaries", "end"),
+        _text(_LEFT - 8, top + 27, "at once", "end"),
         f'<path d="M{_LEFT:.1f} {top + _CHART:.1f} H{end:.1f}" stroke="{theme.GREY}"/>',
     ]
     for k, (n, told) in enumerate(zip(held, launches)):
@@ -78,7 +82,7 @@ def _together(arrays: Sequence[Any], launches: Sequence[str], step: float, top: 
     if total:
         parts.append(
             f'<path d="M{_LEFT:.1f} {top:.1f} H{end:.1f}" stroke="{theme.GREY}" stroke-dasharray="4 3"/>'
-            f'<text x="{end + 8:.1f}" y="{top + 4:.1f}" fill="{theme.INK}">{words.amount(total)} without reuse</text>'
+            + _text(end + 8, top + 4, f"{words.amount(total)} without reuse")
         )
         peak = max(held)
         y = top + _CHART - _CHART * peak / total
@@ -90,3 +94,7 @@ def _together(arrays: Sequence[Any], launches: Sequence[str], step: float, top: 
         f'<text x="{_LEFT:.1f}" y="{top + _CHART + 16:.1f}" fill="{theme.INK}">launches, in order</text>'
     )
     return parts
+
+
+def _text(x: float, y: float, told: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{theme.INK}">{escape(told)}</text>'

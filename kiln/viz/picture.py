@@ -280,7 +280,9 @@ class _Maker:
                 ops = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in counts[:3])
                 ops += ", ..." if len(counts) > 3 else ""
                 lines = tuple(filter(None, [ops, words.several(len(sub.trace.calls), "op")]))
-                tip = "\n".join([f"{sub.name}: a graph that {call.name} runs", *(f"{n} ×{c}" for n, c in counts[:20])])
+                tip = "\n".join(
+                    [f"{sub.name}: a graph that {call.name} runs", *(f"{n} ×{c}" for n, c in counts[:20])]
+                )
                 at = self.add(Box("graph", sub.name, lines, tip))
                 self.connect(at, target, 900 + k, 0, f"{call.name} runs it")
                 inside[at] = picture(sub.trace, max_nodes, True, False)

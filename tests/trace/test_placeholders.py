@@ -154,12 +154,22 @@ def test_graphs_in_graphs_and_functions_in_graphs() -> None:
 def test_sizes_that_vary() -> None:
     n = kiln.export.Dim("n", min=2, max=640)
     x, y = placeholder("x", (n, 3)), placeholder("y", (None, 3))
-    made = (x.reshape(-1), kiln.zeros(x.shape[0]), kiln.arange(x.shape[0]), x[1:], x.view(3, -1), x + y, x.numel())
+    made = (
+        x.reshape(-1),
+        kiln.zeros(x.shape[0]),
+        kiln.arange(x.shape[0]),
+        x[1:],
+        x.view(3, -1),
+        x + y,
+        x.numel(),
+    )
     g = Graph([x, y], made)
     assert g.inputs["y"] == ("float32", ("y_0", 3))
     a = kiln.randn(4, 3)
     came = g(a, a)
-    assert all(map(_same, came[:6], (a.reshape(-1), kiln.zeros(4), kiln.arange(4), a[1:], a.view(3, -1), a + a)))
+    assert all(
+        map(_same, came[:6], (a.reshape(-1), kiln.zeros(4), kiln.arange(4), a[1:], a.view(3, -1), a + a))
+    )
     assert came[6] == 12
     with pytest.raises(RuntimeError, match="n == y_0 is True"):
         g(a, a[:3])
