@@ -236,7 +236,7 @@ class Traced:
     def __len__(self) -> int:
         if not self.ndim:
             raise TypeError("len() of a 0-d tensor")
-        return self._count("asked for by len()")
+        return self._count("read as a number by len()")
 
     def _count(self, what: str) -> int:
         size = self.shape[0]
@@ -245,7 +245,7 @@ class Traced:
     def __iter__(self) -> Any:
         if not self.ndim:
             raise TypeError("iteration over a 0-d tensor")
-        return iter([getitem.getitem(self, k) for k in range(self._count("iterated over"))])
+        return iter([getitem.getitem(self, k) for k in range(self._count("read as a number to iterate over it"))])
 
     def __repr__(self) -> str:
         return self.recorder.text_of(self.whole)
