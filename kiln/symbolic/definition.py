@@ -22,7 +22,7 @@ from kiln.graph.equal import Equalities
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim as Expression
 from kiln.graph.size import Size, slots_named, symbol
-from kiln.table.arguments import without_values
+from kiln.table.arguments import is_traced, without_values
 from kiln.tracing.dims import Dim, Range
 from kiln.tracing.recorder import Recorder, TracingError
 from kiln.tracing.symbolic import Traced
@@ -110,6 +110,11 @@ class Definition(Recorder):
         """What a call of ops gives, which become steps: nothing computes."""
         if self._inside:
             return call()
+        if is_traced():
+            raise TracingError(
+                f"{user_line()}: uses a node of a graph while a function is traced: give it to the function "
+                "as an argument, or make the graph a part of the function, graph(x)"
+            )
         self._inside = True
         state = _core.random_state()
         self.random = state
@@ -237,6 +242,9 @@ class Definition(Recorder):
 
     def fix(self, dim: Expression, what: str) -> int:
         raise self.size_read(dim, f"has the size {self.known.text(dim)} {what}")
+
+    def shown(self, dim: Expression, own: bool) -> str:
+        return self.known.text(dim).replace(" + -", " - ")  # nothing runs that could keep it
 
     def size_read(self, dim: Expression, what: str) -> Any:
         names = self.known.fixed_names(dim)

@@ -13,14 +13,12 @@ from kiln.errors import describe, message
 from kiln.export import files
 from kiln.export.program import ExportedProgram
 from kiln.export.signature import check_places
-from kiln.func.batched import Batched
 from kiln.graph import graph as ir
 from kiln.graph.text import TextError
 from kiln.graph.verify import verify
 from kiln.nn import Module
 from kiln.ops.creation.data import tensor
 from kiln.symbolic import derived
-from kiln.symbolic.inside import on_nodes, on_samples, on_values
 from kiln.symbolic.memory import Memory, memory_of
 from kiln.symbolic.pictures import drawn
 from kiln.symbolic.taken import Origin, is_node, take, value_of
@@ -30,7 +28,6 @@ from kiln.tracing.capture import Captured, capture, parameter_names
 from kiln.tracing.compare import compare
 from kiln.tracing.dims import Dim
 from kiln.tracing.program import Program
-from kiln.tracing.symbolic import Traced
 from kiln.tracing.trees import LEAF, Tree, build, flatten
 
 Tensor = _core.Tensor
@@ -180,14 +177,6 @@ class Graph:
     # -- running --------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given: list[Any] = []
-        tree = flatten((args, kwargs), given)
-        if any(type(x) is Traced for x in given):
-            return on_nodes(self._found, self._state(), args, kwargs)
-        if _holds_values(tree):
-            return on_values(self._found, self._state(), args, kwargs)
-        if any(type(x) is Batched for x in given):
-            return on_samples(self._found, self._state(), args, kwargs)
         return self._runs()(args, kwargs)
 
     def _runs(self) -> Program:
@@ -425,10 +414,6 @@ class Graph:
 
     def __reduce__(self) -> Any:
         raise TypeError("Graph: it is not pickled: g.save(path) writes it, str(g) is its text")
-
-
-def _holds_values(tree: Tree) -> bool:
-    return isinstance(tree.value, ir.Value) or any(map(_holds_values, tree.items))
 
 
 def _fed(value: Any, own: Any) -> Any:

@@ -9,6 +9,7 @@ from kiln import _core
 from kiln.errors import describe
 from kiln.graph.size import Size, evaluate
 from kiln.tracing.capture import Captured
+from kiln.tracing.inside import inside, is_symbolic
 from kiln.tracing.trees import alike, build, constants
 
 MOST = 64  # operands of one call that may have gradients
@@ -31,6 +32,8 @@ class Program:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the function gives of these arguments."""
         found = self.captured
+        if is_symbolic(args) or (kwargs and is_symbolic(kwargs)):
+            return inside(found, self.state(), args, kwargs)
         leaves = self.leaves(args, kwargs)
         operands = [*leaves, *self.state()]
         numbers: list[int] = []

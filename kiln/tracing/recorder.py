@@ -207,6 +207,12 @@ class Recorder(Tracer):
         """A size as the function is to see it."""
         return _made_size(self, dim)
 
+    def shown(self, dim: Dim, own: bool) -> str:
+        """A size as text, for kiln's own code or the program's, which would keep it."""
+        if not own:
+            return str(self.fix(dim, "made a text"))
+        return self.size_text(dim)
+
     def size_text(self, dim: Dim) -> str:
         """A size as text."""
         return self.known.text(dim)

@@ -121,14 +121,12 @@ class TracedSize(Size):
         return self
 
     def __repr__(self) -> str:
-        if not _from_own():
-            self.recorder.fix(plain(self), "made a text")
-        return self.recorder.size_text(plain(self))
+        return self.recorder.shown(plain(self), _from_own())
 
     __str__ = __repr__
 
     def __format__(self, how: str) -> str:
-        return str(self.recorder.fix(plain(self), "made a text")) if not _from_own() else repr(plain(self))
+        return self.recorder.shown(plain(self), _from_own())
 
 
 def _arithmetic(name: str) -> Callable[[TracedSize, Any], Any]:
@@ -245,7 +243,9 @@ class Traced:
     def __iter__(self) -> Any:
         if not self.ndim:
             raise TypeError("iteration over a 0-d tensor")
-        return iter([getitem.getitem(self, k) for k in range(self._count("read as a number to iterate over it"))])
+        return iter(
+            [getitem.getitem(self, k) for k in range(self._count("read as a number to iterate over it"))]
+        )
 
     def __repr__(self) -> str:
         return self.recorder.text_of(self.whole)

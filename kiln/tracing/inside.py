@@ -1,4 +1,6 @@
-"""A graph that is called inside another: on nodes, while a function is traced, or on values of a graph."""
+"""A graph that is called inside another: on nodes, while a function is traced or a graph is defined; on
+values of a graph that control flow calls; on samples of a batch.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from typing import Any
 
 from kiln import _core
 from kiln.capture.pure.function import inline
+from kiln.func.batched import Batched
 from kiln.func.subgraph import outside
 from kiln.graph.graph import Value, current
 from kiln.graph.size import Dim, Size, substitute
@@ -13,6 +16,27 @@ from kiln.tracing.capture import Captured
 from kiln.tracing.ops import called, resolved
 from kiln.tracing.symbolic import Traced, plain
 from kiln.tracing.trees import alike, build, constants, flatten
+
+_SYMBOLIC = (Traced, Batched, Value)
+_MANY = (tuple, list, dict)
+
+
+def is_symbolic(given: Any) -> bool:
+    """Whether arguments hold something that stands for a tensor."""
+    for x in given.values() if isinstance(given, dict) else given:
+        if type(x) in _SYMBOLIC or (type(x) in _MANY and is_symbolic(x)):
+            return True
+    return False
+
+
+def inside(found: Captured, state: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The results of a graph for arguments that hold something symbolic."""
+    given: list[Any] = []
+    flatten((args, kwargs), given)
+    if any(type(x) is Traced for x in given):
+        return on_nodes(found, state, args, kwargs)
+    how = on_samples if any(type(x) is Batched for x in given) else on_values
+    return how(found, state, args, kwargs)
 
 
 def on_nodes(found: Captured, state: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
