@@ -25,7 +25,7 @@ from kiln.graph.size import Size, slots_named, symbol
 from kiln.table.arguments import is_traced, without_values
 from kiln.tracing.dims import Dim, Range
 from kiln.tracing.recorder import Recorder, TracingError
-from kiln.tracing.symbolic import Traced
+from kiln.tracing.symbolic import Traced, plain
 
 HINT = 240  # sizes that vary are taken to be large, and to have many divisors
 _LARGEST = 1 << 62
@@ -43,13 +43,6 @@ _WAYS = (
 )
 
 
-class Draw(NamedTuple):
-    """Random numbers that an op draws: the first, counted from that of the run, and how many."""
-
-    first: int
-    many: int
-
-
 class Definition(Recorder):
     """The steps that ops on placeholders have made."""
 
@@ -61,10 +54,12 @@ class Definition(Recorder):
         self.slots = 0
         self.placed: dict[int, int] = {}  # by id of its tensor: a placeholder's own value, written or not
         self.declared: dict[int, tuple[Any, ...]] = {}  # of placeholders, by value: sizes as they were given
-        self.draws: list[Draw] = []
+        self.draws: list[Expression] = []  # how many random numbers each op draws
+        # of numbers that are positions: which draw, and how far behind its first; of a seed: (0, 0)
+        self.places: list[tuple[int, int]] = []
         self.asked: dict[tuple[Expression, str, Expression], set[str]] = {}  # what was asked of sizes: lines
-        self._drawn = 0
-        self._last = (0, 0, 0)  # the last draw before an op: from, to, which of the run's
+        self._counts: dict[int, Expression] = {}  # of draws, by position: how many in general
+        self._last = (0, 0)  # the last draw before an op: from, to
         self._rewound = -1  # where the generator was before it
         self._inside = False
 
@@ -134,8 +129,7 @@ class Definition(Recorder):
             _core.set_random_state(state[0], state[1] if self._rewound < 0 else self._rewound)
             self._rewound = -1
             if drawn:
-                self.draws.append(Draw(self._drawn, drawn))
-                self._drawn += drawn
+                self.draws.append(self._counts.pop(state[1], drawn))
         return result
 
     def _argument(self, name: str, x: Any) -> Any:
@@ -149,23 +143,32 @@ class Definition(Recorder):
                 self.refuse(
                     "draws from a generator of its own: a graph draws from the default one at each run"
                 )
-            self.numbers.append(("seed", 0))
+            self._number_drawn("seed", 0, 0)
         elif self.random[1] <= x < now:  # drawn while ops are followed
-            self.numbers.append(("position", x - self.random[1] + self._drawn))
+            self._number_drawn("position", len(self.draws), x - self.random[1])
         else:  # drawn just before the op was called
-            first, end, at = self._last
+            first, end = self._last
             if x < now:
-                first, end, at = self._last = x, now, self._drawn
-                self.draws.append(Draw(at, end - first))
-                self._drawn += end - first
+                first, end = self._last = x, now
+                self.draws.append(self._counts.pop(first, end - first))
                 self._rewound = x
             if not first <= x < end:
                 self.refuse(
                     "draws from a generator of its own: a graph draws from the default one at each run"
                 )
-            self.numbers.append(("position", x - first + at))
-        self.letters += "i"
+            self._number_drawn("position", len(self.draws) - 1, x - first)
         return "operand", len(self.numbers) - 1
+
+    def _number_drawn(self, kind: str, which: int, offset: int) -> None:
+        self.numbers.append((kind, offset))
+        self.places.append((which, offset))
+        self.letters += "i"
+
+    def draw(self, count: Any, take: Callable[[int], tuple[int, int]]) -> tuple[int, int]:
+        """(seed, position) of as many random numbers as a size that varies says."""
+        seed, position = take(self.known.value_of(plain(count)))
+        self._counts[position] = plain(count)
+        return seed, position
 
     def wrapped(self, result: Any) -> Any:
         """Every tensor is a node."""

@@ -248,7 +248,7 @@ def _narrowed(base: Captured, graph: Graph, keep: list[int]) -> Captured:
     for value, drawn in numbers:
         if id(value) in alive:
             values[id(value)] = work.add_number(value.dtype)
-            made.random.append(drawn)
+            made.random.append((drawn[0], moved(drawn[1])))
     for node in graph.nodes:
         value = append(work, node, tuple(values[id(v)] for v in node.inputs))
         value.shape = moved(value.shape)
@@ -263,7 +263,7 @@ def _narrowed(base: Captured, graph: Graph, keep: list[int]) -> Captured:
     made.in_tree = Tree("tuple", (Tree("tuple", (LEAF,) * len(keep)), Tree("dict")))
     made.parameters = [x.name for x in made.inputs]
     made.aliases, made.distinct = tuple(range(len(keep))), list(range(len(keep)))
-    made.drawn = base.drawn
+    made.drawn = moved(base.drawn)
     for guard in base.guards:
         if all(slots_named(n) <= of.keys() for n in (guard.left, guard.right) if isinstance(n, Size)):
             made.guards.append(guard._replace(left=moved(guard.left), right=moved(guard.right)))

@@ -409,6 +409,12 @@ class Graph:
         `kiln.graph.load` reads, as `kiln.export.load` does.
         """
         self._runs()
+        if type(self._found.drawn) is not int:
+            raise RuntimeError(
+                "Graph.save: the graph draws as many random numbers as a size that varies, which files do "
+                "not say "
+                "yet; its text does"
+            )
         found = derived.with_state(self._found, self._state())
         files.save(ExportedProgram(found), path)
 

@@ -194,7 +194,7 @@ def _finish(
             found.same[k] = "input", own
         elif own < len(taken.operands):
             found.same[k] = "state", own - len(inputs)
-    found.random, found.drawn = _draws(definition, taken)
+    found.random, found.drawn = _draws(definition, taken, moved)
     count = len(taken.results)
     taken.steps = [
         s._replace(
@@ -254,24 +254,19 @@ class _Moved:
         return substitute(x, self.of.__getitem__)
 
 
-def _draws(definition: Definition, taken: Taken) -> tuple[list[tuple[str, int]], int]:
+def _draws(definition: Definition, taken: Taken, moved: _Moved) -> tuple[list[tuple[str, Any]], Any]:
     """The numbers that a run draws, one op's after another's, and how many positions that are."""
-    numbers = [definition.numbers[k] for k in taken.drawn]
-    used = [
-        draw
-        for draw in definition.draws
-        if any(kind == "position" and draw.first <= n < draw.first + draw.many for kind, n in numbers)
+    kinds = [definition.numbers[k][0] for k in taken.drawn]
+    places = [definition.places[k] for k in taken.drawn]
+    total: Any = 0
+    begins: dict[int, Any] = {}
+    for which in sorted({which for kind, (which, _) in zip(kinds, places) if kind == "position"}):
+        begins[which] = total
+        total = total + moved(definition.draws[which])
+    found = [
+        (kind, begins[which] + offset if kind == "position" else 0)
+        for kind, (which, offset) in zip(kinds, places)
     ]
-    begins, total = {}, 0
-    for draw in used:
-        begins[draw.first] = total
-        total += draw.many
-    found = []
-    for kind, n in numbers:
-        if kind == "position":
-            draw = next(d for d in used if d.first <= n < d.first + d.many)
-            n += begins[draw.first] - draw.first
-        found.append((kind, n))
     return found, total
 
 

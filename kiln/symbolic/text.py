@@ -97,11 +97,14 @@ def readable(found: Captured, graph: Graph, lines: bool = False) -> Readable:
         names[id(value)] = f"${held.name}"
         remark = "" if held.kind == "constant" else f"  # {held.kind}"
         out.append(f"  tensor ${held.name}: {type_of(found, value.dtype, value.shape)}{remark}")
+    if type(found.drawn) is not int or found.drawn:
+        out.append(f"  draws {size_text(found, found.drawn)}")
     for (kind, first), value in zip(found.random, [v for v in graph.inputs if v.weak]):
         names[id(value)] = f"%{len(names)}"
-        out.append(f"  draw {names[id(value)]}: {kind}" + (f" {first}" if kind == "position" else ""))
-    if found.drawn:
-        out.append(f"  draws {found.drawn}")
+        out.append(
+            f"  draw {names[id(value)]}: {kind}"
+            + (f" {size_text(found, first)}" if kind == "position" else "")
+        )
     called: dict[Subgraph, int] = {}
     for attr in (a for node in graph.nodes if node.op.kind == "control" for a in node.attrs[-1]):
         if attr not in called:
@@ -164,6 +167,7 @@ class _Reader:
         self.lines: list[str] = []
         self.called: list[str] = []
         self.count = 0
+        self.drawn = "0"
         self.outputs: list[str] | None = None
         self.writes: list[tuple[str, str]] = []
         self.checks: list[tuple[str, str, str]] = []
@@ -216,16 +220,16 @@ class _Reader:
                 self.ranges[match[1]] = Range(match[1], int(match[2]), int(match[3]) if match[3] else None)
                 continue
             if word == "draws":
-                match = re.fullmatch(r"draws (\d{1,18})", line.strip())
+                match = re.fullmatch(r"draws (.+)", line.strip())
                 if not match:
                     raise self.error("expected 'draws 8'")
-                self.found.drawn = int(match[1])
+                self.drawn = match[1]
                 continue
             if word == "draw":
-                match = re.fullmatch(r"draw (%\d+): (?:(seed)|(position) (\d{1,18}))", line.strip())
+                match = re.fullmatch(r"draw (%\d+): (?:(seed)|(position) (.+))", line.strip())
                 if not match:
                     raise self.error("expected 'draw %1: seed' or 'draw %1: position 0'")
-                draws.append((match[1], match[2] or match[3], int(match[4] or 0)))
+                draws.append((match[1], match[2] or match[3], match[4] or "0"))
                 continue
             name = _NAME if word == "input" else _STATE
             match = re.fullmatch(rf"{word} ({name}): ([a-z]+\d*)\[(.*)\]", line.strip())
@@ -239,7 +243,7 @@ class _Reader:
         self.at = here
         self._operands(draws)
 
-    def _operands(self, draws: list[tuple[str, str, int]]) -> None:
+    def _operands(self, draws: list[tuple[str, str, str]]) -> None:
         names: dict[str, int] = {}
         shapes = []
         for _, _, sizes in self.inputs:
@@ -275,10 +279,17 @@ class _Reader:
         for name, kind, first in draws:
             self.values[name] = f"%{self.count}"
             self.lines.append(f"%{self.count} = number int64 s{slots}")
-            self.found.random.append((kind, first))
+            self.found.random.append((kind, self._count(first, slots)))
             self.count, slots = self.count + 1, slots + 1
+        self.found.drawn = self._count(self.drawn, slots)
         self.slots = slots
         self.values.setdefault("", "")
+
+    def _count(self, told: str, slots: int) -> Any:
+        try:
+            return parse_dim(self.size(told), slots)
+        except TextError:
+            raise self.error(f"expected a number or a size, got {told[:40]}") from None
 
     def size(self, told: str) -> str:
         """A size in the canonical text."""

@@ -59,8 +59,8 @@ class Captured:
         self.out_tree: Tree
         self.outputs: list[str] = []
         self.mutated: list[tuple[str, int]] = []  # ("input" or "state", which), of the outputs after those
-        self.random: list[tuple[str, int]] = []
-        self.drawn = 0  # how far a call moves the generator's position
+        self.random: list[tuple[str, Any]] = []
+        self.drawn: Any = 0  # how far a call moves the generator's position; a size, if that varies
         self.history: list[
             tuple[int, ...]
         ] = []  # of each output, and of what is written: the operands whose gradients it gives
@@ -107,6 +107,20 @@ class Captured:
         same = [(a, b) for a, b in same if a is not b]
         firsts = [*self.firsts, *(self.firsts[k] for k in self.steps.again)]
         self.op = program_op(self.name, self.graph, self.steps, firsts, same)
+
+    def draw(self, operands: list[Any]) -> list[int]:
+        """The numbers that a call draws: the generator moves on."""
+        if type(self.drawn) is int:
+            if not self.drawn:
+                return []
+            seed, start = _core.next_random(self.drawn)
+            return [seed if kind == "seed" else start + delta for kind, delta in self.random]
+        sizes = [n for x in operands for n in x.shape]
+        seed, start = _core.next_random(evaluate(self.drawn, sizes.__getitem__))
+        return [
+            seed if kind == "seed" else start + evaluate(delta, sizes.__getitem__)
+            for kind, delta in self.random
+        ]
 
     def line_of(self, which: int) -> str:
         """The line of the program that did a step."""

@@ -89,10 +89,13 @@ def _hold(recorder: Any, left: Dim, sign: str, right: Dim, answer: bool, told: s
 
 
 def _replayed(found: Captured, recorder: Any, operands: list[Any], sizes: dict[int, Dim]) -> list[Any]:
-    numbers: list[int] = []
-    if found.drawn:
-        seed, start = _core.next_random(found.drawn)
-        numbers = [seed if kind == "seed" else start + delta for kind, delta in found.random]
+    if type(found.drawn) is not int:
+        raise RuntimeError(
+            f"{found.name}: draws as many random numbers as a size that varies, which it cannot do inside "
+            f"another "
+            "graph: make that of a function of both"
+        )
+    numbers = found.draw(operands)
     again = [operands[k] for k in found.steps.again]
     values: dict[int, Any] = dict(enumerate([*operands, *again, *numbers]))
     for step in resolved(found.steps, sizes.__getitem__).steps:

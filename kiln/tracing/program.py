@@ -36,10 +36,7 @@ class Program:
             return inside(found, self.state(), args, kwargs)
         leaves = self.leaves(args, kwargs)
         operands = [*leaves, *self.state()]
-        numbers: list[int] = []
-        if found.drawn:
-            seed, start = _core.next_random(found.drawn)
-            numbers = [seed if kind == "seed" else start + delta for kind, delta in found.random]
+        numbers = found.draw(operands)
         for check in found.checks:
             check.before(operands)
         results: tuple[Any, ...] = ()

@@ -207,6 +207,10 @@ class Recorder(Tracer):
         """A size as the function is to see it."""
         return _made_size(self, dim)
 
+    def draw(self, count: Any, take: Callable[[Any], tuple[int, int]]) -> tuple[int, int]:
+        """(seed, position) of as many random numbers as a size that varies says: here a number."""
+        return take(count)
+
     def shown(self, dim: Dim, own: bool) -> str:
         """A size as text, for kiln's own code or the program's, which would keep it."""
         if not own:

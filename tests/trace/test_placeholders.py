@@ -231,9 +231,12 @@ def test_random_numbers_are_drawn_at_each_run() -> None:
     v = kiln.ones(8)
     kiln.manual_seed(3)
     expected = [drop(v), kiln.rand_like(v), drop(v), drop(v), kiln.rand_like(v), drop(v)]
-    for graph in (g, again, kiln.graph.parse(str(g))):
+    n = placeholder("n", ("n",))
+    any_size = Graph(n, [drop(n), kiln.rand_like(n), drop(n)])
+    for graph in (g, again, kiln.graph.parse(str(g)), any_size, kiln.graph.parse(str(any_size))):
         kiln.manual_seed(3)
         assert all(map(_same, [*graph(v), *graph(v)], expected))
+    assert "  draws 3*n\n" in str(any_size)
 
 
 def test_control_flow() -> None:

@@ -157,6 +157,9 @@ def reserve(sizes: Any, generator: Any) -> tuple[Any, Any]:
     else:
         raise TypeError(message("generator", "a kiln.Generator", describe(generator)))
     count = numel(sizes)
+    if hasattr(type(count), "recorder"):  # a size that varies, while a function is traced or a graph defined
+        drawn: tuple[int, int] = count.recorder.draw(count, take)
+        return drawn[1], drawn[0]
     seed, position = SHARED[0](count, take) if SHARED else take(count)
     return position, seed
 
