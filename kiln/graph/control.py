@@ -75,6 +75,11 @@ def infer(op: OpLike, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any,
         _require(bool(inputs), f"{name}: there is no flag")
         _fits(graph, f"{name}: the flag", inputs[0], "bool", ())
     given = inputs[offset:]
+    total = sum(call.counts) if name != "cond" else len(given) if call.counts == (0, 0, 0) else -1
+    fits = total <= len(given) if name == "counted" else total == len(given)
+    _require(
+        fits and (name == "scan" or not each), f"{name}: {call.counts} does not count {len(given)} inputs"
+    )
     for sub in call.graphs:
         whole = name != "counted" or sub is call.graphs[2]
         arrays = [v for v in sub.graph.inputs if not v.weak]
