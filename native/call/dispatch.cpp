@@ -238,8 +238,8 @@ Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
     // 1. What the function is made of: may ask the compiler, and everything below goes by it.
     ensure_class(fn, operands);
     if (on_call && fn.cls != FnClass::view && fn.cls != FnClass::replay) on_call(fn, operands);
-    // 2. Values it refuses, which may have to be computed first (an abstract trace has none). Other threads may
-    //    write them while this one waits or compiles: until the end every launch of it looks again.
+    // 2. Values it refuses, which may have to be computed first (an abstract trace has none). Other threads
+    //    may write them while this one waits or compiles: until the end every launch of it looks again.
     const auto look = [&] { check_values(fn, operands); };
     std::optional<SeenValues> seen;
     if (refuses_values(fn) && !(traces && current_trace() && current_trace()->abstract)) seen.emplace(look);
