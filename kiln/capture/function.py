@@ -25,8 +25,7 @@ from kiln.table.record import Op, find
 
 Described = Union[str, tuple[str, tuple[int, ...], Union[tuple[int, ...], None]]]
 Operands = tuple[Described, ...]
-
-_MOST_HIDDEN = 63  # hidden outputs of a call; the core has a bit for each
+Reads = list[list[int]]
 
 GRADIENT, LEFT, RIGHT, ROWS = range(4)  # what a derivative gives of an operand; in native/call/op.h too
 NUMBER = {"f": "float64", "i": "int64", "b": "bool"}
@@ -199,28 +198,24 @@ class Forward(Function):
         found: Backward = run(HIDDEN, self.primal(operands), asked)
         return found.hidden
 
-    def saves(self, operands: Operands) -> tuple[int, list[int], list[int], list[int], list[bool]]:
-        """What backward reads of a call: how many hidden outputs; per operand the masks of operands,
-        outputs and hidden outputs its gradient reads; and whether it has a gradient at all."""
+    def saves(self, operands: Operands) -> tuple[int, Reads, Reads, Reads, list[int]]:
+        """What backward reads of a call: how many hidden outputs; per operand the operands, outputs and
+        hidden outputs that its gradient reads; and those that have a gradient at all."""
         everything = Asked.everything(self.primal(operands))
-        count = len(operands)
-        reads: dict[str, list[int]] = {k: [0] * count for k in ("input", "output", "hidden")}
-        has = [False] * count
+        reads: dict[str, Reads] = {k: [[] for _ in operands] for k in ("input", "output", "hidden")}
+        has = []
         hidden = 0
         for i in everything.wrt if self.op.differentiable and any(everything.defined) else ():
             asked = everything._replace(wrt=(i,))
             found = self.derivative(operands, asked)
             redone = self.derivative(operands, asked._replace(redo=True))
-            has[i] = bool(found.targets)
             hidden = max(hidden, found.hidden)
-            for kind, k in {*found.sources, *redone.sources} if has[i] else ():
+            if not found.targets:
+                continue
+            has.append(i)
+            for kind, k in sorted({*found.sources, *redone.sources}):
                 if kind in reads:
-                    reads[kind][i] |= 1 << k
-        if hidden > _MOST_HIDDEN:
-            raise NotImplementedError(
-                f"{self.name}: {hidden} values would be kept for backward beside arguments and results, of "
-                f"{_MOST_HIDDEN} that one call can keep; use several calls"
-            )
+                    reads[kind][i].append(k)
         return hidden, reads["input"], reads["output"], reads["hidden"], has
 
 
@@ -234,8 +229,8 @@ class Derivative(Function):
     targets whose gradient is an array scattered into zeros.
 
     Of a launch on rows, the operands that its calls share (`asked.shared`) have ROWS as gradients, one for
-    each call, where they can be told apart. `hidden_rows`: the hidden outputs that have rows too, a bit each;
-    -1: one has them elsewhere than in front.
+    each call, where they can be told apart. `hidden_rows`: the hidden outputs that have rows too; None:
+    one has them elsewhere than in front.
     """
 
     def __init__(self, forward: Forward, operands: Operands, asked: Asked) -> None:
@@ -259,7 +254,8 @@ class Derivative(Function):
         dims = _dims_of_slots(forward.primal(operands))
         self.products = {i: [_factors(n, dims) for n in rows] for i, rows in zip(wrt, found.products)}
         self.scattered = {i for i, is_so in zip(wrt, found.scattered) if is_so}
-        self.contiguous, self.hidden_rows = found.graph, 0
+        self.contiguous = found.graph
+        self.hidden_rows: list[int] | None = []
         if self._shared >= 0:
             self.hidden_rows = _hidden_rows(found, place)
             self.contiguous, self.targets, values = _of_each(found, self.targets, values, self._shared)
@@ -342,16 +338,18 @@ def _of_each(
     return graph, kinds, made
 
 
-def _hidden_rows(found: Backward, place: dict[int, int]) -> int:
-    mask, rows = 0, None
+def _hidden_rows(found: Backward, place: dict[int, int]) -> list[int] | None:
+    having: list[int] = []
+    rows = None
     for x, (kind, k) in zip(found.graph.inputs, found.sources):
         if kind == "hidden":
             rows = _rows_of(found) if rows is None else rows
             has = rows_of_saved(x, rows)
             if has < 0:
-                return -1
-            mask |= has << place[id(found.hidden[k])]
-    return mask
+                return None
+            if has:
+                having.append(place[id(found.hidden[k])])
+    return having
 
 
 def _dims_of_slots(graph: Graph) -> dict[int, tuple[int, int]]:
