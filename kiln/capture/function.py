@@ -11,6 +11,8 @@ number has one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import or_
 from typing import Any, Union
 
 from kiln.graph.graph import Graph, Node, Value, building
@@ -26,6 +28,7 @@ from kiln.table.record import Op, find
 Described = Union[str, tuple[str, tuple[int, ...], Union[tuple[int, ...], None]]]
 Operands = tuple[Described, ...]
 Reads = list[list[int]]
+Rows = tuple[int, list[tuple[int, int]]]
 
 GRADIENT, LEFT, RIGHT, ROWS = range(4)  # what a derivative gives of an operand; in native/call/op.h too
 NUMBER = {"f": "float64", "i": "int64", "b": "bool"}
@@ -202,21 +205,19 @@ class Forward(Function):
         """What backward reads of a call: how many hidden outputs; per operand the operands, outputs and
         hidden outputs that its gradient reads; and those that have a gradient at all."""
         everything = Asked.everything(self.primal(operands))
-        reads: dict[str, Reads] = {k: [[] for _ in operands] for k in ("input", "output", "hidden")}
-        has = []
-        hidden = 0
-        for i in everything.wrt if self.op.differentiable and any(everything.defined) else ():
-            asked = everything._replace(wrt=(i,))
-            found = self.derivative(operands, asked)
-            redone = self.derivative(operands, asked._replace(redo=True))
-            hidden = max(hidden, found.hidden)
-            if not found.targets:
-                continue
-            has.append(i)
-            for kind, k in sorted({*found.sources, *redone.sources}):
-                if kind in reads:
+        kinds = "input", "output", "hidden"
+        reads: dict[str, Reads] = {kind: [[] for _ in operands] for kind in kinds}
+        if not self.op.differentiable or not any(everything.defined) or not everything.wrt:
+            return 0, *reads.values(), []  # type: ignore[return-value]
+        found = self.derivative(operands, everything)
+        read = found.reads()
+        for i, more in self.derivative(operands, everything._replace(redo=True)).reads().items():
+            read[i] |= more
+        for i, sources in read.items():
+            for kind, k in sorted(sources):
+                if kind in kinds:
                     reads[kind][i].append(k)
-        return hidden, reads["input"], reads["output"], reads["hidden"], has
+        return found.hidden, reads["input"], reads["output"], reads["hidden"], sorted(read)
 
 
 class Derivative(Function):
@@ -268,6 +269,18 @@ class Derivative(Function):
         else:
             self.passes = [-1] * len(values)
         self.contiguous.outputs = [y for y, k in zip(values, self.passes) if k < 0]
+
+    def reads(self) -> dict[int, set[tuple[str, int]]]:
+        """By operand that has a gradient: where what that is computed of comes from."""
+        below = {id(x): 1 << k for k, x in enumerate(self._found.graph.inputs)}
+        for node in self._found.graph.nodes:
+            below[id(node.out)] = reduce(or_, [below[id(x)] for x in node.inputs], 0)
+        found: dict[int, set[tuple[str, int]]] = {}
+        for (i, _), value in zip(*_results(self._found, self._wrt)):
+            bits = below[id(value)]
+            own = {source for k, source in enumerate(self.sources) if bits >> k & 1}
+            found[i] = found.get(i, set()) | own
+        return found
 
     def calls(self, operands: Operands) -> Graph:
         """The graph as what is replayed where its own derivative is wanted, with all results: composites that
@@ -361,15 +374,15 @@ def _dims_of_slots(graph: Graph) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _factors(size: Dim, dims: dict[int, tuple[int, int]]) -> list[tuple[int, int]] | None:
-    """The dims whose product a size is; None for other sizes."""
-    if size == 1:
-        return []
-    if isinstance(size, int) or len(terms(size)) != 1:
+def _factors(size: Dim, dims: dict[int, tuple[int, int]]) -> Rows | None:
+    """The number and the dims whose product a size is; None for other sizes."""
+    if isinstance(size, int):
+        return size, []
+    if len(terms(size)) != 1:
         return None
     ((monomial, count),) = terms(size)
     found = [dims.get(atom.slot, (-1, -1)) for atom in monomial]
-    return found if count == 1 and (-1, -1) not in found else None
+    return (count, found) if count > 0 and (-1, -1) not in found else None
 
 
 def _pass(value: Value, graph: Graph) -> int:

@@ -21,7 +21,7 @@ from kiln.graph.control import Attrs, add
 from kiln.graph.graph import Graph, Node, Shape, Value, building
 from kiln.graph.size import Dim, symbol
 from kiln.graph.text import Subgraph
-from kiln.passes.rewrite import append, clone, reachable
+from kiln.passes.rewrite import append, begun, clone, reachable, substitute_attr
 from kiln.table.kinds import FLOATS
 from kiln.table.record import CONSTANT, CONTROL, constant, find
 
@@ -286,9 +286,50 @@ def _counted(call: _Call, given: Given, wrt: list[int]) -> dict[int, Value]:
     return dict(zip([k for k, _ in reached], results))
 
 
+def _custom(call: _Call, given: Given, wrt: list[int]) -> dict[int, Value]:
+    """The graph that the call has for it, on what it reads: of its own results, those with a history."""
+    count, results, _ = call.call.counts
+    raw = call.inputs[count : count + results]
+    place = {id(x): k for k, x in enumerate(raw)}
+    read = [call.history(place[id(x)]) if id(x) in place else x for x in call.inputs[count + results :]]
+    read += [given[k] if k in given else _like(raw[k], 0.0) for k in range(results)]
+    made = _inlined(call.graph, call.call.graphs[0].graph, read, call.call.sizes)
+    found = {}
+    for k in wrt:
+        if k < count:
+            part, dtype = made[k], call.inputs[k].dtype
+            part = part if part.dtype == dtype else call.graph.add(find("convert"), (part,), (dtype,))
+            found[k] = call.graph.add(find("once"), (part,)) if call.call.steps[1] else part
+    return found
+
+
+def _inlined(graph: Graph, source: Graph, arrays: list[Value], sizes: tuple[Dim, ...]) -> list[Value]:
+    """The nodes of a graph that is called, in the graph around it."""
+    values = {id(own): value for own, value in zip(source.inputs, arrays)}
+    for node in source.nodes:
+        attrs = tuple([substitute_attr(a, sizes.__getitem__) for a in node.attrs])
+        values[id(node.out)] = graph.add(node.op, tuple([values[id(v)] for v in node.inputs]), attrs)
+    return [values[id(v)] for v in source.outputs]
+
+
+def without_custom(graph: Graph) -> Graph:
+    """A graph that is not differentiated any more: the results of `custom` as they were computed."""
+    if not any(node.op is CONTROL["custom"] for node in graph.nodes):
+        return graph
+    work, values = begun(graph)
+    for node in graph.nodes:
+        if node.op is CONTROL["custom"]:
+            values[id(node.out)] = values[id(node.inputs[node.attrs[1][0] + node.attrs[0]])]
+        else:
+            values[id(node.out)] = append(work, node, tuple([values[id(v)] for v in node.inputs]))
+    work.updates.update(graph.updates)
+    return work.finish([values[id(v)] for v in graph.outputs])
+
+
 _RULES: dict[str, Callable[[_Call, Given, list[int]], dict[int, Value]]] = {
     "cond": _cond,
     "scan": _scan,
     "while_loop": _while_loop,
     "counted": _counted,
+    "custom": _custom,
 }

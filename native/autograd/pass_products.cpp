@@ -62,7 +62,7 @@ BitSet Pass::products_that_wait(const Node& node, const Fn& fn) const {
 }
 
 int64_t Pass::rows_of(const Node& node, const Product& product) {
-    int64_t rows = 1;
+    int64_t rows = product.count;
     for (const auto& [operand, dim] : product.rows) {
         const TensorRef& x = node.inputs[operand].saved.tensor;
         if (node.rows && dim == 0 && node.rows->inputs.has(operand)) continue;  // of a launch: of one call

@@ -244,7 +244,8 @@ Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& aske
         const auto operand = [&] { return uint32_t(answer.integer(0, int64_t(operands.size()))); };
         fn->products = answer.list([&] {
             const uint32_t of = operand();
-            return Product{of, answer.list([&] {
+            const int64_t count = answer.integer(0, 1ll << 32);
+            return Product{of, count, answer.list([&] {
                                const uint32_t i = operand();
                                return std::pair(i, uint8_t(answer.integer(0, 256)));
                            })};

@@ -49,10 +49,11 @@ struct Target {
                    // shape; -1: it is computed
 };
 
-// A product of matrices that is a part of an operand's gradient: how many rows it has is a product of dims of
-// the forward's operands.
+// A product of matrices that is a part of an operand's gradient: how many rows it has is a number times dims
+// of the forward's operands.
 struct Product {
     uint32_t operand;
+    int64_t count;
     std::vector<std::pair<uint32_t, uint8_t>> rows;  // (operand, dim)
 };
 
