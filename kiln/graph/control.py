@@ -10,7 +10,7 @@
                                               how many steps that while_loop has
     custom(x .., result .., read ..; backward, results)
                                               the results, whose derivative is the graph `backward`: of what
-                                              is read and their gradients it gives those of x ..
+                                              is read, the results and their gradients it gives those of x ..
 
 A node has one result: a call has as many nodes, of the same inputs and attributes but for the first, which
 says which result it is. Behind the results of a scan come the states it had before each step, stacked.
@@ -92,7 +92,8 @@ def infer(op: OpLike, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any,
         if name == "counted" and j < 2:
             taken = given[: state + rest]
         elif name == "custom":
-            taken = (*(given[state + each :] if j == 0 else ()), *given[state : state + each])
+            taken = given[state : state + each]
+            taken = (*given[state + each :], *taken, *taken) if j == 0 else taken
         _require(len(arrays) == len(taken), f"{name}: a graph of {len(arrays)} arrays is given {len(taken)}")
         for k, (own, value) in enumerate(zip(arrays, taken)):
             shape = value.shape

@@ -90,8 +90,8 @@ class _Call:
         """Another call in the same graph, with attributes of this one."""
         return add(self.graph, CONTROL[name], inputs, self.call._replace(**changed))
 
-    def history(self, which: int) -> Value:
-        """The states that a scan had, stacked."""
+    def result(self, which: int) -> Value:
+        """A result; behind those of a scan are the states it had, stacked."""
         if which not in self.made:
             self.made[which] = self.graph.add(self.node.op, self.node.inputs, (which, *self.node.attrs[1:]))
         return self.made[which]
@@ -217,7 +217,7 @@ def _scan(call: _Call, given: Given, wrt: list[int]) -> dict[int, Value]:
         ],
         outputs,
     )  # fmt: skip
-    history = [call.history(count + k) for k in range(state)]
+    history = [call.result(count + k) for k in range(state)]
     begin = [given[k] if k in given else _like(call.inputs[k], -0.0) for k in carried]
     begin += [_like(call.inputs[k], -0.0) for k in read]
     given_parts = [given[k] for k in parts]
@@ -287,12 +287,10 @@ def _counted(call: _Call, given: Given, wrt: list[int]) -> dict[int, Value]:
 
 
 def _custom(call: _Call, given: Given, wrt: list[int]) -> dict[int, Value]:
-    """The graph that the call has for it, on what it reads: of its own results, those with a history."""
+    """The graph that the call has for it, on what it reads, its results and their gradients."""
     count, results, _ = call.call.counts
-    raw = call.inputs[count : count + results]
-    place = {id(x): k for k, x in enumerate(raw)}
-    read = [call.history(place[id(x)]) if id(x) in place else x for x in call.inputs[count + results :]]
-    read += [given[k] if k in given else _like(raw[k], 0.0) for k in range(results)]
+    read = call.inputs[count + results :] + [call.result(k) for k in range(results)]
+    read += [given[k] if k in given else _like(call.inputs[count + k], 0.0) for k in range(results)]
     made = _inlined(call.graph, call.call.graphs[0].graph, read, call.call.sizes)
     found = {}
     for k in wrt:

@@ -102,19 +102,16 @@ def _called(
         recorder.refuse(f"calls {name}, whose backward draws random numbers")
     made_inside = {k for step in used for k in step.outs}
     outside = [k for step in used for kind, k in step.args if kind == "value"] + wanted
-    read = [k for k in dict.fromkeys(outside) if k not in made_inside and k not in seeds]
     raw = [_whole(outputs[k]) for k in own]
-    operands = [*(x for x, _ in given), *raw]
-    held = [recorder.value(x) for x in operands]
-    operands += [recorder.tensor_of(k) for k in read if k not in held]
-    held += [k for k in read if k not in held]
-    inside = _Inside(recorder, held, name)
-    backward = inside.graph([*read, *seeds], used, wanted)
-    of_raw = held[len(given) : len(given) + len(raw)]
+    of_raw = [recorder.value(y) for y in raw]
+    known_inside = {*of_raw, *made_inside, *seeds}
+    read = [k for k in dict.fromkeys(outside) if k not in known_inside]
+    operands = [*(x for x, _ in given), *raw, *(recorder.tensor_of(k) for k in read)]
+    inside = _Inside(recorder, [recorder.value(x) for x in operands], name)
+    backward = inside.graph([*read, *of_raw, *seeds], used, wanted)
     results = inside.graph(of_raw, [], of_raw)
     root, arrays = inside.root()
     attrs = Attrs(0, (len(given), len(raw), len(read)), (0, once), inside.sizes(), (backward, results))
-    arrays = arrays[: len(given) + len(raw)] + [arrays[held.index(k)] for k in read]
     root.finish(add(root, CONTROL["custom"], arrays, attrs))
     structure = (len(operands), remembered(root), 0)
     made = _core.call_op(CALLED.handle, structure, tuple(operands))
