@@ -14,7 +14,7 @@ from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.autograd.grad_mode import no_grad
 from kiln.errors import warn
-from kiln.table.arguments import recorder_here
+from kiln.table.arguments import follower_here
 
 _without_grad = _core.ModeSwitch(False)
 
@@ -22,6 +22,7 @@ _without_grad = _core.ModeSwitch(False)
 class FunctionCtx:
     """What forward tells backward: `save_for_backward`, the marks below, and attributes of any name."""
 
+    of_one_call = True  # what is kept in it outlives no call (kiln/capture/pure/surroundings.py)
     needs_input_grad: tuple[bool, ...] = ()
     _kept: tuple[Any, ...] = ()
     _dirty: tuple[Any, ...] = ()
@@ -225,9 +226,9 @@ class Function:
         for x in args:
             if hasattr(type(x), "applied"):  # a sample of a batch (kiln.func)
                 return type(x).applied(cls, args)
-        recorder = recorder_here()
-        if recorder is not None:  # (kiln.tracing)
-            return recorder.applied(cls, args)
+        follower = follower_here()
+        if follower is not None:  # (kiln.tracing)
+            return follower.applied(cls, args)
         ctx._function = cls
         ctx._tensors = tuple([isinstance(x, Tensor) for x in args])
         ctx.needs_input_grad = tuple([isinstance(x, Tensor) and x.requires_grad for x in args])

@@ -11,6 +11,8 @@ number has one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import or_
 from typing import Any, Union
 
 from kiln.graph.graph import Graph, Node, Value, building
@@ -25,8 +27,8 @@ from kiln.table.record import Op, find
 
 Described = Union[str, tuple[str, tuple[int, ...], Union[tuple[int, ...], None]]]
 Operands = tuple[Described, ...]
-
-_MOST_HIDDEN = 63  # hidden outputs of a call; the core has a bit for each
+Reads = list[list[int]]
+Rows = tuple[int, list[tuple[int, int]]]
 
 GRADIENT, LEFT, RIGHT, ROWS = range(4)  # what a derivative gives of an operand; in native/call/op.h too
 NUMBER = {"f": "float64", "i": "int64", "b": "bool"}
@@ -199,29 +201,23 @@ class Forward(Function):
         found: Backward = run(HIDDEN, self.primal(operands), asked)
         return found.hidden
 
-    def saves(self, operands: Operands) -> tuple[int, list[int], list[int], list[int], list[bool]]:
-        """What backward reads of a call: how many hidden outputs; per operand the masks of operands,
-        outputs and hidden outputs its gradient reads; and whether it has a gradient at all."""
+    def saves(self, operands: Operands) -> tuple[int, Reads, Reads, Reads, list[int]]:
+        """What backward reads of a call: how many hidden outputs; per operand the operands, outputs and
+        hidden outputs that its gradient reads; and those that have a gradient at all."""
         everything = Asked.everything(self.primal(operands))
-        count = len(operands)
-        reads: dict[str, list[int]] = {k: [0] * count for k in ("input", "output", "hidden")}
-        has = [False] * count
-        hidden = 0
-        for i in everything.wrt if self.op.differentiable and any(everything.defined) else ():
-            asked = everything._replace(wrt=(i,))
-            found = self.derivative(operands, asked)
-            redone = self.derivative(operands, asked._replace(redo=True))
-            has[i] = bool(found.targets)
-            hidden = max(hidden, found.hidden)
-            for kind, k in {*found.sources, *redone.sources} if has[i] else ():
-                if kind in reads:
-                    reads[kind][i] |= 1 << k
-        if hidden > _MOST_HIDDEN:
-            raise NotImplementedError(
-                f"{self.name}: {hidden} values would be kept for backward beside arguments and results, of "
-                f"{_MOST_HIDDEN} that one call can keep; use several calls"
-            )
-        return hidden, reads["input"], reads["output"], reads["hidden"], has
+        kinds = "input", "output", "hidden"
+        reads: dict[str, Reads] = {kind: [[] for _ in operands] for kind in kinds}
+        if not self.op.differentiable or not any(everything.defined) or not everything.wrt:
+            return 0, *reads.values(), []  # type: ignore[return-value]
+        found = self.derivative(operands, everything)
+        read = found.reads()
+        for i, more in self.derivative(operands, everything._replace(redo=True)).reads().items():
+            read[i] |= more
+        for i, sources in read.items():
+            for kind, k in sorted(sources):
+                if kind in kinds:
+                    reads[kind][i].append(k)
+        return found.hidden, reads["input"], reads["output"], reads["hidden"], sorted(read)
 
 
 class Derivative(Function):
@@ -234,8 +230,8 @@ class Derivative(Function):
     targets whose gradient is an array scattered into zeros.
 
     Of a launch on rows, the operands that its calls share (`asked.shared`) have ROWS as gradients, one for
-    each call, where they can be told apart. `hidden_rows`: the hidden outputs that have rows too, a bit each;
-    -1: one has them elsewhere than in front.
+    each call, where they can be told apart. `hidden_rows`: the hidden outputs that have rows too; None:
+    one has them elsewhere than in front.
     """
 
     def __init__(self, forward: Forward, operands: Operands, asked: Asked) -> None:
@@ -259,7 +255,8 @@ class Derivative(Function):
         dims = _dims_of_slots(forward.primal(operands))
         self.products = {i: [_factors(n, dims) for n in rows] for i, rows in zip(wrt, found.products)}
         self.scattered = {i for i, is_so in zip(wrt, found.scattered) if is_so}
-        self.contiguous, self.hidden_rows = found.graph, 0
+        self.contiguous = found.graph
+        self.hidden_rows: list[int] | None = []
         if self._shared >= 0:
             self.hidden_rows = _hidden_rows(found, place)
             self.contiguous, self.targets, values = _of_each(found, self.targets, values, self._shared)
@@ -272,6 +269,18 @@ class Derivative(Function):
         else:
             self.passes = [-1] * len(values)
         self.contiguous.outputs = [y for y, k in zip(values, self.passes) if k < 0]
+
+    def reads(self) -> dict[int, set[tuple[str, int]]]:
+        """By operand that has a gradient: where what that is computed of comes from."""
+        below = {id(x): 1 << k for k, x in enumerate(self._found.graph.inputs)}
+        for node in self._found.graph.nodes:
+            below[id(node.out)] = reduce(or_, [below[id(x)] for x in node.inputs], 0)
+        found: dict[int, set[tuple[str, int]]] = {}
+        for (i, _), value in zip(*_results(self._found, self._wrt)):
+            bits = below[id(value)]
+            own = {source for k, source in enumerate(self.sources) if bits >> k & 1}
+            found[i] = found.get(i, set()) | own
+        return found
 
     def calls(self, operands: Operands) -> Graph:
         """The graph as what is replayed where its own derivative is wanted, with all results: composites that
@@ -342,16 +351,18 @@ def _of_each(
     return graph, kinds, made
 
 
-def _hidden_rows(found: Backward, place: dict[int, int]) -> int:
-    mask, rows = 0, None
+def _hidden_rows(found: Backward, place: dict[int, int]) -> list[int] | None:
+    having: list[int] = []
+    rows = None
     for x, (kind, k) in zip(found.graph.inputs, found.sources):
         if kind == "hidden":
             rows = _rows_of(found) if rows is None else rows
             has = rows_of_saved(x, rows)
             if has < 0:
-                return -1
-            mask |= has << place[id(found.hidden[k])]
-    return mask
+                return None
+            if has:
+                having.append(place[id(found.hidden[k])])
+    return having
 
 
 def _dims_of_slots(graph: Graph) -> dict[int, tuple[int, int]]:
@@ -363,15 +374,15 @@ def _dims_of_slots(graph: Graph) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _factors(size: Dim, dims: dict[int, tuple[int, int]]) -> list[tuple[int, int]] | None:
-    """The dims whose product a size is; None for other sizes."""
-    if size == 1:
-        return []
-    if isinstance(size, int) or len(terms(size)) != 1:
+def _factors(size: Dim, dims: dict[int, tuple[int, int]]) -> Rows | None:
+    """The number and the dims whose product a size is; None for other sizes."""
+    if isinstance(size, int):
+        return size, []
+    if len(terms(size)) != 1:
         return None
     ((monomial, count),) = terms(size)
     found = [dims.get(atom.slot, (-1, -1)) for atom in monomial]
-    return found if count == 1 and (-1, -1) not in found else None
+    return (count, found) if count > 0 and (-1, -1) not in found else None
 
 
 def _pass(value: Value, graph: Graph) -> int:

@@ -100,9 +100,10 @@ def derivative(made: Derivative, operands: int) -> tuple[Any, ...]:
     """
     sources = [(SOURCES.index(kind), k) for kind, k in made.sources]
     of, roles = ([target[k] for target in made.targets] for k in (0, 1))
-    products = [(i, rows) for i, several in made.products.items() if None not in several for rows in several]
+    products = [(i, *rows) for i, several in made.products.items() if None not in several for rows in several]
     writes = int(recipes.writes_at_places(made.contiguous))
-    places = made.passes, products, sorted(made.scattered), writes, made.hidden_rows
+    rows = (0,) if made.hidden_rows is None else (1, made.hidden_rows)
+    places = made.passes, products, sorted(made.scattered), writes, rows
     return _class_of(made), sources, of, roles, *places
 
 

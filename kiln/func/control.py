@@ -4,6 +4,7 @@ cond         one branch where the flag is the same for all; else both, and each 
 while_loop   as long as any sample goes on; one that has ended keeps its state
 scan         along the same dim, which comes before the batch inside
 counted      where the number of steps is the same for all
+custom       its derivative too
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ def _made(
 ) -> _Made:
     """The graphs of a call whose inputs are batched where `flags` holds. Of its results all are."""
     state = counts[0]
+    if name == "custom":
+        backward, results = (_Batch(g.graph, (True,) * len(g.graph.inputs)) for g in graphs)
+        return _Made((backward.close(None), results.close(None)), (True,) * len(flags))
     if name == "cond":
         return _Made(tuple(_Batch(g.graph, flags[1:]).close(None) for g in graphs), flags)
     body = graphs[1 if name in ("while_loop", "counted") else 0].graph

@@ -8,13 +8,16 @@
     counted(state .., x .., rest ..; condition, body, then)
                                               the graph `then` of all of them, which knows as one more size
                                               how many steps that while_loop has
+    custom(x .., result .., read ..; backward, results)
+                                              the results, whose derivative is the graph `backward`: of what
+                                              is read, the results and their gradients it gives those of x ..
 
 A node has one result: a call has as many nodes, of the same inputs and attributes but for the first, which
 says which result it is. Behind the results of a scan come the states it had before each step, stacked.
-`counted` is what derivatives of a while_loop are made of: a loop whose number of steps is known is a scan,
+`custom` computes nothing: a plan has its results where they are read. `counted` is what derivatives of a while_loop are made of: a loop whose number of steps is known is a scan,
 and that has a derivative of any order.
 
-    attrs := which, (state, each, x), (length, reverse), sizes, graphs
+    attrs := which, (state, each, x), (length, reverse), sizes, graphs        of custom: (x, result, read), (0, once)
 
 The graphs are closed. Their slots are their own: slot k is the size `sizes[k]` of the graph around them (or
 the bits of a number there); of `then` one more is the number of steps. Their inputs are arrays, contiguous
@@ -31,8 +34,8 @@ from kiln.graph.graph import Graph, Node, OpLike, Shape, Value
 from kiln.graph.size import Dim, Size, slots_named, substitute
 from kiln.graph.text import Subgraph, dim_text, type_text
 
-RESULTS_FROM = {"cond": 0, "while_loop": 1, "scan": 0, "counted": 2}  # the graph that gives the results
-GRAPHS = {"cond": 2, "while_loop": 2, "scan": 1, "counted": 3}
+RESULTS_FROM = {"cond": 0, "while_loop": 1, "scan": 0, "counted": 2, "custom": 1}  # the graph that gives the results
+GRAPHS = {"cond": 2, "while_loop": 2, "scan": 1, "counted": 3, "custom": 2}
 
 
 class Attrs(NamedTuple):
@@ -75,6 +78,7 @@ def infer(op: OpLike, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any,
         "while_loop": each == 0 and state + rest == len(inputs),
         "scan": state + each + rest == len(inputs),
         "counted": each == 0 and state + rest <= len(inputs),
+        "custom": state + each + rest == len(inputs),
     }
     _require(fits[name], f"{name}: {len(inputs)} inputs are not {state} + {each} + {rest}")
     offset = 1 if name == "cond" else 0
@@ -82,12 +86,16 @@ def infer(op: OpLike, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any,
         _require(bool(inputs), f"{name}: there is no flag")
         _fits(graph, f"{name}: the flag", inputs[0], "bool", ())
     given = inputs[offset:]
-    for sub in call.graphs:
-        whole = name != "counted" or sub is call.graphs[2]
+    for j, sub in enumerate(call.graphs):
         arrays = [v for v in sub.graph.inputs if not v.weak]
-        wanted = len(given) if whole else state + call.counts[2]
-        _require(len(arrays) == wanted, f"{name}: a graph of {len(arrays)} arrays is given {wanted}")
-        for k, (own, value) in enumerate(zip(arrays, given)):
+        taken = given
+        if name == "counted" and j < 2:
+            taken = given[: state + rest]
+        elif name == "custom":
+            taken = given[state : state + each]
+            taken = (*given[state + each :], *taken, *taken) if j == 0 else taken
+        _require(len(arrays) == len(taken), f"{name}: a graph of {len(arrays)} arrays is given {len(taken)}")
+        for k, (own, value) in enumerate(zip(arrays, taken)):
             shape = value.shape
             if name == "scan" and state <= k < state + each:
                 _require(value.ndim > 0, f"{name}: input {k} has no dims to go along")
@@ -101,7 +109,7 @@ def infer(op: OpLike, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any,
         (flag,) = call.graphs[0].graph.outputs
         _require((flag.dtype, flag.shape) == ("bool", ()), f"{name}: the condition gives {flag!r}, no flag")
     keeps = call.graphs[1 if name == "counted" else RESULTS_FROM[name]].graph
-    for k in range(state):
+    for k in range(state if name != "custom" else 0):
         _agree(graph, f"{name}: state {k}", keeps.outputs[k], place, given[k].dtype, given[k].shape)
     results = call.graphs[-1].graph.outputs
     if name == "cond":
@@ -111,7 +119,7 @@ def infer(op: OpLike, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any,
     kept = name == "scan" and call.which >= len(results)
     out = keeps.outputs[call.which - len(results)] if kept else results[call.which]
     shape = tuple(map(place.of, out.shape))
-    if name == "scan" and call.which >= state:
+    if name == "scan" and call.which >= state:  # stacked
         shape = (call.steps[0], *shape)
     return out.dtype, shape
 
@@ -143,13 +151,17 @@ def _checked(op: OpLike, attrs: tuple[Any, ...]) -> Attrs:
         kinds = [v.weak for v in sub.graph.inputs]
         _require(kinds == sorted(kinds), f"{op.name}: a number before an array")
     state, results = counts[0], call.results
-    least = 0 if op.name in ("cond", "counted") else state
+    least = 0 if op.name in ("cond", "counted", "custom") else state
     _require(
         type(which) is int and 0 <= which < results + (state if op.name == "scan" else 0),
         f"{op.name}: there is no result {which}",
     )
     if op.name == "while_loop":
         _require(results == state, f"{op.name}: the body gives {results} values for {state}")
+    if op.name == "custom":
+        _require(not any(v.weak for g in graphs for v in g.graph.inputs), f"{op.name}: a number")
+        _require(results == counts[1], f"{op.name}: {counts[1]} results are {results}")
+        _require(len(graphs[0].graph.outputs) == state, f"{op.name}: not a gradient for each of {state} inputs")
     if op.name == "cond":
         _require(len(graphs[0].graph.outputs) == results, f"{op.name}: the branches differ in their results")
     if op.name in ("while_loop", "counted"):

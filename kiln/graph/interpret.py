@@ -489,6 +489,7 @@ CALLS: dict[str, Callable[[_Caller, list[Array]], list[Array]]] = {
     "while_loop": lambda caller, x: caller.loop(x)[0],
     "scan": _call_scan,
     "counted": lambda caller, x: caller.run(2, x, [caller.loop(x)[1]]),
+    "custom": lambda caller, x: x[caller.call.counts[0] :][: caller.call.counts[1]],
 }
 
 Rule = Callable[[_Machine, Node, list[Array]], Array]

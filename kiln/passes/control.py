@@ -21,7 +21,7 @@ from kiln.graph.control import Attrs, add
 from kiln.graph.graph import Graph, Node, Shape, Value, building
 from kiln.graph.size import Dim, symbol
 from kiln.graph.text import Subgraph
-from kiln.passes.rewrite import append, clone, reachable
+from kiln.passes.rewrite import append, begun, clone, reachable, substitute_attr
 from kiln.table.kinds import FLOATS
 from kiln.table.record import CONSTANT, CONTROL, constant, find
 
@@ -90,8 +90,8 @@ class _Call:
         """Another call in the same graph, with attributes of this one."""
         return add(self.graph, CONTROL[name], inputs, self.call._replace(**changed))
 
-    def history(self, which: int) -> Value:
-        """The states that a scan had, stacked."""
+    def result(self, which: int) -> Value:
+        """A result; behind those of a scan are the states it had, stacked."""
         if which not in self.made:
             self.made[which] = self.graph.add(self.node.op, self.node.inputs, (which, *self.node.attrs[1:]))
         return self.made[which]
@@ -217,7 +217,7 @@ def _scan(call: _Call, given: Given, wrt: list[int]) -> dict[int, Value]:
         ],
         outputs,
     )  # fmt: skip
-    history = [call.history(count + k) for k in range(state)]
+    history = [call.result(count + k) for k in range(state)]
     begin = [given[k] if k in given else _like(call.inputs[k], -0.0) for k in carried]
     begin += [_like(call.inputs[k], -0.0) for k in read]
     given_parts = [given[k] for k in parts]
@@ -286,9 +286,48 @@ def _counted(call: _Call, given: Given, wrt: list[int]) -> dict[int, Value]:
     return dict(zip([k for k, _ in reached], results))
 
 
+def _custom(call: _Call, given: Given, wrt: list[int]) -> dict[int, Value]:
+    """The graph that the call has for it, on what it reads, its results and their gradients."""
+    count, results, _ = call.call.counts
+    read = call.inputs[count + results :] + [call.result(k) for k in range(results)]
+    read += [given[k] if k in given else _like(call.inputs[count + k], 0.0) for k in range(results)]
+    made = _inlined(call.graph, call.call.graphs[0].graph, read, call.call.sizes)
+    found = {}
+    for k in wrt:
+        if k < count:
+            part, dtype = made[k], call.inputs[k].dtype
+            part = part if part.dtype == dtype else call.graph.add(find("convert"), (part,), (dtype,))
+            found[k] = call.graph.add(find("once"), (part,)) if call.call.steps[1] else part
+    return found
+
+
+def _inlined(graph: Graph, source: Graph, arrays: list[Value], sizes: tuple[Dim, ...]) -> list[Value]:
+    """The nodes of a graph that is called, in the graph around it."""
+    values = {id(own): value for own, value in zip(source.inputs, arrays)}
+    for node in source.nodes:
+        attrs = tuple([substitute_attr(a, sizes.__getitem__) for a in node.attrs])
+        values[id(node.out)] = graph.add(node.op, tuple([values[id(v)] for v in node.inputs]), attrs)
+    return [values[id(v)] for v in source.outputs]
+
+
+def without_custom(graph: Graph) -> Graph:
+    """A graph that is not differentiated any more: the results of `custom` as they were computed."""
+    if not any(node.op is CONTROL["custom"] for node in graph.nodes):
+        return graph
+    work, values = begun(graph)
+    for node in graph.nodes:
+        if node.op is CONTROL["custom"]:
+            values[id(node.out)] = values[id(node.inputs[node.attrs[1][0] + node.attrs[0]])]
+        else:
+            values[id(node.out)] = append(work, node, tuple([values[id(v)] for v in node.inputs]))
+    work.updates.update(graph.updates)
+    return work.finish([values[id(v)] for v in graph.outputs])
+
+
 _RULES: dict[str, Callable[[_Call, Given, list[int]], dict[int, Value]]] = {
     "cond": _cond,
     "scan": _scan,
     "while_loop": _while_loop,
     "counted": _counted,
+    "custom": _custom,
 }

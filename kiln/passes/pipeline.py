@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from kiln import _core
 from kiln.graph.graph import Graph
 from kiln.graph.verify import VerifyError, verify
+from kiln.passes.control import without_custom
 from kiln.passes.fuse import fuse
 from kiln.passes.gradient import Backward, backward
 from kiln.passes.narrow import narrow
@@ -85,7 +86,7 @@ def program(graph: Graph, updates: dict[int, int] | None = None, called: bool = 
     """The plan of a graph; `updates`: more outputs that are written where an input lies; `called`: by a node
     of control flow, which says what its slots hold.
     """
-    simple: Graph = run((SIMPLIFY_CALLED if called else SIMPLIFY,), graph)
+    simple: Graph = run((SIMPLIFY_CALLED if called else SIMPLIFY,), without_custom(graph))
     simple.updates.update(updates or {})
     return lower(simple, called)
 

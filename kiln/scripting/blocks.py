@@ -26,7 +26,6 @@ from kiln.table.record import CONTROL, constant, find
 from kiln.tracing.expand import expand
 from kiln.tracing.graphs import add_step
 
-MOST = 60  # results of a call
 BRANCHES = 1000  # of one program, each time that they are followed
 Build = Callable[[list[Any]], Any]
 
@@ -430,8 +429,6 @@ def _called(context: Context, flag: Number, a: Block, b: Block, merge: Merge) ->
     """The results of the pairs of a merge."""
     if not merge.pairs:
         return []
-    if len(merge.pairs) > MOST:
-        context.refuse(f"has a branch on values that gives {len(merge.pairs)} results; at most {MOST} can be")
     sides = [[p[k] for p in merge.pairs] for k in (0, 1)]
     kept, inputs = [], list[int]()
     for block, results in zip((a, b), sides):

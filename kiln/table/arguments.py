@@ -53,6 +53,7 @@ class _Traced(_local):
 
     depth = 0
     recorder: Any = None  # who follows the innermost
+    follower: Any = None  # who follows what is called, a trace's recorder or a cell's tracer
 
 
 _traced = _Traced()
@@ -65,10 +66,26 @@ def without_values(recorder: Any = None) -> Iterator[None]:
     _traced.depth += 1
     _traced.recorder = recorder
     try:
-        yield
+        with followed(recorder):
+            yield
     finally:
         _traced.depth -= 1
         _traced.recorder = before
+
+
+@contextmanager
+def followed(follower: Any) -> Iterator[None]:
+    """Where `follower` is told of what is more than calls of ops: `applied` of autograd.Functions."""
+    before, _traced.follower = _traced.follower, follower
+    try:
+        yield
+    finally:
+        _traced.follower = before
+
+
+def follower_here() -> Any:
+    """Who follows what this thread calls, with values or without; None where nobody does."""
+    return _traced.follower
 
 
 def recorder_here(*given: Any) -> Any:

@@ -477,13 +477,13 @@ def composite(native: str = "", **settings: Any) -> Callable[[Callable[..., Any]
 
 def table() -> list[Op]:
     """Every op of the table, in the order of its definition; all families are imported for it. Without those
-    that call graphs: `CONTROL`, capture/called.py, tracing/custom.py.
+    that call graphs: `CONTROL`, capture/called.py, and `ONCE`.
     """
     registry.everything()
     return [
         op
         for op in registry.OPS.values()
-        if op.kind != "control" and op.name not in ("called", "custom", "once")
+        if op.kind != "control" and op.name not in ("called", "once")
     ]
 
 
@@ -510,7 +510,18 @@ CONTROL = {
         ),
         None,
     )
-    for name in ("cond", "while_loop", "scan", "counted")
+    for name in ("cond", "while_loop", "scan", "counted", "custom")
 }
 for _op in CONTROL.values():
     _op.public = False
+
+
+def _never(g: Any) -> Any:
+    raise RuntimeError("trying to differentiate twice a function that was marked with @once_differentiable")
+
+
+# A gradient that has no derivative: of a function that was marked with @once_differentiable.
+ONCE = Op("once", "pointwise", (Param("x", "T", REQUIRED),), lambda x: x)
+ONCE.identity = "once"
+ONCE.public = False
+ONCE.derivative(_never)

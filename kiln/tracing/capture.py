@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from kiln import _core
+from kiln.capture.called import CALLED, differentiated
 from kiln.capture.pure.steps import DETACH
 from kiln.capture.pure.trace import names_of
 from kiln.device import device
@@ -20,7 +21,6 @@ from kiln.table.arguments import without_values
 from kiln.table.kinds import FLOATS
 from kiln.tracing.captured import Captured, Check, Input, Raises, State, flat, like
 from kiln.tracing.compare import random_states, refuse_drawn
-from kiln.tracing.custom import CUSTOM
 from kiln.tracing.dims import declared, specs_of
 from kiln.tracing.recorder import Recorder, TracingError
 from kiln.tracing.symbolic import Traced, plain
@@ -278,7 +278,7 @@ def histories(found: Captured, count: int) -> list[tuple[int, ...]]:
     for step in steps.steps:
         flows = step.history and step.op != DETACH and (isinstance(step.op, str) or step.op.differentiable)
         if flows:
-            args = step.args[: step.structure[1][0]] if step.op is CUSTOM else step.args
+            args = step.args if step.op is not CALLED else step.args[: differentiated(step.structure[1])]
             joined = none.union(*(reach.get(k, none) for kind, k in args if kind == "value"))
             reach.update((k, joined) for k, dtype in zip(step.outs, step.dtypes) if dtype in FLOATS)
     return [tuple(sorted(reach.get(k, none))) for k in steps.results[:count]]

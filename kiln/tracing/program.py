@@ -14,17 +14,12 @@ from kiln.tracing import nested
 from kiln.tracing.captured import Captured, Check
 from kiln.tracing.trees import alike, build, constants, flatten
 
-MOST = 64  # operands of one call that may have gradients
 _OFTEN, _EVERY = (
     16,
     64,
 )  # of the calls that the core does not know, the first are told it, then one of so many
 
 Home = tuple[dict[str, Any], str]  # where a tensor of a program is: the dict that holds it, and its key
-
-
-def _many_need_gradients(tensors: list[Any]) -> bool:
-    return any(x.requires_grad for x in tensors[MOST:])
 
 
 def _flows(y: Any, operands: list[Any], history: tuple[int, ...]) -> bool:
@@ -101,10 +96,7 @@ class Program:
             return tuple(made) if isinstance(made, (tuple, list)) else (made,)
         for check in found.checks:
             check.before(operands)
-        if _core.grad_enabled() and _many_need_gradients(tensors):
-            results = found.replay(tensors, numbers)
-        else:
-            results = _core.call_op(found.op.handle, found.op.structure, (*tensors, *numbers))
+        results = _core.call_op(found.op.handle, found.op.structure, (*tensors, *numbers))
         for check in found.checks:
             check.after(operands, results)
         return results
@@ -137,7 +129,7 @@ class Program:
         if not self._is_plain or recorder_here() is not None:
             return False
         tensors = [*operands, *(operands[k] for k in found.again)]
-        if not _are_tensors(tensors) or _many_need_gradients(tensors):
+        if not _are_tensors(tensors):
             return False
         first = len(found.outputs)
         written = zip(results[first:], found.written)

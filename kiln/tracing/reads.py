@@ -33,8 +33,6 @@ class Reads(Tracer):
         self.read_values: list[Read] = []
         self.expected: list[tuple[int, type[Exception], str]] = []  # what ops ask of values
         self._stand_ins: dict[int, tuple[Any, bool]] = {}  # storage of a stand-in -> it, may be written
-        self._sealed: dict[int, str] = {}  # storages that may not be written -> why
-        self._before_backward: set[int] | None = None  # storages, while a backward is followed
         self._examples: dict[int, Any] = {}  # id of a stand-in -> what it stands for
         self._computed: dict[int, Any] = {}  # values of the example, where one was read
         self._known_outside: list[tuple[Any, Any]] = []  # tensors whose memory others know, what is in it

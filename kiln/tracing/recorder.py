@@ -6,8 +6,7 @@ be read. What is written into them is a result more; other tensors that are met 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kiln import _core, ops
@@ -22,7 +21,6 @@ from kiln.tracing.reads import Reads
 _made_size = later("kiln.tracing.symbolic", "made_size")
 _traced = later("kiln.tracing.symbolic", "Traced")
 _nested = later("kiln.tracing.symbolic", "nested")
-_applied = later("kiln.tracing.functions", "applied")
 
 
 class TracingError(RuntimeError):
@@ -51,14 +49,11 @@ class Recorder(Reads):
 
     def __init__(self, name: str, on_data: str = "refuse", has_values: bool = True) -> None:
         super().__init__(name, on_data, has_values)
-        self._quiet = False
         self.drawn: Dim = 0  # how many random numbers so far
         self._offsets: dict[int, Dim] = {}  # of positions from the first: what they are in general
-        self.shapes: dict[int, Shape] = {}  # of values some of whose sizes vary
         self._target: Shape | None = None  # of what is written
         self.pending: Any = None  # of the call that is being made: the op, its operands as they were given
         self.constants: list[int] = []  # operands that stand for nothing: tensors that were met
-        self.apart = 0  # how many forwards of autograd.Functions are being followed
         # of branches (kiln/scripting)
         self.script: Any = None  # what a script that is called inside keeps
         self.ended: set[int] = set()  # ids of tensors that a branch made which is over
@@ -96,8 +91,6 @@ class Recorder(Reads):
         results: tuple[Any, ...],
         history: bool,
     ) -> None:
-        if self._quiet:
-            return
         before = len(self.steps)
         super().called(op, structure, operands, out, results, history)
         if self.shapes or self.pending is not None:
@@ -178,11 +171,6 @@ class Recorder(Reads):
         else:
             self.refuse("writes into a part of a tensor whose sizes vary, or reads one that was written so")
 
-    def _dtype_of(self, k: int) -> str:
-        if k in self.dtypes:
-            return self.dtypes[k]
-        return str(self.operands[k].dtype).rpartition(".")[2]
-
     def sizes_of(self, k: int) -> Shape:
         """The sizes of a value, those that vary in general."""
         return self.shapes.get(k) or self.sizes[k]
@@ -205,9 +193,9 @@ class Recorder(Reads):
 
     # -- functions with a derivative of their own ------------------------------------------------------
 
-    def applied(self, cls: Any, args: tuple[Any, ...]) -> Any:
-        """A call of an autograd.Function."""
-        return _applied(self, cls, args)
+    def needs_gradient(self, tensor: Any) -> bool:
+        """Whether a gradient may be asked for: what is wanted is decided by the call."""
+        return bool(tensor.dtype.is_floating_point)
 
     def nested(self, data: Any, dtype: str | None) -> Any:
         """A tensor of numbers in sequences, of which some may be sizes that vary; None if none is."""
@@ -230,60 +218,12 @@ class Recorder(Reads):
             self.numbers[-1] = kind, self._offsets.get(offset, offset)  # type: ignore[assignment]
         return found
 
-    def held(self) -> dict[int, int]:
-        """What every tensor holds now, by its id."""
-        return self._value.copy()
-
     def seed(self, like: Any) -> tuple[Any, int]:
-        """A stand-in for the gradient of a tensor, and its value."""
-        self._quiet = True
-        try:
-            made = ops.empty(tuple(like.shape), dtype=like.dtype)
-        finally:
-            self._quiet = False
-        k = self._new()
-        self._hold(made, k)
-        self._made.add(_core.place(made)[0])
-        self.dtypes[k] = self._dtype(made)
+        made, k = super().seed(like)
         shape = self.shapes.get(self.value(like))
         if shape is not None:
             self.shapes[k] = shape
-        self._sealed[_core.place(made)[0]] = "the gradient that a backward is given"
         return self.wrapped(made), k
-
-    @contextmanager
-    def beside(self, known: dict[int, int], name: str) -> Iterator[list[Any]]:
-        """The steps that are done meanwhile, which belong to something else than the function's run."""
-        start, numbers, made = len(self.steps), len(self.numbers), self._made.copy()
-        stale = self._stale.copy()
-        steps: list[Any] = []
-        self._before_backward = made
-        try:
-            yield steps
-        finally:
-            self._before_backward = None
-        steps += self.steps[start:]
-        del self.steps[start:], self.lines[start:]
-        if len(self.numbers) > numbers:
-            self.refuse(f"calls {name}, whose backward draws random numbers")
-        first = self._first
-        self._value.update({key: k for key, k in known.items() if self._value.get(key) != k and k >= first})
-        self._stale = stale
-
-    def tensor_of(self, k: int) -> Any:
-        """A tensor that holds a value."""
-        return next(x for x in reversed(self.kept) if self._value[id(x)] == k and id(x) not in self._stale)
-
-    def share(self, y: Any, made: Any, name: str) -> None:
-        """What stands for `y`, in memory of its own: neither may be written if others see that memory."""
-        storage = _core.place(y)[0]
-        if storage not in self._made or any(x is not y for x in self._on[storage]):
-            for place in (storage, _core.place(made)[0]):
-                self._sealed[place] = f"memory that the result of {name} shares with other tensors"
-
-    def dtype_of(self, k: int) -> str:
-        """The dtype of a value."""
-        return self._dtype_of(k)
 
     # -- what the function asks of sizes ----------------------------------------------------------------
 
@@ -434,13 +374,6 @@ class Recorder(Reads):
             for other in self._may_be.get(_core.place(target)[0], ()):
                 self._spoil(other)
         self._target = self.shape_of(out[0]) if out else None
-        for storage in [_core.place(target)[0] for target in out]:
-            if storage in self._sealed:
-                self.refuse(f"writes {self._sealed[storage]}")
-            if self._before_backward is not None and (
-                storage in self._before_backward or storage not in self._made
-            ):
-                self.refuse("writes, in a backward, what was made outside it")
         super()._write(op, structure, args, out, made, history)
 
     def _append(self, op: Any, *rest: Any) -> None:

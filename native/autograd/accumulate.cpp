@@ -82,7 +82,11 @@ bool gives_slices(const Node& node) {
            (fn.op->view == ViewKind::slice || fn.op->view == ViewKind::select || gives_several(fn));
 }
 
-bool SumOfParts::begin_at_zero() { return std::exchange(from_zero, from_zero | mask) & mask; }
+bool SumOfParts::begin_at_zero() {
+    const bool did = from_zero.has(place);
+    from_zero.add(place);
+    return did;
+}
 
 void SumOfParts::add_to_others(TensorRef gradient, Part part) {
     if (part != Part::whole && !begin_at_zero() && (sum || part == Part::slice)) {

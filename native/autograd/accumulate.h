@@ -18,13 +18,13 @@ void add_gradient(TensorRef& sum, TensorRef gradient);
 // the latter case added to these.
 enum class Part : uint8_t { whole, slice, scattered };
 
-// A value's sum as far as it came, and in `mask` of `from_zero` whether it began as +0.0 everywhere. A sum
+// A value's sum as far as it came, and at `place` of `from_zero` whether it began as +0.0 everywhere. A sum
 // with gradients of parts of the value does: then it makes no difference to its bits whether such a gradient
 // is added as an array with zeros around it or at its place alone.
 struct SumOfParts {
     TensorRef& sum;
-    uint64_t& from_zero;
-    uint64_t mask;
+    BitSet& from_zero;
+    size_t place;
 
     void add(TensorRef gradient, Part part) {
         if (part == Part::whole && !sum)
@@ -50,7 +50,7 @@ class KeptParts;  // kept_parts.h
 struct LeafSum {
     MetaRef meta;
     TensorRef gradient;
-    uint64_t from_zero = 0;
+    BitSet from_zero;
     std::unique_ptr<ProductSum> products;  // what is to be added to it
     std::shared_ptr<KeptParts> kept;       // its parts, where they come in another order
     bool finished = false;                 // as soon as all that leads to it was passed

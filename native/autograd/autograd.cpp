@@ -51,10 +51,10 @@ bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<c
 
 namespace {
 
-Wanted wanted_by(const Saves& saves, uint64_t needed) {
+Wanted wanted_by(const Saves& saves, const BitSet& needed) {
     Wanted wanted;
     for (size_t i = 0; i < saves.inputs.size(); ++i) {
-        if (!(needed & bit(i))) continue;
+        if (!needed.has(i)) continue;
         wanted.inputs |= saves.inputs[i];
         wanted.outputs |= saves.outputs[i];
         wanted.hidden |= saves.hiddens[i];
@@ -65,8 +65,8 @@ Wanted wanted_by(const Saves& saves, uint64_t needed) {
 // Of a pointwise call only dtypes matter, and which operands are 0-d or numbers. Of views and joins nobody
 // has to be asked: their derivatives read no value.
 const Saves& saves_of(Fn& fn, std::span<const Operand> operands) {
-    static const Saves of_view{.inputs = {}, .outputs = {}, .hiddens = {}, .differentiable = 1},
-        of_join{.inputs = {}, .outputs = {}, .hiddens = {}, .differentiable = ~uint64_t(0)};
+    static const Saves of_view{.inputs = {}, .outputs = {}, .hiddens = {}, .differentiable = BitSet::of(0)},
+        of_join;
     if (fn.cls == FnClass::view) return of_view;
     if (fn.cls == FnClass::join) return of_join;
     static auto* table = new Table<Saves>();
@@ -82,6 +82,11 @@ const Saves& saves_of(Fn& fn, std::span<const Operand> operands) {
     const Saves* saves = table->find(key);
     if (!saves) saves = table->insert(key, compiler::saves({&fn, operands}));
     return *saves;
+}
+
+// Of a join all operands have gradients.
+bool is_differentiable(const Fn& fn, const Saves& saves, size_t operand) {
+    return fn.cls == FnClass::join || saves.differentiable.has(operand);
 }
 
 // Whether a call that writes `out` changes what `tensor` holds.
@@ -119,11 +124,11 @@ NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const
             continue;
         }
         NodeInput& input =
-            node->inputs.emplace_back(saves.differentiable & bit(i) ? edge_of(*tensor) : Edge());
+            node->inputs.emplace_back(is_differentiable(fn, saves, i) ? edge_of(*tensor) : Edge());
         input.dtype = tensor->dtype;
         input.dimensioned = tensor->ndim() > 0;
         input.like_result = tensor->ndim() == result_ndim;
-        if (wanted.inputs & bit(i))
+        if (wanted.inputs.has(i))
             input.saved = overwritten(*tensor, out) ? save(*copy_of(*tensor)) : save(*tensor);
         else if (!input.like_result)
             input.saved.tensor = shape_of(*tensor);
@@ -139,7 +144,7 @@ void record_outputs(const NodeRef& node, const Wanted& wanted, std::span<const T
     for (size_t k = 0; k < results.size(); ++k) {
         if (wanted.outputs) {
             SavedTensor& saved = node->saved_outputs.emplace_back();
-            if (wanted.outputs & bit(k)) saved = save(*alias(*results[k]));
+            if (wanted.outputs.has(k)) saved = save(*alias(*results[k]));
         }
         if (is_float(results[k]->dtype)) set_history(*results[k], node, uint32_t(k));
     }
@@ -162,8 +167,8 @@ void pack_saved(Node& node) {
 
 }  // namespace
 
-uint64_t differentiable_operands(Fn& fn, std::span<const Operand> operands) {
-    return saves_of(fn, operands).differentiable;
+BitSet differentiable_operands(Fn& fn, std::span<const Operand> operands) {
+    return fn.cls == FnClass::join ? BitSet::below(operands.size()) : saves_of(fn, operands).differentiable;
 }
 
 uint64_t take_order(uint64_t count) { return std::exchange(next_order, next_order + count); }
@@ -224,15 +229,18 @@ void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, Tensor
     uint64_t needed = 0;
     if (grad_mode && !(fn.op && !fn.op->differentiable))
         for (size_t i = 0; i < operands.size(); ++i)
-            if (operands[i].tensor && takes_part(*operands[i].tensor)) needed |= bit(i);
+            if (operands[i].tensor && takes_part(*operands[i].tensor)) needed |= uint64_t(1) << i;
     flat.run(fn, operands, {}, results);
     if (!needed) return;
     auto& found = fn.last.saves;
     if (!found.saves || found.look != flat.look || found.needed != needed) {
         const Saves& saves = saves_of(fn, operands);
-        found = {flat.look, needed, &saves, wanted_by(saves, needed & saves.differentiable)};
+        BitSet given = saves.differentiable;
+        for (size_t i = 0; i < operands.size(); ++i)
+            if (!(needed >> i & 1)) given.remove(i);
+        found = {flat.look, needed, &saves, wanted_by(saves, given)};
     }
-    if (!(needed & found.saves->differentiable)) return;
+    if (!(needed & found.saves->differentiable.first())) return;
     const int ndim = flat.shape ? flat.shape->ndim() : 0;
     NodeRef node = record_inputs(fn, operands, {}, *found.saves, found.wanted, ndim);
     record_outputs(node, found.wanted, {results, fn.outputs});
@@ -247,15 +255,11 @@ void record_views(Fn& fn, std::span<const Operand> operands, std::span<const Ten
 Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     for (const TensorRef& target : out) check_in_place(fn.name, *target);
     if (fn.cls == FnClass::unknown) compiler::classify({&fn, operands});
-    uint64_t needed = 0;
-    for (size_t i = 0; i < operands.size(); ++i) {
-        if (!operands[i].tensor || !takes_part(*operands[i].tensor)) continue;
-        KILN_CHECK(bit(i), not_implemented, fn.name, ": argument ", i,
-                   " requires a gradient, which only the first 64 can have; use several calls");
-        needed |= bit(i);
-    }
     const Saves& saves = saves_of(fn, operands);
-    needed &= saves.differentiable;
+    BitSet needed;
+    for (size_t i = 0; i < operands.size(); ++i)
+        if (operands[i].tensor && takes_part(*operands[i].tensor) && is_differentiable(fn, saves, i))
+            needed.add(i);
     if (!needed && out.empty()) return run(fn, operands);
     Wanted wanted = wanted_by(saves, needed);
     NodeRef node = record_inputs(fn, operands, out, saves, wanted, common_ndim(fn, operands, out));

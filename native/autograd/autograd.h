@@ -53,8 +53,8 @@ private:
 bool takes_part(const Tensor& tensor);
 bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
 
-// Bit i: operand i has a gradient at all.
-uint64_t differentiable_operands(Fn& fn, std::span<const Operand> operands);
+// The operands that have a gradient at all.
+BitSet differentiable_operands(Fn& fn, std::span<const Operand> operands);
 // The place of the next node, or of a call whose node comes later; so many places, the first of them.
 uint64_t take_order(uint64_t count = 1);
 
@@ -62,7 +62,7 @@ uint64_t take_order(uint64_t count = 1);
 void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, TensorRef* results);
 Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
 // Leaves a node for the views of its first operand that a call gave.
-constexpr size_t most_outputs = 64;  // of a node: a derivative is known by a mask of those with a gradient
+constexpr size_t most_outputs = 64;  // of a node of views: a derivative is made for those with a gradient
 void record_views(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> views);
 // A node with the edges of a call whose backward reads no value.
 NodeRef record_edges(Fn& fn, std::span<const Operand> operands);

@@ -78,11 +78,11 @@ void add_input(Look& look, const NodeInput& input) {
 
 // All that the derivative of a pointwise function depends on, if that is short.
 std::optional<Look> point_look(const Node& node, const compiler::Asked& asked) {
-    if (node.fn->cls != FnClass::pointwise || node.inputs.size() > 8 || asked.defined > 0xff)
+    if (node.fn->cls != FnClass::pointwise || node.inputs.size() > 8 || asked.defined.end() > 8)
         return std::nullopt;
     Look look;
     for (const NodeInput& input : node.inputs) add_input(look, input);
-    for (uint64_t code : {asked.needed, asked.defined, uint64_t(asked.redo)}) look.push(uint8_t(code));
+    for (uint64_t code : {asked.needed.first(), asked.defined.first(), uint64_t(asked.redo)}) look.push(uint8_t(code));
     return look;
 }
 
@@ -94,17 +94,31 @@ void push_input(const Fn& fn, const NodeInput& input, Key& key) {
     key.push(look);
 }
 
+// All that is asked. A set is one word, unless one of them has more.
+void push_asked(const Fn& fn, const compiler::Asked& asked, Key& key) {
+    static const BitSet none;
+    const BitSet* const sets[] = {&asked.needed, &asked.defined, &asked.factored,
+                                  asked.shared ? &*asked.shared : &none};
+    const bool large = std::ranges::any_of(sets, [](const BitSet* set) { return !set->rest().empty(); });
+    key.push(fn.id | uint64_t(asked.redo) << 32 | uint64_t(asked.shared.has_value()) << 33 |
+             uint64_t(large) << 34);
+    key.push(uint64_t(asked.onto + 1));
+    for (const BitSet* set : sets) {
+        key.push(set->first());
+        if (large) key.push(set->rest().size());
+        for (uint64_t word : set->rest()) key.push(word);
+    }
+}
+
 // By what is needed and defined, and how the forward's operands look.
 Fn& find_derivative(const Node& node, const compiler::Asked& asked, const std::optional<Look>& look) {
     static auto* table = new Table<Fn*>();
     Key key;
-    key.push(node.fn->id | uint64_t(asked.redo) << 32);
     if (look) {
+        key.push(node.fn->id | uint64_t(asked.redo) << 32);
         key.push(*look);
     } else {
-        for (uint64_t word : {asked.needed, asked.defined, asked.factored, uint64_t(asked.onto + 1),
-                              uint64_t(asked.shared + 1)})
-            key.push(word);
+        push_asked(*node.fn, asked, key);
         for (const NodeInput& input : node.inputs) push_input(*node.fn, input, key);
     }
     Fn** found = table->find(key);
@@ -201,7 +215,7 @@ Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_g
         case Source::grad: push(node.grads[i]); break;
         case Source::shape: {
             TensorRef shape = shape_source(node, node.inputs[i]);
-            if (rows && rows->inputs & bit(i)) {
+            if (rows && rows->inputs.has(i)) {
                 Dims sizes = shape->sizes;
                 sizes[0] = int64_t(taken.rows.size());
                 shape = new_tensor(shape->dtype, sizes, StorageRef());
@@ -221,7 +235,7 @@ Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_g
             KILN_CHECK(saved, internal, fn.name, ": ", role_of(source.kind), " ", i, " is not saved");
             const bool has_rows =
                 rows && (source.kind == Source::output ||
-                         (source.kind == Source::input ? rows->inputs : uint64_t(taken.hidden)) & bit(i));
+                         (source.kind == Source::input ? rows->inputs : taken.hidden).has(i));
             if (has_rows)
                 push_made(rows_at(*value_at(node, *saved, source.kind, i, false), taken.rows));
             else if (create_graph || node.packed)

@@ -13,7 +13,7 @@ using Kept = SmallVector<TensorRef, 6>;
 // Which rows of a launch are differentiated: of what has rows, these are taken. Without rows: all.
 struct TakenRows {
     std::span<const uint32_t> rows;
-    int64_t hidden = 0;  // hidden outputs that have rows, a bit each
+    BitSet hidden = {};  // hidden outputs that have rows
 };
 
 Fn& derivative_fn(const Node& node, const compiler::Asked& asked);

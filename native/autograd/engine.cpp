@@ -134,7 +134,7 @@ void Pass::visit(Node& node) {
             given.of(i);
             continue;
         }
-        const Part part = slices ? Part::slice : given.scattered & bit(i) ? Part::scattered : Part::whole;
+        const Part part = slices ? Part::slice : given.scattered.has(i) ? Part::scattered : Part::whole;
         add(edge, fitted(node, i, given.of(i)), part, part_of(node, i));
         pass(edge);
     }
@@ -188,11 +188,11 @@ void Pass::watched_visit(Node& node) {
 
 Pass::Given Pass::differentiate(Node& node) {
     check_not_released(node);
-    uint64_t needed = 0, defined = 0;
+    BitSet needed, defined;
     for (size_t i = 0; i < node.inputs.size(); ++i)
-        if (reach.wants(node.inputs[i].edge)) needed |= bit(i);
+        if (reach.wants(node.inputs[i].edge)) needed.add(i);
     for (size_t k = 0; k < node.grads.size(); ++k)
-        if (node.grads[k]) defined |= bit(k);
+        if (node.grads[k]) defined.add(k);
     if (!needed || !defined) return {};
     if (node.fn->cls == FnClass::join && !reach.options.create_graph && !reach.options.batched)
         return gradients_of_join(node);
@@ -202,15 +202,16 @@ Pass::Given Pass::differentiate(Node& node) {
             given.gradients.push_back(std::move(whole));
             return given;
         }
-    compiler::Asked asked{needed, defined, reach.options.create_graph && !node.hidden.empty()};
+    compiler::Asked asked{std::move(needed), std::move(defined),
+                          reach.options.create_graph && !node.hidden.empty()};
     Fn* fn = &derivative_fn(node, asked);
     if (!fn->products.empty()) {
         asked.factored = products_that_wait(node, *fn);
         if (asked.factored) fn = &derivative_fn(node, asked);
     }
     if (fn->targets.empty()) return {};
-    if (const uint64_t added = add_scattered(node, *fn, asked)) {
-        asked.needed &= ~added;
+    if (const BitSet added = add_scattered(node, *fn, asked)) {
+        asked.needed -= added;
         if (!asked.needed) return {};
         fn = &derivative_fn(node, asked);
     }
@@ -221,19 +222,19 @@ Pass::Given Pass::differentiate(Node& node) {
     return {results_of(node, *fn, operands), fn->targets, fn->scattered};
 }
 
-uint64_t Pass::add_scattered(Node& node, const Fn& fn, const compiler::Asked& asked) {
-    uint64_t added = 0;
-    if (node.extras || anomaly_mode || reach.options.batched) return 0;
-    for (size_t i = 0; i < node.inputs.size() && fn.scattered >> i; ++i)
-        if (const Edge& edge = node.inputs[i].edge; !(fn.scattered & bit(i)) || is_row(edge)) {
+BitSet Pass::add_scattered(Node& node, const Fn& fn, const compiler::Asked& asked) {
+    BitSet added;
+    if (node.extras || anomaly_mode || reach.options.batched) return added;
+    for (size_t i = 0; i < fn.scattered.end(); ++i)
+        if (const Edge& edge = node.inputs[i].edge; !fn.scattered.has(i) || is_row(edge)) {
             continue;
         } else if (reach.launches && keeps(edge)) {
             const uint64_t call = call_of(node);
-            keep_scattered(node, {bit(i), asked.defined, asked.redo, 0, int(i)}, {&call, 1}, {}, {});
-            added |= bit(i);
+            keep_scattered(node, {BitSet::of(i), asked.defined, asked.redo, {}, int(i)}, {&call, 1}, {}, {});
+            added.add(i);
         } else if (sum_at(edge).sum) {
-            add_onto_sum(node, {bit(i), asked.defined, asked.redo, 0, int(i)});
-            added |= bit(i);
+            add_onto_sum(node, {BitSet::of(i), asked.defined, asked.redo, {}, int(i)});
+            added.add(i);
         }
     return added;
 }

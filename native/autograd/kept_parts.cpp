@@ -44,10 +44,10 @@ namespace {
 // A sum whose memory is its own as long as it says so.
 struct OwnSum {
     TensorRef sum;
-    uint64_t from_zero = 0;
+    BitSet from_zero;
     const Tensor* own = nullptr;
 
-    SumOfParts parts() { return {sum, from_zero, 1}; }
+    SumOfParts parts() { return {sum, from_zero, 0}; }
 
     bool add_plain(const TensorRef& like, const std::byte* from) {
         const size_t bytes = size_t(like->numel) * itemsize(like->dtype);

@@ -6,13 +6,12 @@
 #include <vector>
 
 #include "autograd/source_line.h"
+#include "base/bit_set.h"
 #include "base/small_vector.h"
 #include "call/op.h"
 #include "call/tensor.h"
 
 namespace kiln {
-
-inline uint64_t bit(size_t i) { return i < 64 ? uint64_t(1) << i : 0; }
 
 // Where a gradient goes: output `index` of `node`, or the .grad of a leaf. Neither: nowhere.
 struct Edge {
@@ -85,7 +84,7 @@ struct alignas(64) Node {
     std::unique_ptr<Rows, DropRows> rows;
     Node* next_dying = nullptr;
     SmallVector<TensorRef, 1> grads;  // the engine's: of the outputs, as far as they came,
-    uint64_t from_zero = 0;           // and which of these sums began as zeros: a bit each
+    BitSet from_zero;                 // and which of these sums began as zeros
 };
 
 // A node for a call of `fn`, made on this line; its place in the order is the caller's to give.

@@ -72,7 +72,7 @@ private:
     struct Given {
         Results gradients;
         std::span<const Target> targets = {};
-        uint64_t scattered = 0;
+        BitSet scattered = {};
         size_t taken = 0;
         TensorRef of(size_t i) {  // called with ascending i: moves the gradient out
             const bool has = taken < gradients.size() && (targets.empty() || targets[taken].operand == i);
@@ -87,11 +87,11 @@ private:
     SumOfParts sum_at(const Edge& edge) {
         if (!edge.node) {
             LeafSum& leaf = leaves().of(edge.leaf);
-            return {leaf.gradient, leaf.from_zero, 1};
+            return {leaf.gradient, leaf.from_zero, 0};
         }
         Node& node = *edge.node;
         if (node.grads.empty()) node.grads.resize(node.outputs);
-        return {node.grads[edge.index], node.from_zero, bit(edge.index)};
+        return {node.grads[edge.index], node.from_zero, edge.index};
     }
 
     // Adds a gradient, if there is one, to those of what the edge leads to.
@@ -143,7 +143,7 @@ private:
     // The gradient of gathered rows goes back to where they came from.
     void give_back(Node& node);
     // Differentiates some rows of a launch (empty: all), with the gradients of these outputs.
-    void differentiate_rows(Node& node, const std::vector<RowsOfGradient>& arrived, uint64_t defined,
+    void differentiate_rows(Node& node, const std::vector<RowsOfGradient>& arrived, const BitSet& defined,
                             const std::vector<uint32_t>& rows);
     void add_rows(const Edge& edge, RowsOfGradient gradient, const Rows& launch, uint32_t argument,
                   std::vector<uint32_t> of = {});
@@ -174,7 +174,7 @@ private:
     Given differentiate(Node& node);
 
     // Adds gradients of picked elements at their places in the sums that are there; those of which inputs.
-    uint64_t add_scattered(Node& node, const Fn& fn, const compiler::Asked& asked);
+    BitSet add_scattered(Node& node, const Fn& fn, const compiler::Asked& asked);
 
     void add_onto_sum(Node& node, const compiler::Asked& asked);
 
@@ -205,7 +205,7 @@ private:
 
     // The inputs whose products are not to be computed here: other calls have such products too, or this one
     // has several, and to keep their rows is less than to add arrays of the matrix's size.
-    uint64_t products_that_wait(const Node& node, const Fn& fn) const;
+    BitSet products_that_wait(const Node& node, const Fn& fn) const;
 
     // The gradients that a derivative gives, an entry for each input of the node; factors are kept.
     Given without_factors(const Node& node, const Fn& fn, Results results);

@@ -90,8 +90,8 @@ void Pass::keep_scattered(Node& node, const compiler::Asked& asked, std::span<co
             const auto i = source.index;
             const bool of_input = source.kind == Source::input || source.kind == Source::shape;
             rows = source.kind == Source::grad || source.kind == Source::output ||
-                   (of_input && node.rows->inputs & bit(i)) ||
-                   (source.kind == Source::hidden && taken.hidden & int64_t(bit(i)));
+                   (of_input && node.rows->inputs.has(i)) ||
+                   (source.kind == Source::hidden && taken.hidden.has(i));
             if (source.kind == Source::number && node.rows->counted && i == 1) count_at = k;
         }
         held.push_back({TensorRef(own[k].tensor), own[k].number, rows});
@@ -102,7 +102,7 @@ void Pass::keep_scattered(Node& node, const compiler::Asked& asked, std::span<co
         if (sum.sum)
             sum.prepare_for_places();
         else
-            sum.sum = full_like(*like, 0.0), sum.from_zero |= sum.mask;
+            sum.sum = full_like(*like, 0.0), sum.from_zero.add(sum.place);
         std::vector<TensorRef> taken_rows;
         Operands operands;
         std::vector<uint32_t> twice(rows.begin(), rows.end());

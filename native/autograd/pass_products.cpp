@@ -45,26 +45,27 @@ bool Pass::is_looked_through(const Node& node) const {
            fn.dims[0] == 1 && !node.extras && !reach.asks_for(node) && reach.wants(node.inputs[0].edge);
 }
 
-uint64_t Pass::products_that_wait(const Node& node, const Fn& fn) const {
-    if (reach.options.batched) return 0;
-    uint64_t seen = 0, shared = 0, many = 0;
+BitSet Pass::products_that_wait(const Node& node, const Fn& fn) const {
+    BitSet seen, shared, many;
+    if (reach.options.batched) return shared;
     for (const Product& product : fn.products) {
-        const NodeInput& input = node.inputs[product.operand];
-        const uint64_t mask = bit(product.operand);
+        const size_t i = product.operand;
+        const NodeInput& input = node.inputs[i];
         if (!reach.wants(input.edge)) continue;
-        if (node.rows && node.rows->inputs & mask) continue;  // a launch's rows: each is one call's
-        if (!is_worth_keeping(input.saved.tensor->sizes, rows_of(node, product))) many |= mask;
-        if (node.rows || seen & mask || matrix_at(input.edge).shared) shared |= mask;
-        seen |= mask;
+        if (node.rows && node.rows->inputs.has(i)) continue;  // a launch's rows: each is one call's
+        if (!is_worth_keeping(input.saved.tensor->sizes, rows_of(node, product))) many.add(i);
+        if (node.rows || seen.has(i) || matrix_at(input.edge).shared) shared.add(i);
+        seen.add(i);
     }
-    return shared & ~many;
+    shared -= many;
+    return shared;
 }
 
 int64_t Pass::rows_of(const Node& node, const Product& product) {
-    int64_t rows = 1;
+    int64_t rows = product.count;
     for (const auto& [operand, dim] : product.rows) {
         const TensorRef& x = node.inputs[operand].saved.tensor;
-        if (node.rows && dim == 0 && node.rows->inputs & bit(operand)) continue;  // of a launch: of one call
+        if (node.rows && dim == 0 && node.rows->inputs.has(operand)) continue;  // of a launch: of one call
         rows *= x ? x->sizes[dim] : ProductSum::most_rows;
     }
     return rows;

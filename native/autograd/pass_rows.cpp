@@ -124,10 +124,10 @@ void Pass::visit_launch(Node& node) {
     if (node.extras && !arrived.empty()) show_to_hooks(node, arrived);
     bool alike = true;  // all outputs got gradients of the same rows
     const RowsOfGradient* first = nullptr;
-    uint64_t all = 0;
+    BitSet all;
     for (size_t k = 0; k < arrived.size(); ++k) {
         if (!arrived[k].values) continue;
-        all |= bit(k);
+        all.add(k);
         if (first && first->rows != arrived[k].rows) alike = false;
         if (!first) first = &arrived[k];
     }
@@ -136,11 +136,11 @@ void Pass::visit_launch(Node& node) {
     if (alike) {
         differentiate_rows(node, arrived, all, first->rows);
     } else {
-        std::vector<uint64_t> defined(size_t(rows.count), 0);
+        std::vector<BitSet> defined(size_t(rows.count));
         for (size_t k = 0; k < arrived.size(); ++k)
             for (size_t i = 0; arrived[k].values && i < arrived[k].count(); ++i)
-                defined[arrived[k].row(i)] |= bit(k);
-        std::map<uint64_t, std::vector<uint32_t>> groups;
+                defined[arrived[k].row(i)].add(k);
+        std::map<BitSet, std::vector<uint32_t>> groups;
         for (uint32_t r = 0; r < uint32_t(rows.count); ++r)
             if (defined[r]) groups[defined[r]].push_back(r);
         for (const auto& [mask, some] : groups) differentiate_rows(node, arrived, mask, some);
@@ -168,7 +168,7 @@ TensorRef Pass::fitted_rows(const Node& node, size_t i, TensorRef gradient, Targ
     if (input.saved.tensor) {
         const Dims& sizes = input.saved.tensor->sizes;
         Dims rows{count}, aligned{count};
-        const bool shared = !(node.rows->inputs & bit(i));
+        const bool shared = !node.rows->inputs.has(i);
         for (int d = shared ? sizes.ndim() + 1 : sizes.ndim(); d < gradient->ndim(); ++d)
             aligned.push_back(1);
         for (size_t d = shared ? 0 : 1; d < sizes.size(); ++d)
@@ -180,13 +180,13 @@ TensorRef Pass::fitted_rows(const Node& node, size_t i, TensorRef gradient, Targ
     return gradient->dtype == input.dtype ? std::move(gradient) : converted(gradient, input.dtype);
 }
 
-void Pass::differentiate_rows(Node& node, const std::vector<RowsOfGradient>& arrived, uint64_t defined,
+void Pass::differentiate_rows(Node& node, const std::vector<RowsOfGradient>& arrived, const BitSet& defined,
                               const std::vector<uint32_t>& some) {
     const Rows& launch = *node.rows;
-    uint64_t needed = 0, shared = 0;
+    BitSet needed, shared;
     for (size_t i = 0; i < node.inputs.size(); ++i) {
-        if (reach.wants(node.inputs[i].edge)) needed |= bit(i);
-        if (!node.inputs[i].is_number && !(launch.inputs & bit(i))) shared |= bit(i);
+        if (reach.wants(node.inputs[i].edge)) needed.add(i);
+        if (!node.inputs[i].is_number && !launch.inputs.has(i)) shared.add(i);
     }
     if (!needed) return;
     check_rows(node, some);
@@ -198,7 +198,7 @@ void Pass::differentiate_rows(Node& node, const std::vector<RowsOfGradient>& arr
         node.grads.clear();
         node.grads.resize(node.outputs);
         for (size_t k = 0; k < arrived.size(); ++k) {
-            if (!(defined & bit(k))) continue;
+            if (!defined.has(k)) continue;
             const RowsOfGradient& given = arrived[k];
             if (!whole ? given.rows == run : given.rows.empty()) {
                 node.grads[k] = given.values;
@@ -235,19 +235,19 @@ void Pass::differentiate_rows(Node& node, const std::vector<RowsOfGradient>& arr
     bool taken_rows = !some.empty() && !by_ops();
     set_grads(!taken_rows);
     compiler::Asked asked{needed, defined, reach.options.create_graph && !node.hidden.empty()};
-    asked.shared = at_points ? -1 : int64_t(shared);
+    if (!at_points) asked.shared = shared;
     Fn* fn = &derivative_fn(node, asked);
     if (!fn->products.empty()) {
         asked.factored = products_that_wait(node, *fn);
         if (asked.factored) fn = &derivative_fn(node, asked);
     }
-    if (taken_rows && fn->hidden_rows < 0) {  // what is saved cannot be taken apart: all rows run
+    if (taken_rows && !fn->hidden_rows) {  // what is saved cannot be taken apart: all rows run
         taken_rows = false;
         set_grads(true);
     }
     if (fn->targets.empty()) return;
     const TakenRows taken{taken_rows ? std::span<const uint32_t>(run) : std::span<const uint32_t>(),
-                          std::max<int64_t>(fn->hidden_rows, 0)};
+                          fn->hidden_rows.value_or(BitSet())};
     std::vector<uint64_t> calls;
     std::vector<uint32_t> from;  // where in what is computed the rows are
     const size_t rows = some.empty() ? count : some.size();
@@ -255,10 +255,11 @@ void Pass::differentiate_rows(Node& node, const std::vector<RowsOfGradient>& arr
         calls.push_back((*launch.calls)[some.empty() ? i : some[i]]);
         if (!some.empty()) from.push_back(taken_rows ? uint32_t(i) : some[i]);
     }
-    for (size_t i = 0; i < node.inputs.size() && fn->scattered >> i; ++i)
-        if (fn->scattered & bit(i) && shared & bit(i)) {
-            keep_scattered(node, {bit(i), defined, asked.redo, 0, int(i), asked.shared}, calls, from, taken);
-            asked.needed &= ~bit(i);
+    for (size_t i = 0; i < fn->scattered.end(); ++i)
+        if (fn->scattered.has(i) && shared.has(i)) {
+            keep_scattered(node, {BitSet::of(i), defined, asked.redo, {}, int(i), asked.shared}, calls, from,
+                           taken);
+            asked.needed.remove(i);
         }
     if (asked.needed != needed) {
         if (!asked.needed) return;
@@ -282,7 +283,7 @@ void Pass::differentiate_rows(Node& node, const std::vector<RowsOfGradient>& arr
             const int64_t each = left->sizes[0] / int64_t(taken_rows ? count : size_t(launch.count));
             kept_at(matrix.edge)
                 .add_products(std::move(left), std::move(right), each, calls, from, uint32_t(i));
-        } else if (launch.inputs & bit(i)) {
+        } else if (launch.inputs.has(i)) {
             RowsOfGradient gradient{fitted_rows(node, i, std::move(results[k]), target.role), some, from,
                                     slices ? Part::slice : Part::whole};
             add_rows(input.edge, std::move(gradient), launch, uint32_t(i));
@@ -354,21 +355,21 @@ void Pass::show_to_hooks(Node& node, std::vector<RowsOfGradient>& arrived) {
 // Products that are worth keeping when a call runs alone: as parts of these operands' gradients.
 const char* tells_rows_apart(Node& launch, Fn& fn, std::span<const Operand> operands) {
     const Rows& rows = *launch.rows;
-    uint64_t needed = 0, shared = 0, defined = 0;
+    BitSet needed, shared;
     for (size_t i = 0; i < launch.inputs.size(); ++i) {
-        if (launch.inputs[i].edge) needed |= bit(i);
-        if (!launch.inputs[i].is_number && !(rows.inputs & bit(i))) shared |= bit(i);
+        if (launch.inputs[i].edge) needed.add(i);
+        if (!launch.inputs[i].is_number && !rows.inputs.has(i)) shared.add(i);
     }
     if (launch.fn->cls == FnClass::pointwise) return nullptr;
-    for (uint32_t k = 0; k < launch.outputs; ++k) defined |= bit(k);
+    const BitSet defined = BitSet::below(launch.outputs);
     compiler::Asked asked{needed, defined, false};
-    asked.shared = int64_t(shared);
+    asked.shared = shared;
     const Fn& together = derivative_fn(launch, asked);
     for (const Target& target : together.targets)
-        if (target.role == Target::gradient && shared & bit(target.operand) &&
-            !(together.scattered & bit(target.operand)))
+        if (target.role == Target::gradient && shared.has(target.operand) &&
+            !together.scattered.has(target.operand))
             return "its gradient of what they share cannot be told apart";
-    if (together.scattered & shared && together.hidden_rows < 0)
+    if (together.scattered.meets(shared) && !together.hidden_rows)
         return "what it saves has rows in the middle";
     if (rows.counted) return nullptr;
     // one call, of arrays that look like its operands
@@ -387,12 +388,12 @@ const char* tells_rows_apart(Node& launch, Fn& fn, std::span<const Operand> oper
     }
     const Fn& alone = derivative_fn(*one, {needed, defined, false});
     for (const Product& product : alone.products) {
-        const uint8_t i = product.operand;
+        const size_t i = product.operand;
         if (!Pass::is_worth_keeping(one->inputs[i].saved.tensor->sizes, Pass::rows_of(*one, product)))
             continue;
         const bool known =
             std::ranges::any_of(together.products, [&](const Product& other) { return other.operand == i; });
-        if (rows.inputs & bit(i))
+        if (rows.inputs.has(i))
             return "their matrices differ, and gradients of matrices are summed as products";
         if (!known) return "its gradient of a matrix they share is no product of rows";
     }

@@ -42,7 +42,7 @@ bool Reach::discover(Node* root) {
         node->needed = node->kept = false;
         if (node->rows || node->call) [[unlikely]]
             launches = true;
-        node->from_zero = 0;
+        node->from_zero = {};
         stack.push_back(node);
         nodes.push_back(node);
         return true;
@@ -105,15 +105,15 @@ bool results_are_apart(const Node& node) {
            !node.context.object;
 }
 
-// The inputs that some outputs come from, a bit each.
-uint64_t inputs_behind(const Node& node, uint64_t outputs) {
-    if (!results_are_apart(node) || !~(outputs | (bit(node.outputs) ? ~(bit(node.outputs) - 1) : 0)))
-        return ~uint64_t(0);
-    uint64_t needed = 0, found = 0;
+// The inputs that some outputs come from.
+BitSet inputs_behind(const Node& node, const BitSet& outputs) {
+    if (!results_are_apart(node) || outputs == BitSet::below(node.outputs))
+        return BitSet::below(node.inputs.size());
+    BitSet needed, found;
     for (size_t i = 0; i < node.inputs.size(); ++i)
-        if (node.inputs[i].edge) needed |= bit(i);
+        if (node.inputs[i].edge) needed.add(i);
     for (const Target& target : derivative_fn(node, {needed, outputs, false}).targets)
-        found |= bit(target.operand);
+        found.add(target.operand);
     return found;
 }
 
@@ -131,7 +131,7 @@ void follow(const Edge& edge, Each&& each) {
 
 // What lies behind some outputs of a node in a row.
 template <class Each>
-void follow_behind(const Node& node, size_t row, uint64_t outputs, Each&& each) {
+void follow_behind(const Node& node, size_t row, const BitSet& outputs, Each&& each) {
     auto follow_row = [&](const Edge& edge, size_t of) {  // an edge of rows to rows
         edge.node&& edge.node->rows ? each(edge, of) : follow(edge, each);
     };
@@ -142,11 +142,11 @@ void follow_behind(const Node& node, size_t row, uint64_t outputs, Each&& each) 
         return place.of_launch ? follow_row(edge, place.row) : follow(edge, each);
     }
     const bool hands = rows && hands_out(node);
-    const uint64_t behind = hands ? 1 : inputs_behind(node, outputs);
+    const BitSet behind = hands ? BitSet::of(0) : inputs_behind(node, outputs);
     for (size_t i = 0; i < node.inputs.size(); ++i) {
-        if (i < 64 && !(behind & bit(i))) continue;
+        if (!behind.has(i)) continue;
         const Edge& edge = node.inputs[i].edge;
-        hands || (rows && rows->inputs & bit(i)) ? follow_row(edge, row) : follow(edge, each);
+        hands || (rows && rows->inputs.has(i)) ? follow_row(edge, row) : follow(edge, each);
     }
 }
 
@@ -156,11 +156,11 @@ void Reach::find_depended() {
     std::vector<std::pair<const Node*, size_t>> left;
     auto mark = [&](const Edge& edge, size_t row) {
         const Node* node = edge.node.get();
-        std::vector<uint64_t>& known = depended[node ? (const void*)node : edge.leaf.get()];
+        std::vector<BitSet>& known = depended[node ? (const void*)node : edge.leaf.get()];
         known.resize(rows_of(node));
-        const uint64_t output = node && !hands_out(*node) ? bit(edge.index) : 1;
-        if (known[row] & output) return;
-        known[row] |= output;
+        const size_t output = node && !hands_out(*node) ? edge.index : 0;
+        if (known[row].has(output)) return;
+        known[row].add(output);
         if (node) left.emplace_back(node, row);
     };
     for (const Root& root : roots) follow(root.edge, mark);
@@ -178,10 +178,10 @@ bool Reach::depends_on(const Edge& edge) {
     if (row && node->rows->source) node = node->rows->source.get();  // whichever of its outputs it is
     const auto found = depended.find(node ? (const void*)node : edge.leaf.get());
     if (found == depended.end()) return false;
-    const std::vector<uint64_t>& rows = found->second;
-    if (row) return rows[edge.index];
-    if (node && !node->rows && results_are_apart(*node)) return rows[0] & bit(edge.index);
-    return std::ranges::any_of(rows, [](uint64_t outputs) { return outputs; });
+    const std::vector<BitSet>& rows = found->second;
+    if (row) return bool(rows[edge.index]);
+    if (node && !node->rows && results_are_apart(*node)) return rows[0].has(edge.index);
+    return std::ranges::any_of(rows, [](const BitSet& outputs) { return bool(outputs); });
 }
 
 bool Reach::leads_to_asked(const Edge& from) {
@@ -206,7 +206,7 @@ bool Reach::leads_to_asked(const Edge& from) {
     while (!found && !left.empty()) {
         const auto [node, row] = left.back();
         left.pop_back();
-        follow_behind(*node, row, ~uint64_t(0), look);
+        follow_behind(*node, row, BitSet::below(node->outputs), look);
     }
     if (!found) return false;
     for (const auto& [node, row] : seen) leads[node][row] = unknown;

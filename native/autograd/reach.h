@@ -22,7 +22,7 @@ struct Suspended {
     uint64_t run;
     uint32_t waiting;
     bool needed, kept;
-    uint64_t from_zero;
+    BitSet from_zero;
     SmallVector<TensorRef, 1> grads;
     std::vector<RowsPart> parts = {};
     std::vector<RowsOfGradient> arrived = {};
@@ -39,8 +39,8 @@ struct Reach {
     LeafSums leaves = {};
     bool launches = false;  // there are some among the nodes, or what a list ran: parts of sums come in the
                             // order of that
-    // Of nodes and leaves, row by row, the outputs it depends on, a bit each; found when it is asked for.
-    std::unordered_map<const void*, std::vector<uint64_t>> depended = {};
+    // Of nodes and leaves, row by row, the outputs it depends on; found when it is asked for.
+    std::unordered_map<const void*, std::vector<BitSet>> depended = {};
     enum : uint8_t { unknown, yes, no };
     std::unordered_map<const Node*, std::vector<uint8_t>> leads = {};  // to something asked for, row by row
 

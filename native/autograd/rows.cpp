@@ -76,9 +76,9 @@ RowsOfGradient sum_by_ops(Node& node, std::span<const Entry> entries, const std:
     for (uint32_t r = 0; r < uint32_t(rows.count); ++r) {
         if (first[r] == first[r + 1]) continue;
         TensorRef sum;
-        uint64_t from_zero = 0;
+        BitSet from_zero;
         for (const Entry& entry : entries.subspan(first[r], first[r + 1] - first[r]))
-            SumOfParts{sum, from_zero, 1}.add(value(entry), entry.part->given.part);
+            SumOfParts{sum, from_zero, 0}.add(value(entry), entry.part->given.part);
         made.push_back(std::move(sum));
         sums.rows.push_back(r);
     }
@@ -155,9 +155,9 @@ void add_plainly(DType dtype, std::byte* sum, const std::byte* part, int64_t cou
         add(reinterpret_cast<double*>(sum), reinterpret_cast<const double*>(part));
 }
 
-void make_launch(Node& node, std::shared_ptr<const Calls> calls, uint64_t inputs, bool counted) {
+void make_launch(Node& node, std::shared_ptr<const Calls> calls, BitSet inputs, bool counted) {
     Rows& rows = new_rows(node, Rows::launch, int64_t(calls->size()), calls);
-    rows.inputs = inputs;
+    rows.inputs = std::move(inputs);
     rows.counted = counted;
 }
 

@@ -81,7 +81,7 @@ struct Rows {
     TensorRef like;                // of a node that hands out: the whole's sizes
     std::vector<Place> places;     // of one that gathers, a row each,
     uint32_t argument = 0;         // and which operand of the launch they are
-    uint64_t inputs = 0;           // of a launch: inputs that have a row for each call, a bit each
+    BitSet inputs;                 // of a launch: inputs that have a row for each call
     bool counted = false;          // its input 1 is how many rows there are
     std::vector<bool> released;    // rows that a backward has passed, which frees what was saved for them
     std::vector<SavedRows> saved;  // of a launch: where what it saved was read, or given
@@ -99,7 +99,7 @@ struct Rows {
 inline bool hands_out(const Node& node) { return node.rows && node.rows->kind == Rows::hands_out; }
 
 // Makes a launch of a node: `inputs` of it have a row for each call.
-void make_launch(Node& node, std::shared_ptr<const Calls> calls, uint64_t inputs, bool counted);
+void make_launch(Node& node, std::shared_ptr<const Calls> calls, BitSet inputs, bool counted);
 // The node that hands out what a launch gave, whose history becomes that of its last output.
 NodeRef make_handed(Tensor& whole, std::shared_ptr<const Calls> calls, const SourceLine& line);
 // The node of rows gathered into `whole`, for operand `argument` of these calls.

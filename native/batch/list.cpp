@@ -154,7 +154,7 @@ int32_t CallList::value_of(const Tensor& x) const {
 
 // Why a call cannot wait; null: it can; empty: there is nothing to say of it.
 const char* CallList::refuses(Fn& fn, std::span<const Operand> operands) const {
-    if (!fn.op || operands.size() > 64) return "";
+    if (!fn.op) return "";
     if (fn.op->at_once) return "runs on its line";
     bool arrays = false;
     for (const Operand& operand : operands) {
@@ -236,7 +236,7 @@ const Tensor* turned_parameter(const Tensor& x, bool wants) {
 
 Pattern& CallList::pattern_of(Fn& fn, std::span<const Operand> operands) {
     const bool grad = grad_enabled();
-    uint64_t shared = 0, turned = 0, needed = 0;
+    BitSet shared, turned, needed;
     Key key;
     key.push(uint64_t(fn.id) | uint64_t(grad) << 32 | uint64_t(inference_mode()) << 33);
     for (size_t i = 0; i < operands.size(); ++i) {
@@ -251,9 +251,9 @@ Pattern& CallList::pattern_of(Fn& fn, std::span<const Operand> operands) {
         const Tensor* matrix = there && x->base ? turned_parameter(*x, wants) : nullptr;
         const bool fixed =
             there && (matrix || (x->meta && x->meta->requires_grad && !x->node) || x->numel >= large_row);
-        if (wants) needed |= bit(i);
-        if (fixed) shared |= bit(i);
-        if (matrix) turned |= bit(i);
+        if (wants) needed.add(i);
+        if (fixed) shared.add(i);
+        if (matrix) turned.add(i);
         key.push(uint64_t(x->dtype) | uint64_t(x->ndim()) << 8 | uint64_t(fixed) << 16 |
                  uint64_t(wants) << 17 | uint64_t(matrix != nullptr) << 18);
         for (int64_t size : x->sizes) key.push(uint64_t(size));
@@ -261,7 +261,7 @@ Pattern& CallList::pattern_of(Fn& fn, std::span<const Operand> operands) {
         if (matrix) key.push(reinterpret_cast<uint64_t>(x->storage.get()));
     }
     if (Pattern** found = known_.find(key)) return **found;
-    return new_pattern(fn, operands, key, shared, turned, needed);
+    return new_pattern(fn, operands, key, std::move(shared), std::move(turned), std::move(needed));
 }
 
 namespace {
@@ -288,15 +288,15 @@ std::vector<CallGives> given_by(Fn& fn, std::span<const Operand> operands) {
 }  // namespace
 
 [[gnu::noinline]] Pattern& CallList::new_pattern(Fn& fn, std::span<const Operand> operands, const Key& key,
-                                                 uint64_t shared, uint64_t turned, uint64_t needed) {
+                                                 BitSet shared, BitSet turned, BitSet needed) {
     auto pattern = std::make_unique<Pattern>();
     pattern->fn = &fn;
-    pattern->shared = shared;
-    pattern->turned = turned;
-    pattern->needed = needed ? needed & differentiable_operands(fn, operands) : 0;
+    pattern->shared = std::move(shared);
+    pattern->turned = std::move(turned);
+    if (needed) pattern->needed = needed &= differentiable_operands(fn, operands);
     pattern->grad = grad_enabled();
     pattern->inference = inference_mode();
-    pattern->tracked = pattern->needed != 0;
+    pattern->tracked = bool(pattern->needed);
     pattern->views = fn.cls == FnClass::view || fn.cls == FnClass::replay;
     pattern->given = given_by(fn, operands);
     Pattern* made = pattern.get();

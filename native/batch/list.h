@@ -23,7 +23,7 @@ namespace kiln {
 
 // What does a function for rows: the same or another, for operands some of which have a dim more in front.
 struct RowsFn {
-    uint64_t rows = 0;            // bit i: operand i has one row for each call, else all calls share it
+    BitSet rows;                  // operands that have one row for each call; all calls share the others
     Fn* fn = nullptr;             // null: calls run one by one
     bool counted = false;         // its numbers begin with how many rows there are
     std::string why;              // they run one by one
@@ -40,9 +40,9 @@ struct CallGives {
 // parameters.
 struct Pattern {
     Fn* fn = nullptr;
-    uint64_t shared = 0;                   // bit i: operand i is a parameter, the same in all calls
-    uint64_t turned = 0;                   // of these, those that are a parameter transposed for the call
-    uint64_t needed = 0;                   // bit i: operand i takes part in backward
+    BitSet shared;                         // operands that are a parameter, the same in all calls
+    BitSet turned;                         // of these, those that are a parameter transposed for the call
+    BitSet needed;                         // operands that take part in backward
     bool grad = false, inference = false;  // the modes of its calls
     bool tracked = false;                  // its calls leave a node for backward
     bool views = false;                    // it gives views of its first operand
@@ -123,8 +123,8 @@ private:
     friend class ListRun;
     const char* refuses(Fn& fn, std::span<const Operand> operands) const;
     Pattern& pattern_of(Fn& fn, std::span<const Operand> operands);
-    Pattern& new_pattern(Fn& fn, std::span<const Operand> operands, const Key& key, uint64_t shared,
-                         uint64_t turned, uint64_t needed);
+    Pattern& new_pattern(Fn& fn, std::span<const Operand> operands, const Key& key, BitSet shared,
+                         BitSet turned, BitSet needed);
     int32_t value_of(const Tensor& x) const;
     bool wait_until_idle();
     void add(Pattern& pattern, std::span<const Operand> operands, std::span<const TensorRef> results);
@@ -199,6 +199,6 @@ Node* listed_history();
 inline bool (*is_interrupt)() = nullptr;
 
 // Asked of the rest of kiln: how a function is done for rows (kiln/batching/rules.py).
-inline RowsFn (*rows_of)(Fn& fn, std::span<const Operand> operands, uint64_t rows) = nullptr;
+inline RowsFn (*rows_of)(Fn& fn, std::span<const Operand> operands, const BitSet& rows) = nullptr;
 
 }  // namespace kiln

@@ -142,8 +142,8 @@ void ListRun::launch_apart(Pattern& pattern, std::span<const uint32_t> calls) {
         std::vector<const Tensor*> held;
         for (uint32_t i = 0; i < list_.calls_[c].operands; ++i) {
             const TensorRef& x = operand_of(c, i).tensor;
-            if (!(pattern.turned & bit(i))) continue;
-            const bool apart = x->refcount > 1 || (pattern.needed & bit(i) && !gives_product(c, *x));
+            if (!pattern.turned.has(i)) continue;
+            const bool apart = x->refcount > 1 || (pattern.needed.has(i) && !gives_product(c, *x));
             held.push_back(apart ? x.get() : nullptr);
         }
         groups[held].push_back(c);
@@ -187,7 +187,7 @@ namespace {
 
 // Whether a pointwise function does rows as it is: arrays that have rows are of the results' rank, and
 // promotion does not look at what the rows change.
-bool does_rows_itself(const Pattern& pattern, std::span<const Operand> operands, uint64_t rows) {
+bool does_rows_itself(const Pattern& pattern, std::span<const Operand> operands, const BitSet& rows) {
     if (pattern.fn->cls != FnClass::pointwise) return false;
     const int ndim = pattern.given[0].sizes.ndim();
     DType dtype{};
@@ -198,7 +198,7 @@ bool does_rows_itself(const Pattern& pattern, std::span<const Operand> operands,
             if (!ndim) return false;
             continue;
         }
-        if (rows & bit(i) && x->ndim() != ndim) return false;
+        if (rows.has(i) && x->ndim() != ndim) return false;
         if (!ndim && !first && x->dtype != dtype) return false;
         dtype = x->dtype;
         first = false;
@@ -208,7 +208,7 @@ bool does_rows_itself(const Pattern& pattern, std::span<const Operand> operands,
 
 }  // namespace
 
-const RowsFn& ListRun::way_for(Pattern& pattern, std::span<const Operand> operands, uint64_t rows) {
+const RowsFn& ListRun::way_for(Pattern& pattern, std::span<const Operand> operands, const BitSet& rows) {
     for (const RowsFn& way : pattern.ways)
         if (way.rows == rows) return way;
     RowsFn way;
@@ -239,12 +239,12 @@ bool ListRun::launch_rows_or_not(Pattern& pattern, std::span<const uint32_t> cal
 // Runs the calls as one. False: they have to run one by one.
 bool ListRun::launch_rows(Pattern& pattern, std::span<const uint32_t> calls) {
     const uint32_t count = list_.calls_[calls[0]].operands;
-    uint64_t rows = 0;
+    BitSet rows;
     Operands samples;
     for (uint32_t i = 0; i < count; ++i) {
         const ListedOperand& first = operand_of(calls[0], i);
         samples.push_back({first.tensor.get(), first.number});
-        if (first.tensor && !(pattern.shared & bit(i)) && !is_same(calls, i)) rows |= bit(i);
+        if (first.tensor && !pattern.shared.has(i) && !is_same(calls, i)) rows.add(i);
     }
     if (!rows) {
         pattern.why_alone = "all calls have the same operands";
@@ -254,7 +254,7 @@ bool ListRun::launch_rows(Pattern& pattern, std::span<const uint32_t> calls) {
     if (!way.fn) return false;
     Operands operands;
     Results keep;
-    uint64_t with_rows = 0;  // of the launch's own operands
+    BitSet with_rows;  // of the launch's own operands
     const bool tracked = pattern.tracked;
     orders_ = tracked ? std::make_shared<Calls>() : nullptr;
     if (tracked) orders_->reserve(calls.size());
@@ -266,10 +266,10 @@ bool ListRun::launch_rows(Pattern& pattern, std::span<const uint32_t> calls) {
             if (way.counted && operands.size() == 1)
                 operands.push_back({nullptr, Number::of(int64_t(calls.size()))});
             operands.push_back({nullptr, first.number});
-        } else if (rows & bit(i)) {
-            with_rows |= bit(operands.size());
+        } else if (rows.has(i)) {
+            with_rows.add(operands.size());
             operand_ = uint32_t(operands.size());
-            keep.push_back(gathered(calls, i, tracked && pattern.needed & bit(i)));
+            keep.push_back(gathered(calls, i, tracked && pattern.needed.has(i)));
             operands.push_back({keep.back().get(), {}});
         } else {
             operands.push_back({&ready_tensor(first), {}});
@@ -280,7 +280,7 @@ bool ListRun::launch_rows(Pattern& pattern, std::span<const uint32_t> calls) {
     const Results results = call(*way.fn, {operands.data(), operands.size()});
     NodeRef launched;
     if (const NodeRef node = history_of(results)) {
-        make_launch(*node, orders_, with_rows, way.counted);
+        make_launch(*node, orders_, std::move(with_rows), way.counted);
         launched = node;
         RowsFn& known = *std::ranges::find(pattern.ways, rows, &RowsFn::rows);
         if (!known.differentiable) {
@@ -358,7 +358,7 @@ void ListRun::note_saved(std::span<const uint32_t> calls, Node& node) {
     for (uint32_t i = 0; i < first.operands; ++i) {
         const uint32_t input = i ? i + added : i;
         const TensorRef& whole = node.inputs[input].saved.tensor;
-        if (!(node.rows->inputs & bit(input)) || !whole || !whole->storage) continue;
+        if (!node.rows->inputs.has(input) || !whole || !whole->storage) continue;
         SavedRows& own = saved.emplace_back();
         own.index = input;
         own.rows.reserve(calls.size());

@@ -24,7 +24,7 @@ private:
     bool launch_rows(Pattern& pattern, std::span<const uint32_t> calls);
     void mark_failed(uint32_t call);
     void run_alone(uint32_t call);
-    const RowsFn& way_for(Pattern& pattern, std::span<const Operand> operands, uint64_t rows);
+    const RowsFn& way_for(Pattern& pattern, std::span<const Operand> operands, const BitSet& rows);
     TensorRef gathered(std::span<const uint32_t> calls, uint32_t operand, bool needed);
     TensorRef side_by_side(std::span<const uint32_t> calls, uint32_t operand, bool needed);
     bool is_same(std::span<const uint32_t> calls, uint32_t operand) const;

@@ -13,7 +13,7 @@ PyObject* rule = nullptr;  // kiln.batching.rules.rows
 
 // rule(entry, structure, ((ndim or -1 for a number, whether it has rows, dtype), ...)) -> (op, structure,
 // whether its numbers begin with the count of rows), or why there is no such function.
-RowsFn ask_for_rows(Fn& fn, std::span<const Operand> operands, uint64_t rows) {
+RowsFn ask_for_rows(Fn& fn, std::span<const Operand> operands, const BitSet& rows) {
     RowsFn way;
     if (!rule) {
         Object module = checked(in_python([] { return PyImport_ImportModule("kiln.batching.rules"); }));
@@ -24,7 +24,7 @@ RowsFn ask_for_rows(Fn& fn, std::span<const Operand> operands, uint64_t rows) {
         const Tensor* x = operands[i].tensor;
         const DType dtype = x ? x->dtype : dtype_of(operands[i].number.kind);
         PyObject* look =
-            Py_BuildValue("(iOs)", x ? x->ndim() : -1, rows & bit(i) ? Py_True : Py_False, name(dtype));
+            Py_BuildValue("(iOs)", x ? x->ndim() : -1, rows.has(i) ? Py_True : Py_False, name(dtype));
         PyTuple_SET_ITEM(looks.get(), Py_ssize_t(i), checked(look).release());
     }
     const Away here;

@@ -197,24 +197,32 @@ std::unique_ptr<Program> program(const Call& call, ProgramFor what) {
 std::unique_ptr<Saves> saves(const Call& call) {
     return answer_to("saves", request_of(call, call.fn->cls == FnClass::pointwise), [&](Answer& answer) {
         auto result = std::make_unique<Saves>();
-        auto masks = [&] { return answer.list([&] { return uint64_t(answer.integer()); }); };
-        result->hidden = uint32_t(answer.integer(0, 64));
-        result->inputs = masks();
-        result->outputs = masks();
-        result->hiddens = masks();
-        const auto has = masks();
-        for (size_t i = 0; i < has.size() && i < 64; ++i)
-            result->differentiable |= uint64_t(has[i] != 0) << i;
+        auto sets = [&] { return answer.list([&] { return answer.set(); }); };
+        result->hidden = uint32_t(answer.integer(0, 1 << 24));
+        result->inputs = sets();
+        result->outputs = sets();
+        result->hiddens = sets();
+        result->differentiable = answer.set();
         return result;
     });
 }
 
+// A bit for each member, as the interpreter's integer; null with its error set.
+PyObject* mask(const BitSet& set) {
+    if (set.rest().empty()) return PyLong_FromUnsignedLongLong(set.first());
+    std::string digits;
+    for (size_t i = (set.end() + 3) / 4 * 4; i > 0; i -= 4)
+        digits += "0123456789abcdef"[set.has(i - 4) | set.has(i - 3) << 1 | set.has(i - 2) << 2 |
+                                     set.has(i - 1) << 3];
+    return PyLong_FromString(digits.c_str(), nullptr, 16);
+}
+
 Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& asked) {
     Object described = describe_operands(operands, forward.cls == FnClass::pointwise);
-    using Mask = unsigned long long;
-    Object args = checked(Py_BuildValue("(OOKKiKiL)", handle_of(forward), described.get(), Mask(asked.needed),
-                                        Mask(asked.defined), int(asked.redo), Mask(asked.factored),
-                                        asked.onto, static_cast<long long>(asked.shared)));
+    Object args = checked(Py_BuildValue(
+        "(OONNiNiN)", handle_of(forward), described.get(), mask(asked.needed), mask(asked.defined),
+        int(asked.redo), mask(asked.factored), asked.onto,
+        asked.shared ? mask(*asked.shared) : PyLong_FromLong(-1)));
     Fn* fn = new_fn(nullptr, forward.name + " backward");
     set_handle(*fn, ask("derivative function", args).get());
     answer_to("derivative", args, [&](Answer& answer) {
@@ -222,10 +230,9 @@ Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& aske
         fn->sources.clear();
         fn->targets.clear();
         fn->products.clear();
-        fn->scattered = 0;
-        for (int64_t count = answer.integer(0, 256); count > 0; --count) {
+        for (int64_t count = answer.integer(0, 1 << 24); count > 0; --count) {
             auto kind = Source::Kind(answer.integer(0, Source::sum + 1));
-            fn->sources.push_back({kind, uint8_t(answer.integer(0, 256))});
+            fn->sources.push_back({kind, uint32_t(answer.integer(0, 1 << 24))});
         }
         const auto of = answer.slots(0, int64_t(operands.size()));
         const auto roles = answer.slots(0, Target::rows + 1);
@@ -233,18 +240,20 @@ Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& aske
         KILN_CHECK(of.size() == roles.size() && of.size() == passes.size(), internal,
                    "answer: lists of different lengths");
         for (size_t k = 0; k < of.size(); ++k)
-            fn->targets.push_back({Target::Role(roles[k]), uint8_t(of[k]), int16_t(passes[k])});
-        const auto operand = [&] { return uint8_t(answer.integer(0, int64_t(operands.size()))); };
+            fn->targets.push_back({Target::Role(roles[k]), uint32_t(of[k]), passes[k]});
+        const auto operand = [&] { return uint32_t(answer.integer(0, int64_t(operands.size()))); };
         fn->products = answer.list([&] {
-            const uint8_t of = operand();
-            return Product{of, answer.list([&] {
-                               const uint8_t i = operand();
+            const uint32_t of = operand();
+            const int64_t count = answer.integer(0, 1ll << 32);
+            return Product{of, count, answer.list([&] {
+                               const uint32_t i = operand();
                                return std::pair(i, uint8_t(answer.integer(0, 256)));
                            })};
         });
-        for (int32_t i : answer.slots(0, int64_t(operands.size()))) fn->scattered |= bit(size_t(i));
+        fn->scattered = answer.set();
         fn->updates = answer.integer(0, 2) != 0;
-        fn->hidden_rows = answer.integer();
+        fn->hidden_rows.reset();
+        if (answer.integer(0, 2)) fn->hidden_rows = answer.set();
         return fn->cls = cls;
     });
     fn->outputs =

@@ -169,7 +169,7 @@ PyObject* permute_form(Values args, Py_ssize_t count) {
     for (int64_t& dim : order) {
         if (dim < -x->ndim() || dim >= x->ndim() || x->ndim() > 64) return nullptr;
         dim += dim < 0 ? x->ndim() : 0;
-        seen |= bit(size_t(dim));
+        seen |= uint64_t(1) << dim;
     }
     return std::popcount(seen) == x->ndim() ? wrap(permuted(*x, order)) : nullptr;
 }

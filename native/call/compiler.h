@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -45,15 +46,15 @@ std::unique_ptr<Saves> saves(const Call& call);
 
 // Which derivative: for the needed operands, given the defined gradients of results. `redo`: without reading
 // hidden outputs, so that it can itself be differentiated. `factored`: operands of whose gradients products
-// are given as their factors. A bit each. `onto`: the operand whose gradient begins with a sum, or -1.
+// are given as their factors. `onto`: the operand whose gradient begins with a sum, or -1.
 // `shared`: of a launch on rows, the operands that its calls share, whose gradients are rows as far as they
-// can be told apart; -1: it is none.
+// can be told apart.
 struct Asked {
-    uint64_t needed, defined;
+    BitSet needed, defined;
     bool redo;
-    uint64_t factored = 0;
+    BitSet factored = {};
     int onto = -1;
-    int64_t shared = -1;
+    std::optional<BitSet> shared = {};
 };
 Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& asked);
 

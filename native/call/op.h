@@ -3,10 +3,12 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/bit_set.h"
 #include "base/check.h"
 #include "call/look.h"
 
@@ -34,7 +36,7 @@ enum class FnClass : uint8_t { unknown, pointwise, program, view, join, replay }
 // Where a derivative's input comes from.
 struct Source {
     enum Kind : uint8_t { grad, input, output, hidden, shape, number, sum } kind;
-    uint8_t index;
+    uint32_t index;
 };
 
 // What a derivative gives: the gradient of an operand, or a factor of a product that is a part of it: left.T
@@ -42,33 +44,34 @@ struct Source {
 // gradient in each call: rows.
 struct Target {
     enum Role : uint8_t { gradient, left, right, rows } role;
-    uint8_t operand;
-    int16_t pass;  // nothing is computed: it is this operand of the derivative, a factor perhaps in another
+    uint32_t operand;
+    int32_t pass;  // nothing is computed: it is this operand of the derivative, a factor perhaps in another
                    // shape; -1: it is computed
 };
 
-// A product of matrices that is a part of an operand's gradient: how many rows it has is a product of dims of
-// the forward's operands.
+// A product of matrices that is a part of an operand's gradient: how many rows it has is a number times dims
+// of the forward's operands.
 struct Product {
-    uint8_t operand;
-    std::vector<std::pair<uint8_t, uint8_t>> rows;  // (operand, dim)
+    uint32_t operand;
+    int64_t count;
+    std::vector<std::pair<uint32_t, uint8_t>> rows;  // (operand, dim)
 };
 
 struct Fn;
 struct PointwiseEntry;
 
-// Which operands, outputs and hidden outputs a backward reads: a bit each.
+// Which operands, outputs and hidden outputs a backward reads.
 struct Wanted {
-    uint64_t inputs = 0, outputs = 0, hidden = 0;
+    BitSet inputs, outputs, hidden;
 };
 
 // What the backward of a function reads of its forward, per array operand.
 struct Saves {
-    uint32_t hidden = 0;            // how many extra outputs the forward gives
-    std::vector<uint64_t> inputs;   // per operand: bit i: its gradient reads operand i
-    std::vector<uint64_t> outputs;  // bit j: reads output j
-    std::vector<uint64_t> hiddens;  // bit h: reads hidden h
-    uint64_t differentiable = 0;    // bit i: operand i has a gradient at all
+    uint32_t hidden = 0;          // how many extra outputs the forward gives
+    std::vector<BitSet> inputs;   // per operand: which operands its gradient reads,
+    std::vector<BitSet> outputs;  // which outputs,
+    std::vector<BitSet> hiddens;  // and which hidden ones
+    BitSet differentiable;        // the operands that have a gradient at all
 };
 
 inline constexpr int8_t no_dim = -128, flat_array = 127;
@@ -103,8 +106,8 @@ struct Fn {
     std::vector<Source> sources;    // of a derivative
     std::vector<Target> targets;    // of a derivative: what result k is
     std::vector<Product> products;  // parts of a derivative's results
-    uint64_t scattered = 0;         // operands whose gradients are arrays scattered into zeros
-    int64_t hidden_rows = 0;  // of a launch's derivative: hidden outputs with a row for each call; -1: untold
+    BitSet scattered;               // operands whose gradients are arrays scattered into zeros
+    std::optional<BitSet> hidden_rows;  // of a launch's derivative: hidden outputs with a row for each call
 
     // Of a pointwise function: what was found for the last call of a kind, and how that call looked. Each is
     // written when all of it is known: other threads may call the function while this one is in a kernel or
@@ -116,7 +119,7 @@ struct Fn {
         } flat;  // of a flat call (pointwise.h)
         struct {
             Look look;
-            uint64_t needed = 0;  // the operands that want gradients
+            uint64_t needed = 0;  // the operands that want gradients, of the few it has: a bit each
             const Saves* saves = nullptr;
             Wanted wanted;  // what backward reads for these
         } saves;            // of a flat call that was recorded for backward

@@ -48,6 +48,12 @@ std::vector<int32_t> Answer::slots(int64_t low, int64_t high) {
     return list([&] { return int32_t(integer(low, high)); });
 }
 
+BitSet Answer::set() {
+    BitSet found;
+    for (int32_t i : slots(0, most_slots)) found.add(size_t(i));
+    return found;
+}
+
 void Answer::end() const { KILN_CHECK(rest_.empty(), internal, "answer: it ends too late"); }
 
 std::vector<Kernel*> read_kernels(Answer& answer) {

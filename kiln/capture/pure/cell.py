@@ -27,10 +27,26 @@ from kiln.capture.pure.surroundings import Watch
 from kiln.capture.pure.trace import Tracer
 from kiln.capture.pure.variant import Variant, flat, given_by, shape_of
 from kiln.errors import describe, message, shorten
+from kiln.table.arguments import followed
 
 _FIRST, _EVERY = 2, 256  # calls of a variant that are checked
 _MOST = 64  # variants of a function; the one used longest ago makes room
 _OFTEN = 48  # ways written down before it is asked whether they come back
+
+
+class _Untold(RuntimeError):
+    """A run that is compared by the hash of its calls alone came to what has none."""
+
+
+class _Nobody:
+    """Follows a run whose hash alone is wanted."""
+
+    def applied(self, cls: Any, args: tuple[Any, ...]) -> Any:
+        """A call of an autograd.Function, which is more than calls of ops."""
+        raise _Untold(f"calls {cls.__name__}")
+
+
+_UNTOLD = _Nobody()
 
 
 class Pure(Compiled):
@@ -183,15 +199,19 @@ class _Cell:
         """What the function returns, and a hash of its calls, told to `tracer`. Casts that autocast keeps
         are kept within the call, so that each is an op of it.
         """
+        given = (*call.leaves, *numbers)
+
+        def run() -> Any:
+            with followed(_UNTOLD if tracer is None else tracer):
+                return _core.trace(tracer, abstract, self.function, call.args, call.kwargs, given)
+
         if _core.modes()[2] is None:
-            given = (*call.leaves, *numbers)
-            return _core.trace(tracer, abstract, self.function, call.args, call.kwargs, given)
+            return run()
         kept = _core.cast_cache()
         before = dict(kept)
         kept.clear()
         try:
-            given = (*call.leaves, *numbers)
-            return _core.trace(tracer, abstract, self.function, call.args, call.kwargs, given)
+            return run()
         finally:
             kept.clear()
             kept.update(before)
@@ -283,7 +303,8 @@ class _Cell:
         numbers = tuple([call.numbers[k] for k in variant.flowing])
         returned, seen = None, None
         if variant.seen is not None:  # a run that is alike costs little to tell
-            returned, seen = self._follow(None, False, call, numbers)
+            with suppress(_Untold):
+                returned, seen = self._follow(None, False, call, numbers)
         if seen is None or seen != variant.seen:
             _core.set_random_state(*state)
             _put_back(variant, before)

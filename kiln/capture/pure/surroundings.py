@@ -71,7 +71,7 @@ class Watch:
 
     def _note_object(self, thing: Any) -> None:
         state = getattr(thing, "__dict__", None)
-        if type(state) is dict:
+        if type(state) is dict and not hasattr(type(thing), "of_one_call"):
             self.objects[id(thing)] = (thing, dict(state))
             for held in state.values():
                 self._note(held)

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from kiln import _core
+from kiln import _core, ops
 from kiln.capture.pure.errors import PurityError
 from kiln.capture.pure.steps import CAST, DETACH, STRIDED, WRITE, Argument, Step, Steps, using
 from kiln.errors import is_own, place
+from kiln.graph.graph import Shape
+from kiln.late import later
 from kiln.table.kinds import FLOATS
 from kiln.table.record import Op
 
 _MOVES = {"a value was read": "reads a value", "of a write": "writes to memory that others can see"}
-_MOST = 64  # operands that may have gradients; in native/autograd too
+_applied = later("kiln.tracing.functions", "applied")
 _HINT = "kiln.compile without pure=True runs any Python"
 
 
@@ -62,7 +65,12 @@ class Tracer:
         self.sizes: dict[int, tuple[int, ...]] = {}  # of every value
         self.dtypes: dict[int, str] = {}  # of the values that steps made
         self.numbers_seen: set[int] = set()  # sizes that ops were given as numbers
+        self.shapes: dict[int, Shape] = {}  # of values some of whose sizes vary: here none do
         self.random = _core.random_state()
+        self.apart = 0  # how many forwards of autograd.Functions are being followed
+        self._before_backward: set[int] | None = None  # storages, while a backward is followed
+        self._sealed: dict[int, str] = {}  # storages that may not be written -> why
+        self._quiet = False  # what is called is not the program's
         self.kept: list[Any] = []  # so that ids and addresses stay theirs
         self._value: dict[int, int] = {}  # id of a tensor -> its value
         self._views: dict[int, Viewed] = {}
@@ -88,6 +96,8 @@ class Tracer:
         history: bool,
     ) -> None:
         """An op has run."""
+        if self._quiet:
+            return
         if op.name in ("as_strided", "write") or op.tests.sees_layout:
             self._expect_whole(operands[0])
         args = tuple([self._argument(name, x) for name, x in zip(names_of(op, structure), operands)])
@@ -243,6 +253,11 @@ class Tracer:
         for target in out:
             self.value(target)
             storage = _core.place(target)[0]
+            if storage in self._sealed:
+                self.refuse(f"writes {self._sealed[storage]}")
+            inside = self._before_backward
+            if inside is not None and (storage in inside or storage not in self._made):
+                self.refuse("writes, in a backward, what was made outside it")
             if not self.may_write(storage):
                 self._expect_buffer(storage)
         dtypes = [self._dtype(target) for target in out]
@@ -338,6 +353,77 @@ class Tracer:
         self._stale.discard(id(tensor))
         return k
 
+    # -- functions with a derivative of their own ------------------------------------------------------
+
+    def applied(self, cls: Any, args: tuple[Any, ...]) -> Any:
+        """A call of an autograd.Function."""
+        return _applied(self, cls, args)
+
+    def needs_gradient(self, tensor: Any) -> bool:
+        """Whether a gradient may be asked for."""
+        return bool(tensor.requires_grad)
+
+    def held(self) -> dict[int, int]:
+        """What every tensor holds now, by its id."""
+        return self._value.copy()
+
+    def seed(self, like: Any) -> tuple[Any, int]:
+        """A stand-in for the gradient of a tensor, and its value."""
+        self._quiet = True
+        try:
+            made = ops.zeros(tuple(like.shape), dtype=like.dtype)
+        finally:
+            self._quiet = False
+        k = self._new()
+        self._hold(made, k)
+        self._made.add(_core.place(made)[0])
+        self.dtypes[k] = self._dtype(made)
+        self._sealed[_core.place(made)[0]] = "the gradient that a backward is given"
+        return made, k
+
+    @contextmanager
+    def beside(self, known: dict[int, int], name: str) -> Iterator[list[Step]]:
+        """The steps that are done meanwhile, which belong to something else than the function's run."""
+        start, numbers, made = len(self.steps), len(self.numbers), self._made.copy()
+        stale = self._stale.copy()
+        steps: list[Step] = []
+        self._before_backward = made
+        try:
+            yield steps
+        finally:
+            self._before_backward = None
+        steps += self.steps[start:]
+        del self.steps[start:], self.lines[start:]
+        if len(self.numbers) > numbers:
+            self.refuse(f"calls {name}, whose backward draws random numbers")
+        first = self._first
+        self._value.update({key: k for key, k in known.items() if self._value.get(key) != k and k >= first})
+        self._stale = stale
+
+    def tensor_of(self, k: int) -> Any:
+        """A tensor that holds a value."""
+        return next(x for x in reversed(self.kept) if self._value[id(x)] == k and id(x) not in self._stale)
+
+    def share(self, y: Any, made: Any, name: str) -> None:
+        """What stands for `y`, in memory of its own: neither may be written if others see that memory."""
+        storage = _core.place(y)[0]
+        if storage not in self._made or any(x is not y for x in self._on[storage]):
+            for place_of in (storage, _core.place(made)[0]):
+                self._sealed[place_of] = f"memory that the result of {name} shares with other tensors"
+
+    def dtype_of(self, k: int) -> str:
+        """The dtype of a value."""
+        return self._dtype_of(k)
+
+    def _dtype_of(self, k: int) -> str:
+        if k in self.dtypes:
+            return self.dtypes[k]
+        return str(self.operands[k].dtype).rpartition(".")[2]
+
+    def wrapped(self, result: Any) -> Any:
+        """Results as the function is to see them."""
+        return result
+
     # -- the end ----------------------------------------------------------------------------------------
 
     def finish(self, results: Sequence[int]) -> Steps:
@@ -347,8 +433,6 @@ class Tracer:
         seen: set[int] = set()
         again = [k for _, k in using(found.steps, tensors) if k in seen or seen.add(k)]  # type: ignore[func-returns-value]
         again = [k for k in again if str(self.operands[k].dtype).rpartition(".")[2] in FLOATS]
-        if tensors + len(again) > _MOST:
-            again = []  # what they give is added up in the cell
         found = self._numbered(found, len(again))
         return found._replace(tensors=tensors + len(again), again=tuple(again))
 

@@ -304,8 +304,9 @@ def _slots_by_value(tracer: Tracer, operands: tuple[Any, ...]) -> set[int]:
     walk = function.walk(operands)
     found: set[int] = set()
     for k, size in tracer.numbered_sizes():
-        value = walk.values[k]
-        for d, dim in enumerate(value.shape):
+        if k not in walk.values:
+            continue  # of a backward, whose graph has the sizes as numbers
+        for d, dim in enumerate(walk.values[k].shape):
             if isinstance(dim, Size) and (tracer.reads(k, d) or size[d] in tracer.numbers_seen):
                 found |= slots_named(dim)
     slot = 0
