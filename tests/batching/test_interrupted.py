@@ -1,4 +1,4 @@
-"""Ctrl-C at every place of `kiln.batching.map` where CPython looks for signals: all is as if it had not run."""
+"""Ctrl-C at every place of `kiln.batching.map` where CPython looks for signals: nothing of it is left."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def test_ctrl_c_at_every_place(second: int, kind: str) -> None:  # noqa: F811
         look(streams, where)
     assert place > 50
     if held() != before:  # then where
-        for place in range(1, place):
+        for n in range(1, place):
             now = held()
-            where = map_interrupted(*filter(None, (place, second)))
+            where = map_interrupted(*filter(None, (n, second)))
             assert held() == now, where
     assert held() == before
