@@ -75,6 +75,7 @@ class _Run:
         self.function, self.limit = function, limit
         self.alone = _core.hold_turns(0) > 0 or _core.recording()  # then items run one by one
         self.output = Output()
+        self.closed = False  # all items have ended, and own nothing any more
         self._random = _core.next_random(1)
 
     def random_state(self, index: int) -> tuple[int, int]:
@@ -86,6 +87,7 @@ class _Run:
         """Runs all items to their end."""
         turns: list[_Turn] = []
         active: list[_Turn] = []
+        interrupted = False
         with Batching():
             try:
                 more = True
@@ -104,15 +106,24 @@ class _Run:
                         _core.wait_for_turn()  # in an item of another `map`: what is pending there runs too
                         _core.run_pending()
                     active = [turn for turn in active if not turn.go_on()]
-            except BaseException:
-                for turn in active:
-                    turn.stop()
-                raise
             finally:
-                self.output.close()
-                for turn in turns:
-                    turn.close()
+                while not self.closed:  # Ctrl-C may come at any line of these
+                    try:
+                        self._close(turns)
+                    except KeyboardInterrupt:
+                        interrupted = True
+                if interrupted:
+                    raise KeyboardInterrupt
         return turns
+
+    def _close(self, turns: list[_Turn]) -> None:
+        """Ends all items."""
+        for turn in turns:
+            turn.stop()
+        self.output.close()
+        for turn in turns:
+            turn.close()
+        self.closed = True
 
     def results(self, turns: list[_Turn], return_exceptions: bool) -> list[Any]:
         """What the items gave; raises the first exception among it unless they are asked for."""

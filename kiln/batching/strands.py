@@ -168,7 +168,7 @@ class _Threads:
 
     def stop(self) -> None:
         self._stopped = True
-        while not self.ended:
+        while self._alive is not None and not self.ended:  # it has begun and not ended
             self.turn()
 
 

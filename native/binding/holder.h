@@ -22,6 +22,7 @@ PyObject* holder_new(PyTypeObject* type, PyObject*, PyObject*) {
 template <class Value>
 void holder_dealloc(PyObject* object) {
     PyTypeObject* type = Py_TYPE(object);
+    if (PyType_IS_GC(type)) PyObject_GC_UnTrack(object);
     delete reinterpret_cast<Holder<Value>*>(object)->value;
     type->tp_free(object);
     Py_DECREF(type);

@@ -1,6 +1,7 @@
 // Turns: what an item of kiln.batching.map has as its own where several take turns on a thread, and how it
 // waits where a value is needed that is pending. Each step is one C function, so that no signal's handler
 // comes between.
+#include <array>
 #include <optional>
 
 #include "autograd/autograd.h"
@@ -124,14 +125,25 @@ PyObject* turn_stop(PyObject* self, PyObject*) {
     const Object dropped = std::move(turn_of(self).wait);
     Py_RETURN_NONE;
 }
+std::array<Object*, 9> objects_of(Turn& own) {
+    return {&own.wait,      &own.strand,    &own.here,       &own.own[0],    &own.own[1],
+            &own.inside[0], &own.inside[1], &own.outside[0], &own.outside[1]};
+}
+// What it waits by leads back to it. A map that Ctrl-C ends may leave it so, for the garbage collector.
+int turn_traverse(PyObject* object, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(object));
+    for (Object* own : objects_of(turn_of(object))) Py_VISIT(own->get());
+    return 0;
+}
+int turn_clear(PyObject* object) {
+    for (Object* own : objects_of(turn_of(object))) const Object dropped = std::move(*own);
+    return 0;
+}
 // What it read and wrote is nobody's.
 PyObject* turn_end(PyObject* self, PyObject*) {
-    Turn& own = turn_of(self);
-    own.item.reset();
-    own.hooks = {};
-    for (Object* object :
-         {&own.wait, &own.strand, &own.here, &own.own[0], &own.own[1], &own.inside[0], &own.inside[1]})
-        const Object dropped = std::move(*object);
+    turn_of(self).item.reset();
+    turn_of(self).hooks = {};
+    turn_clear(self);
     Py_RETURN_NONE;
 }
 
@@ -229,10 +241,13 @@ PyType_Slot turn_slots[] = {
     {Py_tp_new, slot<holder_new<Turn>>()},
     {Py_tp_init, reinterpret_cast<void*>(turn_init)},
     {Py_tp_dealloc, reinterpret_cast<void*>(holder_dealloc<Turn>)},
+    {Py_tp_traverse, reinterpret_cast<void*>(turn_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(turn_clear)},
     {Py_tp_methods, turn_methods},
     {0, nullptr},
 };
-PyType_Spec turn_spec = {"kiln._core.Turn", sizeof(Holder<Turn>), 0, Py_TPFLAGS_DEFAULT, turn_slots};
+PyType_Spec turn_spec = {"kiln._core.Turn", sizeof(Holder<Turn>), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+                         turn_slots};
 
 // What this thread writes to: of the item that runs, or what was there before any did.
 PyObject* stream_here(PyObject*, PyObject* which) {
