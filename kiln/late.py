@@ -31,6 +31,35 @@ def later(module: str, name: str) -> Callable[..., Any]:
     return call
 
 
+def names_of(package: str, module: str) -> None:
+    """Gives a package the names of one of its modules, which is imported when the first of them is asked for;
+    those that are not there get the hint of `kiln.absent`.
+    """
+    home = sys.modules[package]
+
+    def fill() -> dict[str, Any]:
+        made = import_module(module)
+        names = {name: value for name, value in vars(made).items() if name[:2] != "__"}
+        if not getattr(made.__spec__, "_initializing", False):
+            vars(home).update(names)
+        return names
+
+    def found(name: str) -> Any:
+        if name[:2] != "__" or name == "__all__":  # `from package import *` takes what is there then
+            names = fill()
+            if name in names:
+                return names[name]
+            if not getattr(sys.modules[module].__spec__, "_initializing", False):
+                import_module("kiln.absent").no_attribute(package, name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=home)
+
+    def listed() -> list[str]:
+        fill()
+        return sorted(vars(home))
+
+    vars(home).update(__getattr__=found, __dir__=listed)
+
+
 class Beside:
     """Imports a module of kiln's when a module of another package has been imported, or is already there."""
 

@@ -10,11 +10,12 @@ shown is read, and only once: views cut the corners out, `tolist` reads them, th
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln import _core
 from kiln._core import Tensor
 from kiln.errors import describe, message
+from kiln.tuples import NamedTuple
 
 
 class PrintOptions(NamedTuple):

@@ -18,7 +18,6 @@ from kiln.late import later
 from kiln.layout import strided
 from kiln.ops.creation import data, interop
 from kiln.ops.elementwise import arithmetic
-from kiln.ops.indexing import getitem
 from kiln.ops.products import matrix_products
 from kiln.ops.reductions import core_reductions
 from kiln.ops.views import core_views, memory_formats, splits
@@ -140,6 +139,24 @@ def _iterate(self: Any) -> Any:
     return iter(splits.unbind(self, 0))
 
 
+def _getitem(self: Any, index: Any) -> Any:
+    """The first time that an index is none of those that the core knows."""
+    _learn_items()
+    return self[index]
+
+
+def _setitem(self: Any, index: Any, value: Any) -> None:
+    _learn_items()
+    self[index] = value
+
+
+def _learn_items() -> None:
+    from kiln.ops.indexing import getitem
+
+    _core.set_operator("getitem", _core.Function(getitem.getitem, True))
+    _core.set_operator("setitem", _core.Function(getitem.setitem, True))
+
+
 def backward(
     self: Any,
     gradient: Any = None,
@@ -198,14 +215,15 @@ def attach() -> None:
     for name, function in ops.OPERATORS.items():
         own_frames = isinstance(function, FunctionType)
         _core.set_operator(_SLOTS.get(name, name), _core.Function(function, True) if own_frames else function)
-    _core.set_operator("setitem", _core.Function(getitem.setitem, True))
+    for slot, item in (("getitem", _getitem), ("setitem", _setitem)):
+        _core.set_operator(slot, _core.Function(item, True))
     _core.set_operator("array", data.beside)
     _core.set_operator("take_at", find("take_at").handle)
     absent.leave_out(Tensor, absent.TENSOR)
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
     _core.set_operator("to", _core.Function(interop.to, True))
     _core.set_operator("new", later("kiln.ops.creation.legacy", "tensor_new"))
-    _core.set_operator("fill", registry.METHODS["fill_"])
+    _core.set_operator("fill", lambda self, value: registry.method("fill_")(self, value))
     for name in kinds.COMPUTE:
         _core.set_core_function(name, arithmetic.convert.handle, (name,))
     _core.set_core_function("add", arithmetic.add.handle, ())

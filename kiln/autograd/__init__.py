@@ -30,7 +30,6 @@ from kiln.autograd.grad_mode import (
 )
 from kiln.autograd.gradcheck import gradcheck, gradgradcheck
 from kiln.autograd.graph import _unsafe_preserve_version_counter as _unsafe_preserve_version_counter
-from kiln.autograd.variable import Variable
 
 if _typing.TYPE_CHECKING:
     from kiln.autograd import anomaly_mode, functional, profiler, variable

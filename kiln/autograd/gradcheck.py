@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln import ops
 from kiln._core import Tensor, float64
@@ -17,6 +17,7 @@ from kiln.autograd.engine import grad
 from kiln.autograd.function import Function
 from kiln.errors import warn
 from kiln.late import later
+from kiln.tuples import NamedTuple
 
 __all__ = [
     "GradcheckError", "get_analytical_jacobian", "get_numerical_jacobian",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
 
 from kiln import _core
 from kiln._core import Tensor
 from kiln.autograd.node import Node as Node
+from kiln.tuples import NamedTuple
 
 
 class GradientEdge(NamedTuple):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from math import isfinite
-from typing import NamedTuple
 
 from kiln.capture.log import log
+from kiln.tuples import NamedTuple
 
 MOST_FORGOTTEN = 4 * 256  # from here on recordings must be seen again to pay
 

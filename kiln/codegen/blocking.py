@@ -16,7 +16,7 @@ many there are. Nothing here decides a bit of a result: the order of sums is in 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from kiln.tuples import NamedTuple
 
 
 class FmaBlocking(NamedTuple):

@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 from kiln import _core
+from kiln.tuples import NamedTuple
 
 PENDING, THREAD, GENERATOR = range(3)
 

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import NamedTuple
 
 from kiln import _core
 from kiln.codegen.blocking import AmxBlocking, FmaBlocking
 from kiln.scalars.scalar import ARITHMETIC, COMPARE, FLOAT_ONLY, FLOATS, INTS, LOGIC, REDUCE, SHIFT, WIDTH
+from kiln.tuples import NamedTuple
 
 V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.1", "sse4.2", "ssse3")
 V4 = (*V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln.codegen.store import kept
 from kiln.codegen.store.identity import digest
@@ -25,6 +25,7 @@ from kiln.table.record import find
 from kiln.tracing.captured import Captured, Check, like
 from kiln.tracing.sizes import Guard
 from kiln.tracing.stored import StoredOp
+from kiln.tuples import NamedTuple
 
 _read = later("kiln.export.reading", "read")
 _MOST = 1 << 20  # bytes of what is kept of one program

@@ -10,7 +10,8 @@ from kiln import _core
 from kiln.errors import describe, message
 from kiln.graph.graph import Graph
 from kiln.late import later
-from kiln.nn import Module, Parameter
+from kiln.nn.module import Module
+from kiln.nn.parameter import Parameter
 from kiln.tracing.captured import Captured, State
 from kiln.tracing.program import Program
 from kiln.tracing.trees import build, flatten

@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 import json
 from collections import namedtuple
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln import _core
 from kiln.errors import message
@@ -23,6 +23,7 @@ from kiln.tracing.captured import Captured, Check, Expected, Input, Kept, Raises
 from kiln.tracing.dims import Range
 from kiln.tracing.sizes import SIGNS, Guard
 from kiln.tracing.trees import LEAF, Tree
+from kiln.tuples import NamedTuple
 
 _DEPTH = 64
 ERRORS: dict[str, type[Exception]] = {

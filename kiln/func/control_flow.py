@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -111,9 +112,9 @@ def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried
     >>> kiln.graph.while_loop(lambda x: (x * x - two).abs() > 1e-6, newton, kiln.tensor(1.0))
     tensor(1.4142)
     """
-    kept = _kept("while_loop", (cond_fn, body_fn), carried_inputs)
-    if kept.made is not None:
-        return kept.run()
+    key, results, together = _again("while_loop", (cond_fn, body_fn), carried_inputs)
+    if results is not None and together is not None:
+        return together(results)
     if not callable(cond_fn) or not callable(body_fn):
         raise RuntimeError("Expect cond_fn and body_fn to be callable.")
     leaves, build, many = _state("carried_inputs", carried_inputs)
@@ -132,7 +133,7 @@ def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried
         attrs = attributes((len(given), 0, len(captured)), (0, False), sizes, graphs)
         return _add(graph, "while_loop", [*given, *captured], attrs), many
 
-    return _run(("while_loop", outline(carried_inputs)), (cond_fn, body_fn), leaves, emit, kept.key)
+    return _run(("while_loop", outline(carried_inputs)), (cond_fn, body_fn), leaves, emit, key)
 
 
 def scan(
@@ -337,53 +338,54 @@ class _Made(NamedTuple):
 _made: OrderedDict[Any, _Made] = OrderedDict()
 
 
-_calls: dict[Any, _Made] = {}  # the same by what is at hand of a call of tensors
+# the same by what is at hand of a call of tensors; what the core is called with, how places are asked
+_calls: dict[Any, tuple[_Made, tuple[int, str, int], list[tuple[Callable[[Any], Any], Any, Any]]]] = {}
 
 
-class _Kept(NamedTuple):
-    """A call of tensors alone, and what was built for one like it."""
-
-    key: Any
-    given: tuple[Any, ...]
-    made: _Made | None
-
-    def run(self) -> Any:
-        """The call."""
-        assert self.made is not None
-        operands = (*self.given, *self.made.met)
-        results = _core.call_op(CALLED.handle, (len(operands), self.made.text, 0), operands)
-        return self.made.build(list(results))
-
-
-_NOTHING = _Kept(None, (), None)
-
-
-def _kept(name: str, functions: tuple[Any, ...], state: Any) -> _Kept:
-    """Looks for a call whose sizes, functions and what they close over are those of an earlier one."""
-    given = state if type(state) is tuple else (state,)
-    key: list[Any] = [name, type(state) is tuple, _core.default_dtype_name()]
+def _again(name: str, functions: tuple[Any, ...], state: Any) -> tuple[Any, list[Any] | None, Build | None]:
+    """What a call of tensors is looked for by, None where it is of others; and, of one whose sizes, functions
+    and what they close over are those of an earlier one, its results and what puts them together.
+    """
+    many = type(state) is tuple
+    given = state if many else (state,)
+    key: list[Any] = [name, many, _core.default_dtype_name()]
     for x in given:
         if type(x) is not Tensor:
-            return _NOTHING
+            return None, None, None
         key += (x.dtype, x.shape)
     for f in functions:
-        if type(f) is not FunctionType:
-            return _NOTHING
+        if type(f) is not FunctionType or f.__defaults__:
+            return None, None, None
         key.append(id(f.__code__))
-        if f.__defaults__:
-            return _NOTHING
         for cell in f.__closure__ or ():
             key.append(id(cell.cell_contents))
-    if innermost() is not None:
-        return _NOTHING
     whole = tuple(key)
-    made = _calls.get(whole)
-    if made is not None:
-        for place in made.places:
-            if not place.holds():
-                made = None
-                break
-    return _Kept(whole, given, made)
+    found = _calls.get(whole)
+    if found is None or innermost() is not None:
+        return whole, None, None
+    made, structure, places = found
+    for get, at, held in places:
+        if get(at) is not held:
+            return whole, None, None
+    results = _core.call_op(CALLED.handle, structure, (*given, *made.met))
+    return whole, list(results), made.build
+
+
+def _remember(key: Any, functions: tuple[Any, ...], made: _Made, count: int) -> None:
+    """Has calls found by what is at hand of them: what the functions themselves close over is in the key."""
+    if len(_calls) >= KEPT:
+        _calls.clear()
+    known = {(id(cell), None) for f in functions for cell in f.__closure__ or ()}
+    places = [p for at, p in {(id(p.container), p.key): p for p in made.places}.items() if at not in known]
+    asked = [
+        (p.container.get if type(p.container) is dict else partial(_held, p), p.key, p.held) for p in places
+    ]
+    _calls[key] = made, (count, made.text, 0), asked
+
+
+def _held(place: Place, key: Any) -> Any:
+    """What is there; the place itself, which nothing holds, where nothing is."""
+    return place.held if place.holds() else place
 
 
 def _run(name: Any, functions: tuple[Any, ...], given: list[Any], emit: Emit, quick: Any = None) -> Any:
@@ -410,9 +412,7 @@ def _run(name: Any, functions: tuple[Any, ...], given: list[Any], emit: Emit, qu
     try:
         results = called(found.text, [*given, *found.met])
         if quick is not None and found.places is not None:
-            if len(_calls) >= KEPT:
-                _calls.clear()
-            _calls[quick] = found
+            _remember(quick, functions, found, len(given) + len(found.met))
     except ValueError:
         found = _build(functions, given, emit, alive, fixed=True)
         results = called(found.text, [*given, *found.met])

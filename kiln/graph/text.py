@@ -138,7 +138,7 @@ def text(graph: Graph) -> str:
 
 # -- reading ----------------------------------------------------------------------------------------
 
-_TOKEN = re.compile(
+_TOKEN = (
     r'[ \t]*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<value>%\d+)|(?P<called>@\d+)'
     r"|(?P<float>-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf\b)|nan\b)"
     r"|(?P<int>-?\d+)|(?P<name>[A-Za-z_]\w*)|(?P<mark>->|==|[=()\[\],;:+*]))"
@@ -149,9 +149,10 @@ Token = tuple[str, str]
 def _tokens(line: str, number: int) -> list[Token]:
     """The tokens of a line: (class, text)."""
     found: list[Token] = []
+    token = re.compile(_TOKEN)  # which re keeps
     place, end = 0, len(line.rstrip())
     while place < end:
-        match = _TOKEN.match(line, place)
+        match = token.match(line, place)
         if match is None:
             raise TextError(f"graph text, line {number}: unexpected {line[place : place + 20]!r}")
         assert match.lastgroup is not None
@@ -452,7 +453,7 @@ def parse(source: str, find_op: FindOp) -> Graph:
     return _parse(lines[1:], 2, int(head[1]), find_op, 0)
 
 
-_CALLED = re.compile(r"called @(\d{1,7}) (\d{1,7})\s*")
+_CALLED = r"called @(\d{1,7}) (\d{1,7})\s*"
 
 
 def _parse(lines: list[str], first: int, slots: int, find_op: FindOp, depth: int) -> Graph:
@@ -461,7 +462,7 @@ def _parse(lines: list[str], first: int, slots: int, find_op: FindOp, depth: int
         raise TextError(f"graph text, line {first}: nested too deeply")
     reader = _Reader(find_op, slots)
     at = 0
-    while at < len(lines) and (head := _CALLED.fullmatch(lines[at])):
+    while at < len(lines) and (head := re.fullmatch(_CALLED, lines[at])):
         end = at + 1
         while end < len(lines) and lines[end].startswith("  "):
             end += 1
@@ -491,6 +492,8 @@ def _parse(lines: list[str], first: int, slots: int, find_op: FindOp, depth: int
 
 def parse_dim(source: str, slots: int) -> Dim:
     """A size as `dim_text` writes it, of slots below `slots`; TextError."""
+    if len(source) < 19 and source.isascii() and source.isdigit():
+        return int(source)
     line = _Line(source, 1)
     found = _Reader(_no_op, slots).dim(line)
     line.end()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kiln import _core
 from kiln._core import Tensor
 from kiln.errors import describe, message
+from kiln.tuples import NamedTuple
 
 if TYPE_CHECKING:
     from kiln._typed.words import Device

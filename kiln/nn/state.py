@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln._core import Tensor
 from kiln.autograd import no_grad
 from kiln.errors import describe, warn
 from kiln.nn.hooks import RemovableHandle
 from kiln.nn.parameter import Parameter, is_lazy
+from kiln.tuples import NamedTuple
 
 EXTRA = "_extra_state"  # what stands behind a module's name in a state dict for what get_extra_state gives
 HOOKS = (

@@ -3,8 +3,8 @@
 A name is the handle of its op where a call needs nothing but the op, so that it stays in C++; else a plain
 function over ops. Values of a graph get their operators here, and methods in the same way as tensors.
 
-What tensors' operators, and values coming in and going out, need is imported here; every other family when
-one of its names is first asked for (`registry`), or here too where no index knows its names (`index`).
+What most operators of tensors, and values coming in and going out, need is imported here; every other family
+when one of its names is first asked for (`registry`), or here too where no index knows its names (`index`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from kiln.graph.graph import Value
 from kiln.graph.size import Size
 from kiln.late import later
 from kiln.ops.creation import data, interop  # noqa: F401
-from kiln.ops.elementwise import comparison, parts_of_numbers, public_arithmetic
-from kiln.ops.indexing import getitem
+from kiln.ops.elementwise import comparison
 from kiln.ops.products import matrix_products  # noqa: F401
 from kiln.ops.views import splits  # noqa: F401
 from kiln.scalars.scalar import Scalar
@@ -43,6 +42,12 @@ else:
 _core.set_symbolic_types((Value, Scalar, Size))
 _core.set_error_describer(later("kiln.table.mistakes", "describe_error"))
 
+
+def _asked(name: str) -> Any:
+    """A public function whose family is imported at its first call."""
+    return lambda *args: registry.function(name)(*args)
+
+
 # operator of Value and of Tensor -> the function it calls
 OPERATORS: dict[str, Any] = {
     **{name: find(name).handle for name in ("add", "sub", "mul", "matmul", "neg", "abs")},
@@ -51,12 +56,12 @@ OPERATORS: dict[str, Any] = {
     "truediv": find("div").handle,
     "floordiv": find("floor_divide").handle,
     "mod": find("remainder").handle,
-    "lshift": parts_of_numbers.bitwise_left_shift.handle,
-    "rshift": parts_of_numbers.bitwise_right_shift.handle,
-    "pos": public_arithmetic.positive,
+    "lshift": _asked("bitwise_left_shift"),
+    "rshift": _asked("bitwise_right_shift"),
+    "pos": _asked("positive"),
     "invert": comparison.bitwise_not.handle,
-    "pow": public_arithmetic.pow,
-    "getitem": getitem.getitem,
+    "pow": _asked("pow"),
+    "getitem": later("kiln.ops.indexing.getitem", "getitem"),
 }
 REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor",
              "lshift", "rshift")  # fmt: skip

@@ -6,9 +6,9 @@ A pair (hi, lo) is an unevaluated sum that holds about twice its type's precisio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from kiln.scalars.scalar import Scalar, bits, const, fma, from_bits, select
+from kiln.tuples import NamedTuple
 
 Pair = tuple[Scalar, Scalar]
 

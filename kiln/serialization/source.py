@@ -14,8 +14,8 @@ from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
 from kiln.files import not_regular
+from kiln.ops.creation.interop import lent
 from kiln.ops.elementwise.arithmetic import clone
-from kiln.ops.views.pickling import lent
 
 Path = Union[str, "os.PathLike[str]"]
 

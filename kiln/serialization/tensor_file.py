@@ -22,7 +22,7 @@ import mmap
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln import _core
 from kiln._core import Tensor
@@ -37,6 +37,7 @@ from kiln.serialization.source import (
     pieces,
     read_tensor,
 )
+from kiln.tuples import NamedTuple
 
 TREE = "kiln.tree"  # the metadata entry that holds the document of a nested object
 MAX_HEADER = 100_000_000  # bytes, as the safetensors format has it

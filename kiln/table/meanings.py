@@ -5,7 +5,7 @@ Said once, for the core, for type checkers (`kiln.testing.type_forms`) and for m
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from kiln.tuples import NamedTuple
 
 
 class Meaning(NamedTuple):

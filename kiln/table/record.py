@@ -22,13 +22,14 @@ Four kinds of body:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
 from kiln import _core
 from kiln.graph import graph as g
 from kiln.scalars.scalar import Scalar
 from kiln.table import kinds, registry
 from kiln.table.meanings import LETTERS
+from kiln.tuples import NamedTuple
 
 # For annotations in the table: what matters to the record is the name.
 Tensor = Any

@@ -16,6 +16,7 @@ import json
 import os
 import random
 import re
+import signal
 import threading
 import time
 import warnings
@@ -221,6 +222,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     os.environ["KILN_CACHE_LIMIT"] = "0"  # nobody will look for these again
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
     files = seeds()
     found = 0
     for number in range(given.count):

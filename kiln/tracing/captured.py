@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln import _core
 from kiln.graph.graph import Graph
@@ -17,6 +17,7 @@ from kiln.late import later
 from kiln.tracing.dims import Range
 from kiln.tracing.sizes import Guard
 from kiln.tracing.trees import Tree, difference, flatten
+from kiln.tuples import NamedTuple
 
 _SHOWN = 4  # elements of a tensor that errors show
 _look, _graph_of = later("kiln.tracing.graphs", "Look"), later("kiln.tracing.graphs", "graph_of")

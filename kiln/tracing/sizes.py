@@ -8,13 +8,14 @@ made with, and becomes a guard: the program raises where the answer would be ano
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln.graph.graph import Graph, Shape, Value, building
 from kiln.graph.size import Dim, Size, evaluate, slots_named
 from kiln.graph.text import dim_text
 from kiln.late import later
 from kiln.table.record import Op
+from kiln.tuples import NamedTuple
 
 _arguments, _bound_of = later("kiln.tracing.graphs", "arguments"), later("kiln.tracing.graphs", "bound_of")
 _WAYS = "declare it with that size, or leave it out of dynamic_shapes"

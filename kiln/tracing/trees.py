@@ -7,14 +7,14 @@ A leaf has the name a user would write: `x`, `batch['mask']`, `args[1]`.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln import _core
 from kiln.errors import describe
 from kiln.graph.graph import Value
+from kiln.tuples import NamedTuple
 
 
 class Tree(NamedTuple):
@@ -59,7 +59,9 @@ def flatten(value: Any, found: list[Any], names: list[str] | None = None, name: 
     if isinstance(value, dict):
         held = [(f"{name}[{k!r}]", v) for k, v in value.items()]
         return Tree("dict", inner(held), tuple(value), None if kind is dict else kind)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if hasattr(kind, "__dataclass_fields__"):
+        import dataclasses
+
         fields = tuple(f.name for f in dataclasses.fields(value))
         held = [(f"{name}.{f}", getattr(value, f)) for f in fields]
         return Tree("data", inner(held), fields, kind)

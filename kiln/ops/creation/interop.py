@@ -21,6 +21,13 @@ from kiln.table.registry import forms
 _DL_CPU = (1, 0)  # DLPack's device type and number
 
 
+def lent(x: Any) -> memoryview:
+    """The bytes of a contiguous tensor, to read or to write."""
+    if not x.numel():
+        return memoryview(b"")
+    return memoryview(x.view(_core.int16) if x.dtype is _core.bfloat16 else x).cast("B")
+
+
 # ---- DLPack ----
 
 

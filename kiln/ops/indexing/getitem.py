@@ -12,7 +12,7 @@ there is one array: the result has its shape there. Blocks that are apart are mo
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln import _core
 from kiln.errors import warn
@@ -32,6 +32,7 @@ from kiln.table.arguments import dtype_name, fitting, has_values, is_value, nume
 from kiln.table.public import methods, public
 from kiln.table.record import Tensor
 from kiln.table.registry import forms
+from kiln.tuples import NamedTuple
 
 _WRONG = (
     "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices "

@@ -9,16 +9,18 @@ from typing import Any
 
 from kiln import _core
 from kiln.errors import describe, message
+from kiln.late import later
 from kiln.ops.creation.constants import check_options, chosen_dtype, settle, sizes_given
 from kiln.ops.elementwise.arithmetic import convert
-from kiln.ops.elementwise.infinities_and_nan import all_within
-from kiln.ops.indexing.getitem import put
 from kiln.ops.random import draws as r
 from kiln.ops.random.generator import reserve
 from kiln.table.arguments import beside, dtype_name, expect, into, is_value, may_expect, run, type_name
 from kiln.table.kinds import FLOATS
 from kiln.table.public import methods, public
 from kiln.table.registry import forms
+
+all_within = later("kiln.ops.elementwise.infinities_and_nan", "all_within")
+put = later("kiln.ops.indexing.getitem", "put")
 
 # the integers a dtype holds exactly from 0 on: from .. to, and what PyTorch's messages call it
 LIMITS = {

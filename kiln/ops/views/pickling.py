@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 from kiln import _core
 from kiln.ops.creation.constants import empty
 from kiln.ops.creation.data import attributes
+from kiln.ops.creation.interop import lent
 from kiln.ops.elementwise.arithmetic import clone
 from kiln.ops.views.storage import UntypedStorage
 from kiln.table.public import methods
@@ -62,13 +63,6 @@ def _reduce_storage(self: Any, protocol: Any) -> Any:
     content = lent(clone(self.elements(self._owner.dtype)))
     kept = (type(self), self._owner.dtype)
     return rebuild_storage, (*kept, PickleBuffer(content) if protocol >= 5 else bytes(content))
-
-
-def lent(x: Any) -> memoryview:
-    """The bytes of a contiguous tensor, to read or to write."""
-    if not x.numel():
-        return memoryview(b"")
-    return memoryview(x.view(_core.int16) if x.dtype is _core.bfloat16 else x).cast("B")
 
 
 def rebuild_storage(kind: Any, dtype: Any, content: Any) -> Any:
