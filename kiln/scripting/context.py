@@ -20,8 +20,9 @@ class Leaving(BaseException):
 class Context:
     """One run of rewritten code."""
 
-    def __init__(self, recorder: Recorder, prints: bool = False) -> None:
+    def __init__(self, recorder: Recorder, prints: bool = False, pinned: bool = False) -> None:
         self.recorder = recorder
+        self.pinned = pinned  # values that are read are those of the example, which every call checks
         self.trying = self.trying_outside = 0  # `try` statements around, in this branch and outside it
         self.branches = 0  # how many were followed
         self.deepest = 0  # how often a function was as deep in itself as it may be
@@ -41,6 +42,11 @@ class Context:
     def refuse(self, what: str, line: str = "") -> Any:
         """Raises that a script cannot do something, with the line."""
         return self.recorder.refuse(what, line)
+
+    def pin(self) -> None:
+        """A value is about to be read, which every call will check."""
+        if len(self.recorder.read_values) >= _READS:
+            self.refuse(f"reads more than {_READS} values")
 
     def new(self, thing: Any) -> Any:
         """A container or object that was just made."""
@@ -92,6 +98,7 @@ def reachable(roots: list[Any]) -> set[int]:
 
 
 _MOST = 100_000
+_READS = 1000  # values that one program checks
 _ENDS = (int, float, str, bytes, type(None), type, ModuleType, _core.Tensor)
 
 

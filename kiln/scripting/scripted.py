@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
@@ -23,24 +24,36 @@ from kiln.scripting.numbers import Number
 from kiln.table.arguments import recorder_here
 from kiln.tracing.capture import capture
 from kiln.tracing.captured import Captured
+from kiln.tracing.modules import TracerWarning
 from kiln.tracing.program import Program, held_in
+from kiln.tracing.recorder import WAYS, TracingError
 from kiln.tracing.scripts import ScriptFunction, ScriptModule
 from kiln.tracing.trees import build, constants, flatten
 
-KEPT = 64  # programs of one function
+KEPT = 64  # looks of one function
+WAYS_KEPT = 16  # programs of one look that each hold one way
 _PLAIN = (int, float, bool, complex, str, bytes, type(None), _core.dtype)
 
 
 class Variant:
     """A program for arguments that look alike, as long as what it was made of is as it was."""
 
-    def __init__(self, function: Any, root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        function: Any,
+        root: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        refused: TracingError | None = None,
+    ) -> None:
+        self.refused = refused  # why it is for one way that the function goes alone
         self.tree: Any = None
         self.numbers: list[Any] = []  # which of the results' leaves are numbers
         self.prints: list[Any] = []
         ran: dict[Any, dict[str, Any]] = {}
         run = self._runner(function, root, ran)
-        self.captured: Captured = capture(run, args, kwargs, root=root)
+        on_data = "refuse" if refused is None else "check"
+        self.captured: Captured = capture(run, args, kwargs, root=root, on_data=on_data)
         self._program = Program(self.captured, held_in(self.captured))
         self._state = [s.tensor for s in self.captured.state]
         read = Read(ran, self._state)
@@ -51,7 +64,7 @@ class Variant:
 
     def _runner(self, function: Any, root: Any, ran: dict[Any, dict[str, Any]]) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            context = Context(recorder_here(), prints=True)
+            context = Context(recorder_here(), prints=True, pinned=self.refused is not None)
             context.roots = [function, root, args, kwargs]
             with entered(context):
                 made = call(function, *args, **kwargs)
@@ -89,6 +102,8 @@ class Variant:
 
     def program(self) -> Captured:
         """The program as it is kept in a file; a number is a tensor of no dims there."""
+        if self.refused is not None:
+            raise self.refused
         if self.prints:
             raise RuntimeError("jit.save: a program in a file does not print")
         made = copy.copy(self.captured)
@@ -123,6 +138,7 @@ class Calls:
         self.function, self.root = function, root
         self.variants: dict[Any, list[Variant]] = {}
         self.last: Variant | None = None
+        self.told = False  # that a program holds one way alone
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if recorder_here() is not None:
@@ -130,33 +146,64 @@ class Calls:
         look: list[Any] = [_core.modes(), _core.default_dtype_name()]
         if not (_look(args, look, {}) and _look(kwargs, look, {})):
             return self.function(*args, **kwargs)  # of a batch, or values of a graph: no program takes them
-        made = self.last = self._found(tuple(look), args, kwargs)
+        kept = self.variants.setdefault(tuple(look), [])
         state = _core.random_state()
+        for made in kept:
+            if not made.holds():
+                continue
+            try:
+                return self._ran(kept, made, args, kwargs)
+            except Exception as error:
+                if made.refused is None and not hasattr(error, "_kiln_program"):
+                    raise
+                _core.set_random_state(*state)
+                if made.refused is None:
+                    self.function(*args, **kwargs)  # raises it, with its text and its lines
+                    raise
         try:
-            return made(args, kwargs)
-        except BaseException as error:
-            if not hasattr(error, "_kiln_program"):
-                raise
-            _core.set_random_state(*state)
-            self.function(*args, **kwargs)  # raises it, with its text and its lines
+            return self._ran(kept, self._made(kept, args, kwargs), args, kwargs)
+        except TracingError:
             raise
+        except Exception:
+            _core.set_random_state(*state)
+            self.function(*args, **kwargs)
+            raise
+
+    def _ran(self, kept: list[Variant], made: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a program, which becomes the first that is asked."""
+        self.last = made
+        result = made(args, kwargs)
+        if not kept or kept[0] is not made:
+            if made in kept:
+                kept.remove(made)
+            kept.insert(0, made)
+            del kept[WAYS_KEPT if made.refused else 4 :]
+        return result
 
     def variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
         """A program for these arguments, which is not kept."""
         return Variant(self.function, self.root, args, kwargs)
 
-    def _found(self, look: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
-        kept = self.variants.setdefault(look, [])
-        for k, variant in enumerate(kept):
-            if variant.holds():
-                if k:
-                    kept.insert(0, kept.pop(k))
-                return variant
-        made = Variant(self.function, self.root, args, kwargs)
-        kept.insert(0, made)
-        del kept[4:]
+    def _made(self, kept: list[Variant], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+        """A program for these arguments: of all ways that the function may go, or, where one program cannot
+        hold them, of the way that it goes with these values.
+        """
         while len(self.variants) > KEPT:
             del self.variants[next(iter(self.variants))]
+        refused = next((v.refused for v in kept if v.refused is not None), None)
+        if refused is None:
+            try:
+                return Variant(self.function, self.root, args, kwargs)
+            except TracingError as error:
+                refused = error
+        try:
+            made = Variant(self.function, self.root, args, kwargs, refused)
+        except TracingError:
+            raise refused from None
+        if not self.told:
+            self.told = True
+            why = str(refused).removesuffix(f"; {WAYS}")
+            warnings.warn(f"{why}; each way it goes is a program of its own", TracerWarning, stacklevel=4)
         return made
 
     def program(self) -> Variant:
