@@ -18,13 +18,15 @@ from kiln.capture.pure.guards import Read
 from kiln.errors import describe, message
 from kiln.graph.graph import Value
 from kiln.nn import Module
+from kiln.nn.calls import HOOKS
+from kiln.scripting.annotations import check_arguments
 from kiln.scripting.calls import call
 from kiln.scripting.context import Context, entered
 from kiln.scripting.numbers import Number
 from kiln.table.arguments import recorder_here
 from kiln.tracing.capture import capture
 from kiln.tracing.captured import Captured
-from kiln.tracing.modules import TracerWarning
+from kiln.tracing.modules import TopLevelTracedModule, TracerWarning
 from kiln.tracing.program import Program, held_in
 from kiln.tracing.recorder import WAYS, TracingError
 from kiln.tracing.scripts import ScriptFunction, ScriptModule
@@ -147,6 +149,8 @@ class Calls:
         if not (_look(args, look, {}) and _look(kwargs, look, {})):
             return self.function(*args, **kwargs)  # of a batch, or values of a graph: no program takes them
         kept = self.variants.setdefault(tuple(look), [])
+        if not kept:
+            check_arguments(self.function, args, kwargs)
         state = _core.random_state()
         for made in kept:
             if not made.holds():
@@ -196,6 +200,9 @@ class Calls:
                 return Variant(self.function, self.root, args, kwargs)
             except TracingError as error:
                 refused = error
+            except Exception as error:  # the function's own, or of a number that is none of Python's
+                name = getattr(self.function, "__qualname__", "script")
+                refused = TracingError(f"{name}: {type(error).__name__}: {error}")
         try:
             made = Variant(self.function, self.root, args, kwargs, refused)
         except TracingError:
@@ -283,10 +290,6 @@ class Scripted(ScriptFunction):
         """The function's source."""
         return source_of(self.scripted_function)
 
-    def save(self, f: Any, **kwargs: Any) -> None:
-        """Writes the program that ran last, which `kiln.jit.load` reads."""
-        save(self, f, **kwargs)
-
     def __deepcopy__(self, memo: Any) -> Scripted:
         return Scripted(self.scripted_function)
 
@@ -309,6 +312,7 @@ class RecursiveScriptModule(ScriptModule):
         state = self.__dict__
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             state[name] = module.__dict__[name]
+        state.update({name: module.__dict__[name] for name in HOOKS})
         state["training"] = module.training
         state["_original"] = module
         state["_programs"] = {}
@@ -316,6 +320,13 @@ class RecursiveScriptModule(ScriptModule):
             if getattr(member, "_kiln_exported", False):
                 state["_programs"][name] = Calls(getattr(module, name), module)
         state["_programs"]["forward"] = Calls(module.forward, module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state, held = self.__dict__, self._original.__dict__
+        for name in ("_hooked", "_is_full_backward_hook"):  # hooks are called around the program
+            if name in held:
+                state[name] = held[name]
+        return super().__call__(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._programs["forward"](args, kwargs)
@@ -371,10 +382,6 @@ class RecursiveScriptModule(ScriptModule):
         """The source of forward."""
         return source_of(type(self._original).forward)
 
-    def save(self, f: Any, **kwargs: Any) -> None:
-        """Writes the program that ran last, which `kiln.jit.load` reads."""
-        save(self, f, **kwargs)
-
     def __deepcopy__(self, memo: Any) -> Any:
         return RecursiveScriptModule(copy.deepcopy(self._original, memo))
 
@@ -397,10 +404,29 @@ class RecursiveScriptModule(ScriptModule):
         return self._original[key]
 
 
+def prepared(module: Any, seen: dict[int, Any]) -> Any:
+    """A module in which each that has `__prepare_scriptable__` is what that gives."""
+    if id(module) in seen:
+        return seen[id(module)]
+    own = getattr(module, "__prepare_scriptable__", None)
+    made = seen[id(module)] = module if own is None else own()
+    if isinstance(made, Module) and not isinstance(made, ScriptModule):
+        for name, child in list(made._modules.items()):
+            new = child if child is None else prepared(child, seen)
+            if new is not child:
+                made._modules[name] = new
+    return made
+
+
 def save(made: Any, f: Any, extra_files: Any = None) -> None:
-    """Writes the program of a trace, or of a script the one that ran last."""
+    """Writes a program into a file, which `kiln.export.load` reads too: of a script the one that ran last,
+    for arguments that look like those of that call. RuntimeError, with the line, of a script whose program
+    holds one way alone that the function may go.
+    """
     if not isinstance(made, (ScriptFunction, ScriptModule)):
         raise TypeError(message("jit.save", "what jit.trace or jit.script gives", describe(made)))
+    if isinstance(made, TopLevelTracedModule) and set(made._methods) != {"forward"}:
+        raise NotImplementedError("jit.save: a file holds forward alone, not further methods")
     program = export.ExportedProgram(made.captured)
     export.save(program, f, extra_files=extra_files)
 
@@ -439,7 +465,8 @@ def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs:
         return obj
     made: Any
     if isinstance(obj, Module):
-        made = RecursiveScriptModule(obj)
+        made = prepared(obj, {})
+        made = RecursiveScriptModule(made) if isinstance(made, Module) else script(made)
     elif isinstance(obj, (FunctionType, MethodType)):
         made = Scripted(obj)
     elif callable(obj):
