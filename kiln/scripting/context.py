@@ -38,6 +38,8 @@ class Context:
         self.ran: dict[Any, dict[str, Any]] = {}  # code -> globals
         self.patched: list[tuple[dict[str, Any], str]] = []
         self.prints: list[Any] | None = [] if prints else None
+        # what is changed that was there before the call, as it was; None where nothing may be
+        self.effects: dict[Any, tuple[Any, Any]] | None = {} if prints else None
 
     def refuse(self, what: str, line: str = "") -> Any:
         """Raises that a script cannot do something, with the line."""
@@ -58,8 +60,22 @@ class Context:
         depth = self.made.get(id(thing), (None, -1))[1]
         if self.logs and depth < len(self.logs):
             self.logs[-1].setdefault((id(thing), key), (slot, slot.read()))
-        if depth < 0 and self._was_there(thing):
+        if depth >= 0 or not self._was_there(thing):
+            return
+        if self.effects is None:
             self.refuse(f"{what}, which is there before the call: that would happen once, at the capture")
+        elif not self.logs:
+            self.effects.setdefault((id(thing), key), (slot, slot.read()))
+
+    def take_effects(self) -> list[tuple[Any, Any, Any]]:
+        """Of each place that was there before the call and is changed: its key, the place, what it holds now."""
+        return [(key, slot, slot.read()) for key, (slot, _) in (self.effects or {}).items()]
+
+    def undo(self) -> None:
+        """Puts back what was there before the call: every call changes it by itself."""
+        for slot, before in reversed(list((self.effects or {}).values())):
+            slot.write(before)
+        self.effects = None
 
     def changed(self, key: Any, slot: Any, old: Any) -> None:
         """A branch has changed something: to the one around it that is a change too."""
@@ -68,7 +84,10 @@ class Context:
             if depth < len(self.logs):
                 self.logs[-1].setdefault(key, (slot, old))
         elif depth < 0:
-            self.refuse(f"changes {slot.name}, which is there before the call, in a branch on values")
+            if self.effects is None:
+                self.refuse(f"changes {slot.name}, which is there before the call, in a branch on values")
+            else:
+                self.effects.setdefault(key, (slot, old))
 
     def finish(self) -> None:
         """Ends the run: what was raised, depending on values, is a result of the program."""

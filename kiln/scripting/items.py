@@ -139,6 +139,8 @@ def set_attr(value: Any, held: Any, name: str) -> None:
             if value is not buffer:
                 buffer.copy_(value)
             return
+        if name in held._parameters or name in held._modules:
+            context.refuse(f"gives a module another {name}")
     if isinstance(held, Tensor):
         setattr(held, name, value)
         return

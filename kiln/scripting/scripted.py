@@ -22,6 +22,7 @@ from kiln.nn.calls import HOOKS
 from kiln.scripting.annotations import check_arguments
 from kiln.scripting.calls import call
 from kiln.scripting.context import Context, entered
+from kiln.scripting.items import contents
 from kiln.scripting.numbers import Number
 from kiln.table.arguments import recorder_here
 from kiln.tracing.capture import capture
@@ -52,6 +53,7 @@ class Variant:
         self.tree: Any = None
         self.numbers: list[Any] = []  # which of the results' leaves are numbers
         self.prints: list[Any] = []
+        self.places: list[Any] = []  # what a call changes besides tensors: containers of arguments, others
         ran: dict[Any, dict[str, Any]] = {}
         run = self._runner(function, root, ran)
         on_data = "refuse" if refused is None else "check"
@@ -68,13 +70,21 @@ class Variant:
         def run(*args: Any, **kwargs: Any) -> Any:
             context = Context(recorder_here(), prints=True, pinned=self.refused is not None)
             context.roots = [function, root, args, kwargs]
-            with entered(context):
-                made = call(function, *args, **kwargs)
-                context.finish()
+            given = containers((args, kwargs), (), {})
+            try:
+                with entered(context):
+                    made = call(function, *args, **kwargs)
+                    context.finish()
+                effects = context.take_effects()
+                self.places = [given.get(key[0], slot) for key, slot, _ in effects]
+                self.prints = context.prints or []
+                parts = (_as_given(made, given), self.prints, [after for _, _, after in effects])
+                whole = _numbers_as_tensors(parts, self.numbers)
+            finally:
+                context.undo()
             ran.update(context.ran)
-            self.prints = context.prints or []
             leaves: list[Any] = []
-            tree = flatten(_numbers_as_tensors((made, self.prints), self.numbers), leaves)
+            tree = flatten(whole, leaves)
             self.numbers = [k for k, x in enumerate(leaves) if any(x is n for n in self.numbers)]
             self.tree = constants(tree, functools.partial(_given, context))
             return tuple(leaves)
@@ -89,17 +99,26 @@ class Variant:
         return bool(self._inside.hold()) and bool(self._outside.hold())
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.result(self._program(args, kwargs))
+        return self.result(self._program(args, kwargs), args, kwargs)
 
-    def result(self, leaves: Any) -> Any:
-        """What the function returns, of the program's results."""
+    def result(self, leaves: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """What the function returns, of the program's results; prints, and changes what the function does."""
         if self.numbers:
             leaves = list(leaves)
             for k in self.numbers:
                 leaves[k] = leaves[k].item()
-        found, prints = build(self.tree, iter(leaves))
+        found, prints, effects = build(self.tree, iter(leaves))
         for texts, named in prints:
             print(*texts, **named)
+        for place, after in zip(self.places, effects):
+            if isinstance(place, Given):
+                contents(place.of((args, kwargs))).write(after)
+            else:
+                place.write(after)
+        if type(found) is Given:
+            return found.of((args, kwargs))
+        if type(found) is tuple and any(type(x) is Given for x in found):
+            return tuple([x.of((args, kwargs)) if type(x) is Given else x for x in found])
         return found
 
     def program(self) -> Captured:
@@ -108,9 +127,44 @@ class Variant:
             raise self.refused
         if self.prints:
             raise RuntimeError("jit.save: a program in a file does not print")
+        if self.places:
+            raise RuntimeError(
+                f"jit.save: {self.captured.name} changes what is there before its calls, which a program in a "
+                "file cannot"
+            )
         made = copy.copy(self.captured)
         made.out_tree = self.tree.items[0]
         return made
+
+
+class Given:
+    """A list or dict among the arguments, by the keys that lead to it."""
+
+    def __init__(self, path: tuple[Any, ...]) -> None:
+        self.path = path
+
+    def of(self, given: Any) -> Any:
+        """That of a call."""
+        for key in self.path:
+            given = given[key]
+        return given
+
+
+def containers(value: Any, path: tuple[Any, ...], found: dict[int, Given]) -> dict[int, Given]:
+    """The lists and dicts that a value holds, by their ids."""
+    if type(value) in (list, dict, tuple) or hasattr(value, "_fields"):
+        if isinstance(value, (list, dict)):
+            found.setdefault(id(value), Given(path))
+        for key, x in value.items() if isinstance(value, dict) else enumerate(value):
+            containers(x, (*path, key), found)
+    return found
+
+
+def _as_given(made: Any, given: dict[int, Given]) -> Any:
+    """A result in which arguments that are given back are told as such."""
+    if type(made) is tuple:
+        return tuple([given[id(x)] if id(x) in given else x for x in made])
+    return given[id(made)] if id(made) in given else made
 
 
 def _numbers_as_tensors(value: Any, found: list[Any]) -> Any:
@@ -128,7 +182,7 @@ def _numbers_as_tensors(value: Any, found: list[Any]) -> Any:
 
 
 def _given(context: Context, x: Any) -> Any:
-    if not isinstance(x, _PLAIN):
+    if not isinstance(x, (*_PLAIN, Given)):
         context.refuse(f"returns a {type(x).__name__}, which holds neither tensors nor numbers")
     return x
 
@@ -146,7 +200,8 @@ class Calls:
         if recorder_here() is not None:
             return inside(self.function, args, kwargs)
         look: list[Any] = [_core.modes(), _core.default_dtype_name()]
-        if not (_look(args, look, {}) and _look(kwargs, look, {})):
+        seen: dict[int, int] = {}
+        if not (_look(args, look, seen) and _look(kwargs, look, seen)):
             return self.function(*args, **kwargs)  # of a batch, or values of a graph: no program takes them
         kept = self.variants.setdefault(tuple(look), [])
         if not kept:
@@ -246,10 +301,10 @@ def _look(value: Any, parts: list[Any], seen: dict[int, int]) -> bool:
         parts.append((value.dtype, tuple(value.shape), value.requires_grad, again))
         return True
     if kind is tuple or kind is list or hasattr(value, "_fields"):
-        parts.append((kind, len(value)))
+        parts.append((kind, len(value), seen.setdefault(id(value), len(seen)) if kind is list else 0))
         return not [item for item in value if not _look(item, parts, seen)]
     if kind is dict:
-        parts.append((kind, tuple(value)))
+        parts.append((kind, tuple(value), seen.setdefault(id(value), len(seen))))
         return not [item for item in value.values() if not _look(item, parts, seen)]
     parts.append((kind, repr(value) if kind is float else value) if kind in _PLAIN else (kind, id(value)))
     return not isinstance(value, (_core.Tensor, Value))
