@@ -15,6 +15,7 @@ from kiln.scripting.context import current as _current
 from kiln.scripting.scripted import RecursiveScriptModule, script
 from kiln.scripting.scripted import load as _load
 from kiln.scripting.scripted import save as _save
+from kiln.scripting.units import CompilationUnit
 from kiln.table.arguments import is_traced as _is_traced
 from kiln.tracing.modules import (
     Future,
@@ -30,7 +31,7 @@ from kiln.tracing.recorder import TracingError as TracingCheckError
 from kiln.tracing.scripts import ScriptFunction, ScriptModule, TracedModule, trace
 
 __all__ = [
-    "Attribute", "Error", "Final", "Future", "RecursiveScriptModule", "ScriptFunction", "ScriptModule",
+    "Attribute", "CompilationUnit", "Error", "Final", "Future", "RecursiveScriptModule", "ScriptFunction", "ScriptModule",
     "TopLevelTracedModule", "TracedModule", "TracerWarning", "TracingCheckError", "annotate",
     "enable_onednn_fusion", "export", "fork", "freeze", "fuser", "ignore", "interface", "is_scripting",
     "is_tracing", "isinstance", "load", "onednn_fusion_enabled", "optimize_for_inference",
@@ -92,18 +93,7 @@ def save(m: Any, f: Any, _extra_files: Any = None) -> None:
     """Writes a program into a file, which `kiln.export.load` reads too: of a script the one that ran last,
     for arguments that look like those of that call.
     """
-    if builtins.isinstance(m, TopLevelTracedModule) and set(m._methods) != {"forward"}:
-        raise NotImplementedError("jit.save: a file holds forward alone, not further methods")
     _save(m, f, _extra_files)
-
-
-def _save_method(self: Any, f: Any, _extra_files: Any = None) -> None:
-    """Writes the program into a file, as `kiln.jit.save`."""
-    save(self, f, _extra_files)
-
-
-for _kind in (ScriptModule, ScriptFunction):
-    setattr(_kind, "save", _save_method)  # noqa: B010
 
 
 def load(f: Any, map_location: Any = None, _extra_files: Any = None, _restore_shapes: bool = False) -> Any:

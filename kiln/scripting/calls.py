@@ -65,7 +65,7 @@ def call(f: Any, /, *args: Any, **kwargs: Any) -> Any:
         special = _SPECIAL.get(f)
     except TypeError:  # cannot be hashed
         special = None
-    if special is not None:
+    if special is not None and not (context.pinned and f not in _PLAIN):
         if f in _FOLDS and len(args) == 1 and not isinstance(args[0], (Tensor, str, dict, set)):
             args = (args[0] if isinstance(args[0], (list, tuple, range, Range)) else list(args[0]),)
         if any(map(is_symbolic, (*args, *kwargs.values()))):
@@ -150,7 +150,7 @@ def _method(context: Context, f: MethodType, args: tuple[Any, ...], kwargs: dict
     held, function = f.__self__, f.__func__
     if isinstance(held, Module) and f.__name__ in ("forward", "__call__"):
         patch(context, held)
-    if isinstance(held, Tensor):
+    if isinstance(held, Tensor) and not context.pinned:
         special = _OF_TENSOR.get(f.__name__)
         if special is not None:
             return special(held, *args, **kwargs)
@@ -164,7 +164,7 @@ def _method(context: Context, f: MethodType, args: tuple[Any, ...], kwargs: dict
 def _builtin(context: Context, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     held = f.__self__
     if isinstance(held, Tensor):
-        special = _OF_TENSOR.get(f.__name__)
+        special = None if context.pinned else _OF_TENSOR.get(f.__name__)
         if special is not None:
             return special(held, *args, **kwargs)
         return _native(context, f, args, kwargs)
@@ -183,7 +183,7 @@ def _builtin(context: Context, f: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _native(context: Context, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function that is not rewritten; numbers that depend on values are tensors to it."""
-    reads = _OF_TENSOR.get(getattr(f, "__name__", ""))
+    reads = None if context.pinned else _OF_TENSOR.get(getattr(f, "__name__", ""))
     if reads is not None and args and isinstance(args[0], Tensor):
         return reads(*args, **kwargs)
     if (
@@ -446,6 +446,7 @@ def _range(*args: Any) -> Any:
 
 
 _SPECIAL[range] = _range
+_PLAIN = (print, setattr, map, functools.reduce)  # that know no numbers which depend on values
 
 
 # -- modules ----------------------------------------------------------------------------------------

@@ -42,15 +42,15 @@ def not_(x: Any) -> Any:
 
 def and_(a: Any, b: Thunk) -> Any:
     """a and b()"""
-    if not isinstance(a, (Tensor, Number)):
-        return a and b()
+    if not isinstance(a, (Tensor, Number)) or running().pinned:
+        return b() if truth(a) else a
     return _both(a, b, False)
 
 
 def or_(a: Any, b: Thunk) -> Any:
     """a or b()"""
-    if not isinstance(a, (Tensor, Number)):
-        return a or b()
+    if not isinstance(a, (Tensor, Number)) or running().pinned:
+        return a if truth(a) else b()
     return _both(a, b, True)
 
 

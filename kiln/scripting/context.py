@@ -20,8 +20,9 @@ class Leaving(BaseException):
 class Context:
     """One run of rewritten code."""
 
-    def __init__(self, recorder: Recorder, prints: bool = False) -> None:
+    def __init__(self, recorder: Recorder, prints: bool = False, pinned: bool = False) -> None:
         self.recorder = recorder
+        self.pinned = pinned  # values that are read are those of the example, which every call checks
         self.trying = self.trying_outside = 0  # `try` statements around, in this branch and outside it
         self.branches = 0  # how many were followed
         self.deepest = 0  # how often a function was as deep in itself as it may be
@@ -37,10 +38,17 @@ class Context:
         self.ran: dict[Any, dict[str, Any]] = {}  # code -> globals
         self.patched: list[tuple[dict[str, Any], str]] = []
         self.prints: list[Any] | None = [] if prints else None
+        # what is changed that was there before the call, as it was; None where nothing may be
+        self.effects: dict[Any, tuple[Any, Any]] | None = {} if prints else None
 
     def refuse(self, what: str, line: str = "") -> Any:
         """Raises that a script cannot do something, with the line."""
         return self.recorder.refuse(what, line)
+
+    def pin(self) -> None:
+        """A value is about to be read, which every call will check."""
+        if len(self.recorder.read_values) >= _READS:
+            self.refuse(f"reads more than {_READS} values")
 
     def new(self, thing: Any) -> Any:
         """A container or object that was just made."""
@@ -52,8 +60,22 @@ class Context:
         depth = self.made.get(id(thing), (None, -1))[1]
         if self.logs and depth < len(self.logs):
             self.logs[-1].setdefault((id(thing), key), (slot, slot.read()))
-        if depth < 0 and self._was_there(thing):
+        if depth >= 0 or not self._was_there(thing):
+            return
+        if self.effects is None:
             self.refuse(f"{what}, which is there before the call: that would happen once, at the capture")
+        elif not self.logs:
+            self.effects.setdefault((id(thing), key), (slot, slot.read()))
+
+    def take_effects(self) -> list[tuple[Any, Any, Any]]:
+        """Of each place that was there before the call and is changed: its key, the place, what it holds now."""
+        return [(key, slot, slot.read()) for key, (slot, _) in (self.effects or {}).items()]
+
+    def undo(self) -> None:
+        """Puts back what was there before the call: every call changes it by itself."""
+        for slot, before in reversed(list((self.effects or {}).values())):
+            slot.write(before)
+        self.effects = None
 
     def changed(self, key: Any, slot: Any, old: Any) -> None:
         """A branch has changed something: to the one around it that is a change too."""
@@ -62,7 +84,10 @@ class Context:
             if depth < len(self.logs):
                 self.logs[-1].setdefault(key, (slot, old))
         elif depth < 0:
-            self.refuse(f"changes {slot.name}, which is there before the call, in a branch on values")
+            if self.effects is None:
+                self.refuse(f"changes {slot.name}, which is there before the call, in a branch on values")
+            else:
+                self.effects.setdefault(key, (slot, old))
 
     def finish(self) -> None:
         """Ends the run: what was raised, depending on values, is a result of the program."""
@@ -92,6 +117,7 @@ def reachable(roots: list[Any]) -> set[int]:
 
 
 _MOST = 100_000
+_READS = 1000  # values that one program checks
 _ENDS = (int, float, str, bytes, type(None), type, ModuleType, _core.Tensor)
 
 

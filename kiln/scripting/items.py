@@ -52,12 +52,12 @@ def _check(held: Any, key: Any) -> None:
 
 def item(held: Any, key: Any) -> Any:
     """held[key]"""
-    if isinstance(held, Tensor):
+    if isinstance(held, Tensor) and not running().pinned:
         given = _plain(key)
         if any(map(_position, key if isinstance(key, tuple) else (key,))):
             _check(held, key)
         return held[given]
-    if isinstance(held, (list, tuple)) and _position(key):
+    if isinstance(held, (list, tuple)) and _position(key) and not running().pinned:
         return _of_list(held, key if isinstance(key, Number) else of_item(key))
     made = held[key]
     return running().new(made) if isinstance(key, slice) and isinstance(made, list) else made
@@ -102,13 +102,14 @@ def changes(held: Any) -> None:
 
 def set_item(value: Any, held: Any, key: Any) -> None:
     """held[key] = value"""
-    if isinstance(held, Tensor):
+    pinned = running().pinned
+    if isinstance(held, Tensor) and not pinned:
         if any(map(_position, key if isinstance(key, tuple) else (key,))):
             _check(held, key)
         held[_plain(key)] = value.beside(held) if isinstance(value, Number) else value
         return
     if isinstance(held, (list, dict)):
-        if isinstance(key, Number) or (isinstance(held, list) and isinstance(key, Tensor)):
+        if isinstance(key, Number) or (isinstance(held, list) and isinstance(key, Tensor) and not pinned):
             running().refuse("sets an item of a list or dict at a position that depends on values")
         changes(held)
     held[key] = value
@@ -138,6 +139,8 @@ def set_attr(value: Any, held: Any, name: str) -> None:
             if value is not buffer:
                 buffer.copy_(value)
             return
+        if name in held._parameters or name in held._modules:
+            context.refuse(f"gives a module another {name}")
     if isinstance(held, Tensor):
         setattr(held, name, value)
         return

@@ -56,7 +56,7 @@ class Number:
     def __int__(self) -> Any:
         return self.read("reads")
 
-    __float__ = __complex__ = __int__
+    __float__ = __complex__ = __index__ = __int__
 
     def __hash__(self) -> Any:
         return self.read("takes as a key")
@@ -155,10 +155,14 @@ def number(x: Any) -> Number:
     return Number(kind, filled((), kind(x), KINDS[kind]))
 
 
-def of_item(tensor: Any) -> Number:
+def of_item(tensor: Any) -> Any:
     """The one element of a tensor as a number, without history."""
     if tensor.numel() != 1:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
+    context = running()
+    if context.pinned:
+        context.pin()
+        return tensor.item()
     dtype = dtype_of(tensor)
     kind: type = bool if dtype == "bool" else float if "float" in dtype else int
     return Number(kind, cast(tensor.detach().reshape(()), KINDS[kind]))
@@ -173,5 +177,10 @@ def truth(x: Any) -> Any:
             how = "more than one value" if x.numel() else "no values"
             raise RuntimeError(f"Boolean value of Tensor with {how} is ambiguous")
         x = x.reshape(())
-        return Number(bool, x if dtype_of(x) == "bool" else x != 0)
+        x = x if dtype_of(x) == "bool" else x != 0
+        context = running()
+        if context.pinned:
+            context.pin()
+            return bool(x)
+        return Number(bool, x)
     return bool(x)

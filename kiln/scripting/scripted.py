@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
@@ -17,30 +18,46 @@ from kiln.capture.pure.guards import Read
 from kiln.errors import describe, message
 from kiln.graph.graph import Value
 from kiln.nn import Module
+from kiln.nn.calls import HOOKS
+from kiln.scripting.annotations import check_arguments
 from kiln.scripting.calls import call
 from kiln.scripting.context import Context, entered
+from kiln.scripting.items import contents
 from kiln.scripting.numbers import Number
 from kiln.table.arguments import recorder_here
 from kiln.tracing.capture import capture
 from kiln.tracing.captured import Captured
+from kiln.tracing.modules import TopLevelTracedModule, TracerWarning
 from kiln.tracing.program import Program, held_in
+from kiln.tracing.recorder import WAYS, TracingError
 from kiln.tracing.scripts import ScriptFunction, ScriptModule
 from kiln.tracing.trees import build, constants, flatten
 
-KEPT = 64  # programs of one function
+KEPT = 64  # looks of one function
+WAYS_KEPT = 16  # programs of one look that each hold one way
 _PLAIN = (int, float, bool, complex, str, bytes, type(None), _core.dtype)
 
 
 class Variant:
     """A program for arguments that look alike, as long as what it was made of is as it was."""
 
-    def __init__(self, function: Any, root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        function: Any,
+        root: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        refused: TracingError | None = None,
+    ) -> None:
+        self.refused = refused  # why it is for one way that the function goes alone
         self.tree: Any = None
         self.numbers: list[Any] = []  # which of the results' leaves are numbers
         self.prints: list[Any] = []
+        self.places: list[Any] = []  # what a call changes besides tensors: containers of arguments, others
         ran: dict[Any, dict[str, Any]] = {}
         run = self._runner(function, root, ran)
-        self.captured: Captured = capture(run, args, kwargs, root=root)
+        on_data = "refuse" if refused is None else "check"
+        self.captured: Captured = capture(run, args, kwargs, root=root, on_data=on_data)
         self._program = Program(self.captured, held_in(self.captured))
         self._state = [s.tensor for s in self.captured.state]
         read = Read(ran, self._state)
@@ -51,15 +68,23 @@ class Variant:
 
     def _runner(self, function: Any, root: Any, ran: dict[Any, dict[str, Any]]) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            context = Context(recorder_here(), prints=True)
+            context = Context(recorder_here(), prints=True, pinned=self.refused is not None)
             context.roots = [function, root, args, kwargs]
-            with entered(context):
-                made = call(function, *args, **kwargs)
-                context.finish()
+            given = containers((args, kwargs), (), {})
+            try:
+                with entered(context):
+                    made = call(function, *args, **kwargs)
+                    context.finish()
+                effects = context.take_effects()
+                self.places = [given.get(key[0], slot) for key, slot, _ in effects]
+                self.prints = context.prints or []
+                parts = (_as_given(made, given), self.prints, [after for _, _, after in effects])
+                whole = _numbers_as_tensors(parts, self.numbers)
+            finally:
+                context.undo()
             ran.update(context.ran)
-            self.prints = context.prints or []
             leaves: list[Any] = []
-            tree = flatten(_numbers_as_tensors((made, self.prints), self.numbers), leaves)
+            tree = flatten(whole, leaves)
             self.numbers = [k for k, x in enumerate(leaves) if any(x is n for n in self.numbers)]
             self.tree = constants(tree, functools.partial(_given, context))
             return tuple(leaves)
@@ -74,26 +99,72 @@ class Variant:
         return bool(self._inside.hold()) and bool(self._outside.hold())
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.result(self._program(args, kwargs))
+        return self.result(self._program(args, kwargs), args, kwargs)
 
-    def result(self, leaves: Any) -> Any:
-        """What the function returns, of the program's results."""
+    def result(self, leaves: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """What the function returns, of the program's results; prints, and changes what the function does."""
         if self.numbers:
             leaves = list(leaves)
             for k in self.numbers:
                 leaves[k] = leaves[k].item()
-        found, prints = build(self.tree, iter(leaves))
+        found, prints, effects = build(self.tree, iter(leaves))
         for texts, named in prints:
             print(*texts, **named)
+        for place, after in zip(self.places, effects):
+            if isinstance(place, Given):
+                contents(place.of((args, kwargs))).write(after)
+            else:
+                place.write(after)
+        if type(found) is Given:
+            return found.of((args, kwargs))
+        if type(found) is tuple and any(type(x) is Given for x in found):
+            return tuple([x.of((args, kwargs)) if type(x) is Given else x for x in found])
         return found
 
     def program(self) -> Captured:
         """The program as it is kept in a file; a number is a tensor of no dims there."""
+        if self.refused is not None:
+            raise self.refused
         if self.prints:
             raise RuntimeError("jit.save: a program in a file does not print")
+        if self.places:
+            raise RuntimeError(
+                f"jit.save: {self.captured.name} changes what is there before its calls, which a program in a "
+                "file cannot"
+            )
         made = copy.copy(self.captured)
         made.out_tree = self.tree.items[0]
         return made
+
+
+class Given:
+    """A list or dict among the arguments, by the keys that lead to it."""
+
+    def __init__(self, path: tuple[Any, ...]) -> None:
+        self.path = path
+
+    def of(self, given: Any) -> Any:
+        """That of a call."""
+        for key in self.path:
+            given = given[key]
+        return given
+
+
+def containers(value: Any, path: tuple[Any, ...], found: dict[int, Given]) -> dict[int, Given]:
+    """The lists and dicts that a value holds, by their ids."""
+    if type(value) in (list, dict, tuple) or hasattr(value, "_fields"):
+        if isinstance(value, (list, dict)):
+            found.setdefault(id(value), Given(path))
+        for key, x in value.items() if isinstance(value, dict) else enumerate(value):
+            containers(x, (*path, key), found)
+    return found
+
+
+def _as_given(made: Any, given: dict[int, Given]) -> Any:
+    """A result in which arguments that are given back are told as such."""
+    if type(made) is tuple:
+        return tuple([given[id(x)] if id(x) in given else x for x in made])
+    return given[id(made)] if id(made) in given else made
 
 
 def _numbers_as_tensors(value: Any, found: list[Any]) -> Any:
@@ -111,7 +182,7 @@ def _numbers_as_tensors(value: Any, found: list[Any]) -> Any:
 
 
 def _given(context: Context, x: Any) -> Any:
-    if not isinstance(x, _PLAIN):
+    if not isinstance(x, (*_PLAIN, Given)):
         context.refuse(f"returns a {type(x).__name__}, which holds neither tensors nor numbers")
     return x
 
@@ -123,40 +194,78 @@ class Calls:
         self.function, self.root = function, root
         self.variants: dict[Any, list[Variant]] = {}
         self.last: Variant | None = None
+        self.told = False  # that a program holds one way alone
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if recorder_here() is not None:
             return inside(self.function, args, kwargs)
         look: list[Any] = [_core.modes(), _core.default_dtype_name()]
-        if not (_look(args, look, {}) and _look(kwargs, look, {})):
+        seen: dict[int, int] = {}
+        if not (_look(args, look, seen) and _look(kwargs, look, seen)):
             return self.function(*args, **kwargs)  # of a batch, or values of a graph: no program takes them
-        made = self.last = self._found(tuple(look), args, kwargs)
+        kept = self.variants.setdefault(tuple(look), [])
+        if not kept:
+            check_arguments(self.function, args, kwargs)
         state = _core.random_state()
+        for made in kept:
+            if not made.holds():
+                continue
+            try:
+                return self._ran(kept, made, args, kwargs)
+            except Exception as error:
+                if made.refused is None and not hasattr(error, "_kiln_program"):
+                    raise
+                _core.set_random_state(*state)
+                if made.refused is None:
+                    self.function(*args, **kwargs)  # raises it, with its text and its lines
+                    raise
         try:
-            return made(args, kwargs)
-        except BaseException as error:
-            if not hasattr(error, "_kiln_program"):
-                raise
-            _core.set_random_state(*state)
-            self.function(*args, **kwargs)  # raises it, with its text and its lines
+            return self._ran(kept, self._made(kept, args, kwargs), args, kwargs)
+        except TracingError:
             raise
+        except Exception:
+            _core.set_random_state(*state)
+            self.function(*args, **kwargs)
+            raise
+
+    def _ran(self, kept: list[Variant], made: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a program, which becomes the first that is asked."""
+        self.last = made
+        result = made(args, kwargs)
+        if not kept or kept[0] is not made:
+            if made in kept:
+                kept.remove(made)
+            kept.insert(0, made)
+            del kept[WAYS_KEPT if made.refused else 4 :]
+        return result
 
     def variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
         """A program for these arguments, which is not kept."""
         return Variant(self.function, self.root, args, kwargs)
 
-    def _found(self, look: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
-        kept = self.variants.setdefault(look, [])
-        for k, variant in enumerate(kept):
-            if variant.holds():
-                if k:
-                    kept.insert(0, kept.pop(k))
-                return variant
-        made = Variant(self.function, self.root, args, kwargs)
-        kept.insert(0, made)
-        del kept[4:]
+    def _made(self, kept: list[Variant], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+        """A program for these arguments: of all ways that the function may go, or, where one program cannot
+        hold them, of the way that it goes with these values.
+        """
         while len(self.variants) > KEPT:
             del self.variants[next(iter(self.variants))]
+        refused = next((v.refused for v in kept if v.refused is not None), None)
+        if refused is None:
+            try:
+                return Variant(self.function, self.root, args, kwargs)
+            except TracingError as error:
+                refused = error
+            except Exception as error:  # the function's own, or of a number that is none of Python's
+                name = getattr(self.function, "__qualname__", "script")
+                refused = TracingError(f"{name}: {type(error).__name__}: {error}")
+        try:
+            made = Variant(self.function, self.root, args, kwargs, refused)
+        except TracingError:
+            raise refused from None
+        if not self.told:
+            self.told = True
+            why = str(refused).removesuffix(f"; {WAYS}")
+            warnings.warn(f"{why}; each way it goes is a program of its own", TracerWarning, stacklevel=4)
         return made
 
     def program(self) -> Variant:
@@ -192,10 +301,10 @@ def _look(value: Any, parts: list[Any], seen: dict[int, int]) -> bool:
         parts.append((value.dtype, tuple(value.shape), value.requires_grad, again))
         return True
     if kind is tuple or kind is list or hasattr(value, "_fields"):
-        parts.append((kind, len(value)))
+        parts.append((kind, len(value), seen.setdefault(id(value), len(seen)) if kind is list else 0))
         return not [item for item in value if not _look(item, parts, seen)]
     if kind is dict:
-        parts.append((kind, tuple(value)))
+        parts.append((kind, tuple(value), seen.setdefault(id(value), len(seen))))
         return not [item for item in value.values() if not _look(item, parts, seen)]
     parts.append((kind, repr(value) if kind is float else value) if kind in _PLAIN else (kind, id(value)))
     return not isinstance(value, (_core.Tensor, Value))
@@ -236,10 +345,6 @@ class Scripted(ScriptFunction):
         """The function's source."""
         return source_of(self.scripted_function)
 
-    def save(self, f: Any, **kwargs: Any) -> None:
-        """Writes the program that ran last, which `kiln.jit.load` reads."""
-        save(self, f, **kwargs)
-
     def __deepcopy__(self, memo: Any) -> Scripted:
         return Scripted(self.scripted_function)
 
@@ -262,6 +367,7 @@ class RecursiveScriptModule(ScriptModule):
         state = self.__dict__
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             state[name] = module.__dict__[name]
+        state.update({name: module.__dict__[name] for name in HOOKS})
         state["training"] = module.training
         state["_original"] = module
         state["_programs"] = {}
@@ -269,6 +375,13 @@ class RecursiveScriptModule(ScriptModule):
             if getattr(member, "_kiln_exported", False):
                 state["_programs"][name] = Calls(getattr(module, name), module)
         state["_programs"]["forward"] = Calls(module.forward, module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state, held = self.__dict__, self._original.__dict__
+        for name in ("_hooked", "_is_full_backward_hook"):  # hooks are called around the program
+            if name in held:
+                state[name] = held[name]
+        return super().__call__(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._programs["forward"](args, kwargs)
@@ -324,10 +437,6 @@ class RecursiveScriptModule(ScriptModule):
         """The source of forward."""
         return source_of(type(self._original).forward)
 
-    def save(self, f: Any, **kwargs: Any) -> None:
-        """Writes the program that ran last, which `kiln.jit.load` reads."""
-        save(self, f, **kwargs)
-
     def __deepcopy__(self, memo: Any) -> Any:
         return RecursiveScriptModule(copy.deepcopy(self._original, memo))
 
@@ -350,10 +459,29 @@ class RecursiveScriptModule(ScriptModule):
         return self._original[key]
 
 
+def prepared(module: Any, seen: dict[int, Any]) -> Any:
+    """A module in which each that has `__prepare_scriptable__` is what that gives."""
+    if id(module) in seen:
+        return seen[id(module)]
+    own = getattr(module, "__prepare_scriptable__", None)
+    made = seen[id(module)] = module if own is None else own()
+    if isinstance(made, Module) and not isinstance(made, ScriptModule):
+        for name, child in list(made._modules.items()):
+            new = child if child is None else prepared(child, seen)
+            if new is not child:
+                made._modules[name] = new
+    return made
+
+
 def save(made: Any, f: Any, extra_files: Any = None) -> None:
-    """Writes the program of a trace, or of a script the one that ran last."""
+    """Writes a program into a file, which `kiln.export.load` reads too: of a script the one that ran last,
+    for arguments that look like those of that call. RuntimeError, with the line, of a script whose program
+    holds one way alone that the function may go.
+    """
     if not isinstance(made, (ScriptFunction, ScriptModule)):
         raise TypeError(message("jit.save", "what jit.trace or jit.script gives", describe(made)))
+    if isinstance(made, TopLevelTracedModule) and set(made._methods) != {"forward"}:
+        raise NotImplementedError("jit.save: a file holds forward alone, not further methods")
     program = export.ExportedProgram(made.captured)
     export.save(program, f, extra_files=extra_files)
 
@@ -392,7 +520,8 @@ def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs:
         return obj
     made: Any
     if isinstance(obj, Module):
-        made = RecursiveScriptModule(obj)
+        made = prepared(obj, {})
+        made = RecursiveScriptModule(made) if isinstance(made, Module) else script(made)
     elif isinstance(obj, (FunctionType, MethodType)):
         made = Scripted(obj)
     elif callable(obj):

@@ -32,7 +32,7 @@ _MOVES = {
     "of a write": "writes to memory that a trace cannot follow",
     "calls backward": "calls backward: take gradients of what the trace gives",
 }
-_WAYS = (
+WAYS = (
     "compute it with ops of tensors (where(condition, a, b) for a branch), make it an "
     "argument that is no tensor, "
     'keep it and have it checked at each call (on_data="check"), '
@@ -357,7 +357,7 @@ class Recorder(Reads):
 
     def refuse(self, what: str, line: str = "") -> None:
         self.failure = TracingError(  # type: ignore[assignment]
-            f"{self.name}: {line or user_line()} {_MOVES.get(what, what)}; {_WAYS}"
+            f"{self.name}: {line or user_line()} {_MOVES.get(what, what)}; {WAYS}"
         )
         raise self.failure  # type: ignore[misc]
 

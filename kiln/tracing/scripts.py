@@ -9,6 +9,7 @@ from typing import Any
 from kiln import _core
 from kiln.errors import describe, message
 from kiln.graph.text import text
+from kiln.late import later
 from kiln.nn import Module
 from kiln.tracing.capture import capture
 from kiln.tracing.captured import Captured
@@ -17,11 +18,22 @@ from kiln.tracing.program import Program, held_in
 from kiln.tracing.recorder import TracingError
 from kiln.tracing.trees import flatten
 
+_save = later("kiln.scripting.scripted", "save")
+_define = later("kiln.scripting.units", "define")
+
 
 class ScriptModule(Module):
     """A module whose calls are a program; its parameters and buffers are those of the module it was made
     of.
     """
+
+    def save(self, f: Any, _extra_files: Any = None) -> None:
+        """Writes the program into a file, as `kiln.jit.save`."""
+        _save(self, f, _extra_files)
+
+    def define(self, src: str) -> None:
+        """Gives the module the functions of a text as methods."""
+        _define(self, src)
 
 
 class ScriptFunction:
@@ -37,6 +49,10 @@ class ScriptFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._program.fast(*args, **kwargs)
+
+    def save(self, f: Any, _extra_files: Any = None) -> None:
+        """Writes the program into a file, as `kiln.jit.save`."""
+        _save(self, f, _extra_files)
 
     @property
     def graph(self) -> Any:
