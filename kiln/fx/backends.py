@@ -32,6 +32,7 @@ from kiln.fx.graph_module import GraphModule
 from kiln.fx.immutable_collections import immutable_dict, immutable_list
 from kiln.fx.node import Node
 from kiln.nn import Module as _Module
+from kiln.nn import Parameter
 from kiln.utils import _pytree as pytree
 
 __all__ = ["Backed", "backed"]
@@ -164,6 +165,7 @@ def _kept(a: Any, placed: dict[str, list[Node]]) -> Any:
 _LOCK = RLock()
 _RUNNING = [0]
 _APPLY: Any = vars(Function)["apply"].__func__
+_NEW: Any = vars(Parameter)["__new__"]
 
 
 def _attribute(module: Any, name: str) -> Any:
@@ -184,12 +186,21 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return capture.at_once(partial(_APPLY, cls), args, kwargs)
 
 
+def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Parameter(...)`, of the tensor itself."""
+    capture = STATE.capture
+    if capture is None or capture.passing:
+        return _NEW(cls, *args, **kwargs)
+    return _real(capture.at_once(partial(_NEW, cls), args, kwargs))
+
+
 def _stood(capture: Capture, function: Any, args: Any, kwargs: Any) -> Any:
     """Calls a function; what it does with kiln is told to the capture."""
     with _LOCK:
         if not _RUNNING[0]:
             _Module.__getattribute__ = _attribute  # type: ignore[assignment,method-assign]
             Function.apply = classmethod(_apply)  # type: ignore[method-assign]
+            Parameter.__new__ = _new  # type: ignore[method-assign]
         _RUNNING[0] += 1
     STATE.capturing, STATE.capture = True, capture
     before = _core.take_all(True)
@@ -203,6 +214,7 @@ def _stood(capture: Capture, function: Any, args: Any, kwargs: Any) -> Any:
             if not _RUNNING[0]:
                 del _Module.__getattribute__
                 Function.apply = classmethod(_APPLY)  # type: ignore[method-assign]
+                Parameter.__new__ = _NEW
 
 
 def _real(x: Any) -> Any:
@@ -236,12 +248,16 @@ def _settle(values: list[Value]) -> None:
     """Puts tensors where objects of the program hold values."""
     held = [v for v in values if sys.getrefcount(v) > 3]
     waiting: list[tuple[Any, Any]] = [(v, v.value) for v in held]
+    frozen = bool(waiting) and gc.get_freeze_count() > 0
+    if frozen:  # what is frozen is not looked through
+        gc.unfreeze()
     while waiting:
         thing, real = waiting.pop()
         for holder in gc.get_referrers(thing):
-            if holder is values or holder is held or holder is waiting:
-                continue
-            _put(holder, thing, real, waiting)
+            if holder is not values and holder is not held and holder is not waiting:
+                _put(holder, thing, real, waiting)
+    if frozen:
+        gc.freeze()
 
 
 def _put(holder: Any, thing: Any, real: Any, waiting: list[tuple[Any, Any]]) -> None:
