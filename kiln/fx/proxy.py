@@ -117,6 +117,8 @@ class TracerBase:
         proxy_factory_fn: Any = None,
     ) -> Any:
         """A new node whose arguments may hold proxies, and its proxy."""
+        if self.check_mutable_operations and kind == "call_function":
+            _refuse_writing(target, kwargs)
         args_, kwargs_ = self.create_arg(args), self.create_arg(kwargs)
         node = self.create_node(kind, target, args_, dict(kwargs_), name, type_expr)
         made = proxy_factory_fn(node) if proxy_factory_fn else self.proxy(node)
@@ -182,6 +184,18 @@ class TracerBase:
     def keys(self, obj: Proxy) -> Any:
         """What `proxy.keys()` gives: another traced value."""
         return Attribute(obj, "keys")()
+
+
+def _refuse_writing(target: Any, kwargs: dict[str, Any]) -> None:
+    """RuntimeError for one of kiln's functions that writes into a tensor that it is given."""
+    name = str(getattr(target, "__name__", ""))
+    out = kwargs.get("out") is not None
+    if isinstance(target, _core.Op) and (out or (name.endswith("_") and not name.endswith("__"))):
+        raise RuntimeError(
+            f"Tried to trace mutable operation aten::{name}{'.out' if out else ''}. FX only supports "
+            "functional code, so operations that mutate operands in-place (e.g. via `out` arguments) are not "
+            "supported"
+        )
 
 
 def _instructions(frame: FrameType) -> list[Any]:
