@@ -242,7 +242,7 @@ _LATER = {
     **dict.fromkeys(_ANOMALY.split(), "kiln.autograd.anomaly_mode"),
     **dict.fromkeys(_AUTOCAST.split(), "kiln.amp.autocast_mode"),
     **dict.fromkeys(_SWITCHES.split(), "kiln.switches"),
-    "_assert": "kiln.switches",
+    "_assert": "kiln.switches", "_check": "kiln.switches",
     "Future": "kiln.futures",
     **dict.fromkeys("SymBool SymFloat SymInt".split(), "kiln.types"),
     **dict.fromkeys("ScriptFunction ScriptModule script".split(), "kiln.jit"),

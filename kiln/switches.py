@@ -7,6 +7,7 @@ products have float32's digits, and denormals are computed with.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from kiln.backends.precision import get_float32_matmul_precision, set_float32_matmul_precision
@@ -131,8 +132,14 @@ def _assert(condition: Any, message: str) -> None:
     assert condition, message
 
 
+def _check(cond: Any, message: Callable[[], Any] | None = None) -> None:
+    """RuntimeError where a condition does not hold, with the text that `message` gives; libraries call it."""
+    if not cond:
+        raise RuntimeError("Expected cond to be True, but got False" if message is None else str(message()))
+
+
 _hide_frames(
     globals(),
-    ("_assert", "set_deterministic_debug_mode", "set_flush_denormal", "set_num_interop_threads",
+    ("_assert", "_check", "set_deterministic_debug_mode", "set_flush_denormal", "set_num_interop_threads",
      "set_warn_always", "use_deterministic_algorithms"),
 )  # fmt: skip

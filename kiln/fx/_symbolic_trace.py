@@ -271,20 +271,21 @@ class Tracer(TracerBase):
         if isinstance(a, _Module):
             if self.submodule_paths is not None and a in self.submodule_paths:
                 return self.create_node("get_attr", self.submodule_paths[a], (), {})
-        if type(a).__class__ is ProxyableClassMeta and getattr(a, "__fx_constant__", False):
+        if issubclass(type(type(a)), ProxyableClassMeta):
             return self.create_node("get_attr", self._tensor_name(a), (), {})
         return super().create_arg(a)
 
     def _tensor_name(self, value: Any) -> str:
-        """Under which name of the root a tensor is found: a new one if it has none."""
+        """Under which name of the root a constant is found: a new one if it has none."""
         known = next(
             (name for own, name in self.tensor_attrs.items() if getattr(own, "value", own) is value), None
         )
         if known is None:
             number = 0
-            while hasattr(self.root, f"_tensor_constant{number}"):
+            stem = "_tensor" if isinstance(value, _core.Tensor) else f"_{type(value).__name__}"
+            while hasattr(self.root, f"{stem}_constant{number}"):
                 number += 1
-            known = f"_tensor_constant{number}"
+            known = f"{stem}_constant{number}"
             self.tensor_attrs[_Held(value)] = known
             setattr(self.root, known, value)
         return known

@@ -1,126 +1,43 @@
-"""`kiln.compile(fn, backend=callable)`: a function as a graph module for the program's own backend.
+"""`kiln.compile(fn, backend=callable)`: what a function does with tensors, as graph modules for a backend.
 
-    call -> a capture that fits?  -> what the backend gave runs on the call's tensors
-                none: the function runs once on copies, every call of kiln's functions a node with its value
-                      -> GraphModule, example inputs -> backend
+    call -> its tensors are stood for (`capture.py`); Python runs, ops are kept as steps
+         -> the call returns, or a value is read: the steps are a graph that is known, and what the backend
+            gave runs on the call's tensors; else GraphModule, example inputs -> backend
 
-The copies' metadata (shapes, dtypes) may be read, and are asked for again at each call, as is all that the
-run found outside of its arguments: globals, closures, attributes, modes. What cannot be kept in a graph
-(values that are read, results whose sizes depend on values, changes of Python objects, random numbers of
-Python's) breaks: the function then runs as it is, which is said once; with `fullgraph=True` that raises.
+So a call is one graph if it reads no value, else several, and what Python does meanwhile is done at each
+call: globals, attributes, lists, closures, random numbers and time are what they are then. With
+`fullgraph=True` a value that is read raises.
 """
 
 from __future__ import annotations
 
+import gc
 import inspect
 import operator
-from types import FunctionType, MethodType, ModuleType
+import sys
+from collections import deque
+from functools import partial
+from threading import RLock
+from types import CellType, MethodType
 from typing import Any, ClassVar
 
 from kiln import _core
+from kiln.autograd.function import Function
 from kiln.capture.capturing import STATE
 from kiln.capture.compile import Compiled
-from kiln.capture.pure.guards import Place, entries_of
-from kiln.device import device
-from kiln.errors import warn
-from kiln.fx import names
-from kiln.fx.capture import Break, Capture, Watching
+from kiln.errors import shorten, warn
+from kiln.fx.capture import Capture, Place, Segment, Step, Value
+from kiln.fx.graph import Graph
 from kiln.fx.graph_module import GraphModule
+from kiln.fx.immutable_collections import immutable_dict, immutable_list
 from kiln.fx.node import Node
-from kiln.fx.proxy import Proxy
 from kiln.nn import Module as _Module
+from kiln.nn import Parameter
 from kiln.utils import _pytree as pytree
 
 __all__ = ["Backed", "backed"]
 
-_MOST = 8  # captures of a function
-_PLAIN = (int, float, complex, str, bytes, bool, type(None), _core.dtype, _core.Size, device)
-
-
-def _look(x: Any) -> Any:
-    """What must be the same of an argument."""
-    if isinstance(x, _core.Tensor):
-        return (type(x), tuple(x.shape), x.dtype, bool(x.requires_grad), tuple(x.stride()))
-    if isinstance(x, _PLAIN):
-        return (type(x), repr(x) if isinstance(x, float) else x)
-    return _Same(x)
-
-
-class _Same:
-    """An object as a key, by its identity."""
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
-
-    def __hash__(self) -> int:
-        return id(self.held)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.held is self.held
-
-
-def _modes() -> Any:
-    kiln = names.root_module()
-    autocast = (kiln.is_autocast_enabled(), kiln.get_autocast_dtype("cpu"))
-    return kiln.is_grad_enabled(), kiln.is_inference_mode_enabled(), kiln.get_default_dtype(), autocast
-
-
-class _Guard:
-    """That an entry of a container still holds what the run found there."""
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        held = place.held
-        self.look = _look(held) if isinstance(held, _PLAIN) else None
-
-    def holds(self) -> bool:
-        """Whether it does."""
-        if self.place.holds():
-            return True
-        if self.look is None:
-            return False
-        container, key, _ = self.place
-        try:
-            found = container.cell_contents if key is None else container[key]
-        except (KeyError, IndexError, ValueError):
-            return False
-        return bool(_look(found) == self.look)
-
-
-class _Count:
-    """That a container holds as many entries as it did."""
-
-    def __init__(self, container: Any) -> None:
-        self.container, self.count = container, len(container)
-
-    def holds(self) -> bool:
-        """Whether it does."""
-        return len(self.container) == self.count
-
-
-class _Entry:
-    """One capture: when it fits, and what runs."""
-
-    def __init__(self, key: Any, guards: list[Any], capture: Capture, run: Any, out: Any) -> None:
-        self.key, self.guards, self.run = key, guards, run
-        self.places = capture.places
-        tensors = [t for t, w in zip(capture.inputs, capture.places) if not isinstance(w, int)]
-        self.looks = [(t, _look(t)) for t in tensors]  # of parameters, buffers and tensors that lay about
-        self.results, self.out_spec = out
-
-    def fits(self, key: Any) -> bool:
-        """Whether it is what a call needs."""
-        if key != self.key or not all(g.holds() for g in self.guards):
-            return False
-        return all(_look(t) == look for t, look in self.looks)
-
-    def __call__(self, leaves: list[Any]) -> Any:
-        made = self.run(*(leaves[w] if isinstance(w, int) else w for w in self.places))
-        if isinstance(made, _core.Tensor):
-            made = (made,)
-        found = {"result": made, "input": leaves}
-        values = [x if kind == "constant" else found[kind][x] for kind, x in self.results]
-        return pytree.tree_unflatten(values, self.out_spec)
+_MOST = 8  # graphs that start at one place of a function, before the rest run without the backend
 
 
 class Backed(Compiled):
@@ -132,138 +49,253 @@ class Backed(Compiled):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        object.__setattr__(self, "_captures", [])
-        object.__setattr__(self, "_broken", [])
+        object.__setattr__(self, "_firsts", {})
+        object.__setattr__(self, "_counts", {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if STATE.capturing:
             return self._function(*args, **kwargs)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        same = tuple(next(j for j, y in enumerate(leaves) if y is x) for x in leaves)
-        key = (spec, tuple(map(_look, leaves)), same, _modes())
-        for entry in self._captures:
-            if entry.fits(key):
-                return entry(leaves)
-        if key in self._broken:
-            return self._function(*args, **kwargs)
+        capture = Capture(self, {id(tensor): path for path, tensor in _owned(self._function)})
+        args, kwargs = self._given(capture, args, kwargs)
         try:
-            if len(self._captures) >= _MOST:
-                raise Break(f"it was captured {_MOST} times, for calls that were each another one")
-            entry = self._capture(key, leaves, spec)
-        except Break as found:
-            if self.fullgraph:
-                raise RuntimeError(f"compile: fullgraph=True, but {found}, in {self._name}") from None
-            if not self._broken:
-                warn(f"compile: a call of {self._name} runs without the backend: {found}")
-            self._broken.append(key)
-            return self._function(*args, **kwargs)
-        self._captures.append(entry)
-        return entry(leaves)
-
-    def stats(self) -> dict[str, Any]:
-        """Counts: captures, and kinds of calls that run without the backend."""
-        return {"captures": len(self._captures), "without": len(self._broken)}
-
-    def _capture(self, key: Any, leaves: list[Any], spec: Any) -> _Entry:
-        capture, watch = Capture(), Watching()
-        function = self._function
-        for path, tensor in _owned(function):
-            capture.paths.setdefault(id(tensor), path)
-        shown = _argument_names(function, spec, leaves)
-        given = [
-            capture.lift(x, k, f"L_{name}_") if isinstance(x, _core.Tensor) else x
-            for k, (x, name) in enumerate(zip(leaves, shown))
-        ]
-        args, kwargs = pytree.tree_unflatten(given, spec)
-        state = _core.random_state()
-        try:
-            result = self._run(capture, watch, args, kwargs)
-        finally:
-            _core.set_random_state(*state)
-        out, out_spec = pytree.tree_flatten(result)
-        return self._made(key, capture, watch, leaves, out, out_spec)
-
-    def _run(self, capture: Capture, watch: Watching, args: Any, kwargs: Any) -> Any:
-        function = self._function
-        attribute = _Module.__dict__.get("__getattribute__")
-
-        def __getattribute__(module: Any, name: str) -> Any:
-            found = object.__getattribute__(module, name)
-            if isinstance(found, _core.Tensor) and not issubclass(type(found), Proxy):
-                capture.lifted.append(found)
-                return capture.lift(found, found, f"L_{capture.paths.get(id(found), name)}_")
-            return found
-
-        STATE.capturing, STATE.capture = True, capture
-        _Module.__getattribute__ = __getattribute__  # type: ignore[method-assign]
-        try:
-            with watch:
-                watch.note([args, kwargs])
-                _core.take_all(True)
-                try:
-                    result = function(*args, **kwargs)
-                finally:
-                    _core.take_all(False)
-            watch.refuse_changes()
-        except Break:
-            watch.undo()
-            raise
+            result = _stood(capture, self._function, args, kwargs)
+            if capture.broken is None:
+                capture.flush()
         except Exception as error:
-            watch.undo()
-            found = _break_of(error)
-            raise found or Break(f"it raised {type(error).__name__}: {error}") from None
+            if capture.broken is None:
+                try:
+                    capture.flush()
+                finally:
+                    shorten(error)
+                raise
         finally:
-            STATE.capturing, STATE.capture = False, None
-            if attribute is None:
-                del _Module.__getattribute__
-            else:
-                _Module.__getattribute__ = attribute  # type: ignore[method-assign]
+            held = capture.finish()
+            _stand([args, kwargs], _real, set())
+        if capture.broken is not None:
+            raise RuntimeError(f"compile: fullgraph=True, but {capture.broken}, in {self._name}") from None
+        result = _stand(result, _real, set())
+        del args, kwargs
+        _settle(held)
         return result
 
-    def _made(
-        self, key: Any, capture: Capture, watch: Watching, leaves: list[Any], out: Any, spec: Any
-    ) -> _Entry:
-        tensors: list[Any] = []
-        results: list[Node] = []
-        own = {id(x): k for k, x in enumerate(leaves) if isinstance(x, _core.Tensor)}
-        for x in out:
-            if not issubclass(type(x), Proxy):
-                if isinstance(x, _core.Tensor):
-                    raise Break("it returns a tensor that was there before")
-                tensors.append(("constant", x))
-            elif x._node is None or x._node.op == "placeholder":
-                tensor, where, _ = x.source
-                tensors.append(("input", own[id(tensor)]) if isinstance(where, int) else ("constant", tensor))
-            else:
-                tensors.append(("result", len(results)))
-                results.append(x.node)
-        capture.graph.output(tuple(results))
-        for node in reversed(capture.graph.nodes):  # parts of results that nothing uses
-            if not node.users and node.target is operator.getitem:
-                capture.graph.erase_node(node)
-        guards = _guards(self._function, watch)
-        reached = {id(g.place.held) for g in guards if isinstance(g, _Guard)}
-        for x in capture.lifted:
-            if id(x) not in reached and id(x) not in own and id(x) not in capture.paths:
-                raise Break("it uses a tensor that was computed where no graph sees it")
-        if not any(n.op.startswith("call") for n in capture.graph.nodes):
-            run: Any = lambda *given: ()  # noqa: E731
-        else:
-            module = GraphModule(capture.root, capture.graph)
-            run = type(self).backend(module, list(capture.inputs), **self.more)
-            if not callable(run):
-                raise TypeError(f"compile: the backend must return a callable, got {type(run).__name__}")
-        return _Entry(key, guards, capture, run, (tensors, spec))
+    def stats(self) -> dict[str, Any]:
+        """Counts: graphs that the backend was given."""
+        return {"captures": sum(self._counts.values())}
+
+    def _given(self, capture: Capture, args: Any, kwargs: Any) -> Any:
+        """The arguments with values for their tensors."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if not any(isinstance(x, _core.Tensor) for x in leaves):
+            return args, kwargs
+        shown = _argument_names(self._function, spec, leaves)
+        for x, name in zip(leaves, shown):
+            if isinstance(x, _core.Tensor):
+                capture.lift(x, name)
+
+        def value(x: Any) -> Any:
+            return capture.lift(x) if isinstance(x, _core.Tensor) and not issubclass(type(x), Value) else x
+
+        seen: set[int] = set()
+        return tuple(_stand(x, value, seen) for x in args), {
+            k: _stand(x, value, seen) for k, x in kwargs.items()
+        }
+
+    def first_of(self, key: Any) -> Step:
+        """Where the steps of a segment begin."""
+        found: Step = self._firsts.setdefault(key, Step("", None, (), {}))
+        return found
+
+    def made(self, capture_number: int, segment: Segment, live: tuple[int, ...]) -> Any:
+        """What runs for a segment: what the backend gives for its graph."""
+        module = GraphModule(_Module(), _graph(segment, live))
+        if self._counts.get(capture_number, 0) >= _MOST:
+            said = f"{self._name} runs without the backend: {_MOST} graphs of it were captured before"
+            if self.fullgraph:
+                raise RuntimeError(f"compile: fullgraph=True, but {said}")
+            warn(f"compile: a call of {said}")
+            return module.forward
+        self._counts[capture_number] = self._counts.get(capture_number, 0) + 1
+        run = type(self).backend(module, list(segment.inputs), **self.more)
+        if not callable(run):
+            raise TypeError(f"compile: the backend must return a callable, got {type(run).__name__}")
+        return run
 
 
-def _break_of(error: BaseException) -> Break | None:
-    """The break that an error came of."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, Break):
-            return found
-        found = found.__cause__ or found.__context__
-    return None
+def _graph(segment: Segment, live: tuple[int, ...]) -> Graph:
+    """A segment's steps as a graph whose results are some of them."""
+    graph = Graph()
+    placed: dict[str, list[Node]] = {"input": [], "step": []}
+    for tensor, name in zip(segment.inputs, segment.names):
+        node = graph.placeholder("".join(c if c.isalnum() else "_" for c in name))
+        node.meta["example_value"] = node.meta["val"] = tensor.detach()
+        placed["input"].append(node)
+    for step in segment.path:
+        args, kwargs = _kept((step.args, step.kwargs), placed)
+        node = graph.create_node(step.kind, step.target, args, dict(kwargs))
+        node.meta["example_value"] = node.meta["val"] = step.result
+        node.stack_trace = step.line
+        placed["step"].append(node)
+    graph.output(tuple(placed["step"][k] for k in live))
+    for node in reversed(graph.nodes):  # parts of results that nothing uses
+        if not node.users and node.target is operator.getitem:
+            graph.erase_node(node)
+    return graph
+
+
+def _kept(a: Any, placed: dict[str, list[Node]]) -> Any:
+    """Arguments as nodes hold them."""
+    if type(a) is Place:
+        return placed[a.kind][a.number]
+    if isinstance(a, tuple):
+        items = [_kept(x, placed) for x in a]
+        if type(a) is tuple:
+            return tuple(items)
+        return type(a)(*items) if hasattr(a, "_fields") else type(a)(items)
+    if isinstance(a, list):
+        return immutable_list([_kept(x, placed) for x in a])
+    if isinstance(a, dict):
+        return immutable_dict({k: _kept(x, placed) for k, x in a.items()})
+    if isinstance(a, slice):
+        return slice(*(_kept(x, placed) for x in (a.start, a.stop, a.step)))
+    return a
+
+
+# -- what stands for tensors while a function runs, and after it --
+
+_LOCK = RLock()
+_RUNNING = [0]
+_APPLY: Any = vars(Function)["apply"].__func__
+_NEW: Any = vars(Parameter)["__new__"]
+
+
+def _attribute(module: Any, name: str) -> Any:
+    """A module's attribute: while it is captured, what stands for a tensor."""
+    found = object.__getattribute__(module, name)
+    if isinstance(found, _core.Tensor) and not issubclass(type(found), Value):
+        capture = STATE.capture
+        if capture is not None and not capture.passing:
+            return capture.lift(found, capture.paths.get(id(found), name))
+    return found
+
+
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Function.apply`: while it is captured, of the tensors themselves."""
+    capture = STATE.capture
+    if capture is None or capture.passing:
+        return _APPLY(cls, *args, **kwargs)
+    return capture.at_once(partial(_APPLY, cls), args, kwargs)
+
+
+def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Parameter(...)`, of the tensor itself."""
+    capture = STATE.capture
+    if capture is None or capture.passing:
+        return _NEW(cls, *args, **kwargs)
+    return _real(capture.at_once(partial(_NEW, cls), args, kwargs))
+
+
+def _stood(capture: Capture, function: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a function; what it does with kiln is told to the capture."""
+    with _LOCK:
+        if not _RUNNING[0]:
+            _Module.__getattribute__ = _attribute  # type: ignore[assignment,method-assign]
+            Function.apply = classmethod(_apply)  # type: ignore[method-assign]
+            Parameter.__new__ = _new  # type: ignore[method-assign]
+        _RUNNING[0] += 1
+    STATE.capturing, STATE.capture = True, capture
+    before = _core.take_all(True)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _core.take_all(before)
+        STATE.capturing, STATE.capture = False, None
+        with _LOCK:
+            _RUNNING[0] -= 1
+            if not _RUNNING[0]:
+                del _Module.__getattribute__
+                Function.apply = classmethod(_APPLY)  # type: ignore[method-assign]
+                Parameter.__new__ = _NEW
+
+
+def _real(x: Any) -> Any:
+    return x.value if issubclass(type(x), Value) else x
+
+
+def _stand(a: Any, function: Any, seen: set[int]) -> Any:
+    """`a` with what `function` gives in the place of what it holds: lists and dicts are changed where they
+    are, tuples made anew.
+    """
+    found = function(a)
+    if found is not a:
+        return found
+    if isinstance(a, (list, deque, dict)):
+        if id(a) not in seen:
+            seen.add(id(a))
+            for key, x in list(enumerate(a) if not isinstance(a, dict) else a.items()):
+                y = _stand(x, function, seen)
+                if y is not x:
+                    a[key] = y
+    elif isinstance(a, tuple):
+        items = [_stand(x, function, seen) for x in a]
+        if any(x is not y for x, y in zip(a, items)):
+            if type(a) is tuple:
+                return tuple(items)
+            return type(a)(*items) if hasattr(a, "_fields") else type(a)(items)
+    return a
+
+
+def _settle(values: list[Value]) -> None:
+    """Puts tensors where objects of the program hold values."""
+    held = [v for v in values if sys.getrefcount(v) > 3]
+    waiting: list[tuple[Any, Any]] = [(v, v.value) for v in held]
+    frozen = bool(waiting) and gc.get_freeze_count() > 0
+    if frozen:  # what is frozen is not looked through
+        gc.unfreeze()
+    while waiting:
+        thing, real = waiting.pop()
+        for holder in gc.get_referrers(thing):
+            if holder is not values and holder is not held and holder is not waiting:
+                _put(holder, thing, real, waiting)
+    if frozen:
+        gc.freeze()
+
+
+def _put(holder: Any, thing: Any, real: Any, waiting: list[tuple[Any, Any]]) -> None:
+    """`real` in the place of `thing` in something that holds it."""
+    if isinstance(holder, CellType):
+        holder.cell_contents = real
+    elif isinstance(holder, dict):
+        if any(k is thing for k in holder):
+            items = [(real if k is thing else k, v) for k, v in holder.items()]
+            holder.clear()
+            holder.update(items)
+        for key, x in list(holder.items()):
+            if x is thing:
+                holder[key] = real
+    elif isinstance(holder, (list, deque)):
+        for k, x in enumerate(holder):
+            if x is thing:
+                holder[k] = real
+    elif isinstance(holder, set):
+        holder.discard(thing)
+        holder.add(real)
+    elif isinstance(holder, (tuple, frozenset)):
+        items = [real if x is thing else x for x in holder]
+        made = type(holder)(*items) if hasattr(holder, "_fields") else type(holder)(items)
+        waiting.append((holder, made))
+    elif isinstance(holder, partial):
+        function, args, keywords, own = holder.__reduce__()[2]
+        new = tuple(real if x is thing else x for x in args)
+        holder.__setstate__((function, new, {k: real if x is thing else x for k, x in keywords.items()}, own))
+    else:
+        for key, x in list(getattr(holder, "__dict__", {}).items()):
+            if x is thing:
+                holder.__dict__[key] = real
+        for kind in type(holder).__mro__:
+            slots = vars(kind).get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                if getattr(holder, name, None) is thing:
+                    setattr(holder, name, real)
 
 
 def _owned(function: Any) -> list[tuple[str, Any]]:
@@ -295,45 +327,6 @@ def _argument_names(function: Any, spec: Any, leaves: list[Any]) -> list[str]:
         for j, k in enumerate(under):
             found[k] = name if not isinstance(tree, (list, tuple, dict)) else f"{name}_{j}_"
     return found
-
-
-def _guards(function: Any, watch: Watching) -> list[Any]:
-    """What a run found outside of its arguments: globals, closures, attributes of objects that it called."""
-    places = list(watch.globals)
-    waiting, seen = [function, *(g.held for g in watch.globals)], set[int]()
-    while waiting:
-        thing = waiting.pop()
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        inner = getattr(thing, "__func__", thing)
-        if isinstance(inner, FunctionType) and (inner.__code__ in watch.codes):
-            for entry in entries_of(inner):
-                if entry.container is not None:
-                    places.append(entry)
-                    waiting.append(entry.held)
-        elif isinstance(thing, MethodType):
-            waiting.append(thing.__self__)
-        elif type(thing).__module__ not in ("builtins", "numpy") and not isinstance(
-            thing, (type, ModuleType, _core.Tensor, _Module, FunctionType)
-        ):
-            state = getattr(thing, "__dict__", None)
-            if type(state) is dict and not type(thing).__module__.startswith("kiln"):
-                places += [Place(state, k, v) for k, v in state.items()]
-        elif isinstance(thing, (list, dict)) and len(thing) < 1000:
-            items = enumerate(thing) if isinstance(thing, list) else thing.items()
-            places += [Place(thing, k, v) for k, v in items]
-    for thing in watch.objects_met():
-        state = vars(thing)
-        places += [Place(state, k, v) for k, v in state.items()]
-        for held in state.values():
-            if isinstance(held, (dict, list)) and len(held) < 1000:
-                items = enumerate(held) if isinstance(held, list) else held.items()
-                places += [Place(held, k, v) for k, v in items]
-    places = [p for p in places if isinstance(p.container, (dict, list)) or p.key is None]
-    counted = {id(p.container): p.container for p in places if isinstance(p.container, (dict, list))}
-    spaces = {id(g.container) for g in watch.globals}
-    return [*map(_Guard, places), *(_Count(c) for k, c in counted.items() if k not in spaces)]
 
 
 def backed(backend: Any, fullgraph: bool, more: dict[str, Any]) -> type[Backed]:

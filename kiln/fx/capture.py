@@ -1,41 +1,68 @@
-"""One run of a function on copies of its tensors: every call of kiln's a node that has its value."""
+"""One call of a function with its tensors stood for: what it does with them is kept as steps, and run later.
+
+    an op -> a step of the segment, whose key finds the step of an earlier call, and with it what the result
+             looks like; a new one is tried on copies of the tensors
+    a value is read -> the segment's steps run on the tensors themselves, the next segment begins
+
+Python runs at each call, so nothing that it reads or changes must be known beforehand; what was asked of a
+backend is found again by the steps alone.
+"""
 
 from __future__ import annotations
 
-import builtins
 import operator
-import re
-import time
-from types import FrameType, FunctionType, MethodType
-from typing import Any
+import weakref
+from collections.abc import Callable
+from functools import partial
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
 
 from kiln import _core
 from kiln.absent import asking
-from kiln.capture.pure.guards import Place
-from kiln.capture.pure.surroundings import Watch
+from kiln.capture.capturing import STATE
+from kiln.device import device
 from kiln.errors import is_own, place
 from kiln.fx import names
-from kiln.fx._symbolic_trace import Tracer
-from kiln.fx.graph import Graph
-from kiln.fx.node import Node, map_arg
-from kiln.fx.proxy import Proxy
+from kiln.fx.proxy import StandIn, TracerBase
 from kiln.nn import Module as _Module
+from kiln.ops.random.generator import Generator
 
-__all__ = ["Break", "Capture", "Value", "Watching"]
+if TYPE_CHECKING:
+    from kiln.fx.backends import Backed
 
+__all__ = ["Break", "Capture", "Place", "Segment", "Step", "Value", "look", "mapped"]
+
+# what is asked of a tensor and depends on no value: answered without a step
 _METADATA = frozenset(
     "size dim ndimension numel nelement stride storage_offset element_size is_contiguous is_floating_point "
     "is_complex is_signed get_device shape ndim dtype device layout requires_grad is_leaf itemsize nbytes "
     "names is_cuda is_cpu is_mps is_sparse is_quantized is_meta is_nested result_type promote_types can_cast "
-    "broadcast_shapes is_tensor output_nr is_grad_enabled get_default_dtype __len__ type is_same_size".split()
+    "broadcast_shapes is_tensor output_nr is_grad_enabled get_default_dtype __len__ is_same_size "
+    "is_inference is_conj is_neg finfo iinfo has_names is_shared is_pinned is_sparse_csr is_xpu is_mkldnn "
+    "are_deterministic_algorithms_enabled is_inference_mode_enabled is_autocast_enabled "
+    "get_autocast_dtype get_num_threads is_storage typename is_anomaly_enabled".split()
 )
+# sizes of the result depend on values
 _OF_VALUES = frozenset(
-    "nonzero argwhere masked_select unique unique_consecutive bincount repeat_interleave".split()
+    "nonzero argwhere masked_select unique unique_consecutive bincount repeat_interleave one_hot "
+    "tensor_split combinations unique_dim histogramdd pack_padded_sequence pad_packed_sequence".split()
 )
+# what is done at once: it reads values, or changes what no step can, or calls what the program gave it
+_AT_ONCE = frozenset(
+    "backward grad register_hook register_post_accumulate_grad_hook retain_grad requires_grad_ numpy item "
+    "tolist manual_seed seed initial_seed get_rng_state set_rng_state fork_rng save load share_memory_ "
+    "apply_ map_ resize_ resize_as_ set_ t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ detach_ equal "
+    "allclose is_nonzero set_default_dtype set_num_threads use_deterministic_algorithms data_ptr "
+    "untyped_storage storage from_numpy as_tensor_ set_printoptions compile pin_memory to_dlpack "
+    "from_dlpack".split()
+)
+_ASKED_OF_REAL = frozenset(("grad", "grad_fn", "_version", "_backward_hooks", "_grad", "_base", "names"))
+_VIEWS = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), _core.dtype, device)
 
 
 class Break(Exception):
-    """What cannot be kept in a graph, and the line."""
+    """What cannot be kept in one graph, and the line."""
 
 
 def _line() -> str:
@@ -43,264 +70,634 @@ def _line() -> str:
     return "an unknown line" if frame is None else place(frame.f_code.co_filename, frame.f_lineno)
 
 
-class Value(Proxy):
-    """A tensor of the run: its node, and the copy that the run computed, whose metadata can be asked for."""
+def look(x: Any) -> Any:
+    """What must be the same of an input, or of an argument that is no tensor, for steps to be the same."""
+    if isinstance(x, _core.Tensor):
+        shown = (tuple(x.shape), tuple(x.stride()), x.storage_offset(), x.dtype)
+        return (type(x), shown, x.requires_grad, x.is_leaf)
+    if isinstance(x, _PLAIN):
+        return (type(x), repr(x) if isinstance(x, (float, complex)) else x)
+    return _Same(x)
 
-    def __init__(self, node: Node | None, tracer: Capture, value: Any, source: Any = None) -> None:
-        self.tracer, self.value, self.source = tracer, value, source
-        self._node = node
 
-    @property
-    def node(self) -> Node:  # type: ignore[override]
-        if self._node is None:
-            self._node = self.tracer.input_of(self)  # type: ignore[attr-defined]
-        return self._node
+class _Same:
+    """An object as a key, by its identity."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.held is self.held
+
+
+class Place:
+    """What stands for a tensor in a step's arguments: the number of a step, or of an input."""
+
+    def __init__(self, kind: str, number: int) -> None:
+        self.kind, self.number = kind, number
+
+
+def mapped(a: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    """Arguments with what `function` gives in the place of objects of a class."""
+    if issubclass(type(a), kind):
+        return function(a)
+    if isinstance(a, tuple):
+        items = [mapped(x, kind, function) for x in a]
+        return (
+            type(a)(*items) if hasattr(a, "_fields") else tuple(items) if type(a) is tuple else type(a)(items)
+        )
+    if isinstance(a, list):
+        return [mapped(x, kind, function) for x in a]
+    if isinstance(a, dict):
+        return {k: mapped(x, kind, function) for k, x in a.items()}
+    if isinstance(a, slice):
+        return slice(*(mapped(x, kind, function) for x in (a.start, a.stop, a.step)))
+    return a
+
+
+class Step:
+    """An op of a segment, the steps that came behind it, and what backends made of graphs that end here."""
+
+    def __init__(self, kind: str, target: Any, args: Any, kwargs: Any) -> None:
+        self.kind, self.target, self.args, self.kwargs = kind, target, args, kwargs
+        self.next: dict[Any, Step | None] = {}  # None: what is done at once
+        self.runs: dict[tuple[int, ...], Any] = {}
+        self.result: Any = None  # what it looks like: a tensor whose values mean nothing
+        self.same: Place | None = None  # the argument that it wrote and gave
+        self.line: Any = None
+
+    def call(self, shadows: list[Any], inputs: list[Any]) -> Any:
+        """What it gives for tensors in the place of steps and inputs."""
+        sources = {"step": shadows, "input": inputs}
+        args, kwargs = mapped((self.args, self.kwargs), Place, lambda p: sources[p.kind][p.number])
+        if self.kind == "call_method":
+            return getattr(args[0], self.target)(*args[1:], **kwargs)
+        return self.target(*args, **kwargs)
+
+
+class Segment:
+    """Steps that run as one graph."""
+
+    def __init__(self, first: Step, modes: Any) -> None:
+        self.at, self.modes, self.start_modes = first, modes, modes
+        self.path: list[Step] = []
+        self.inputs: list[Any] = []
+        self.names: list[str] = []
+        self.places: dict[int, int] = {}  # of tensors, by identity
+        self.kept: dict[int, Any] = {}  # copies of tensors that lay about, and their versions
+        self.copies: list[Any] = []
+        self.shadows: list[Any] | None = []
+        self.values: list[weakref.ref[Value]] = []
+
+    def forget(self, count: int) -> None:
+        """Inputs behind a number of them."""
+        for tensor in self.inputs[count:]:
+            del self.places[id(tensor)]
+        del self.inputs[count:], self.names[count:], self.copies[count:]
+        self.kept = {number: kept for number, kept in self.kept.items() if number < count}
+
+
+class Value(StandIn):
+    """A tensor of the call: the step or input that it is, and something that looks like it."""
+
+    tracer: Capture
+
+    def __init__(self, tracer: Capture, value: Any, index: int | None, path: str = "") -> None:
+        set_ = object.__setattr__
+        set_(self, "tracer", tracer)
+        set_(self, "value", value)  # the tensor itself where index is None
+        set_(self, "index", index)  # its step in the segment that has not run
+        set_(self, "path", path)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self.value)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("tracer", "value", "source", "_node", "node"):
+        if name in ("tracer", "value", "index", "path", "node"):
             raise AttributeError(name)
-        if name in ("data", "grad", "grad_fn", "_version", "is_pinned", "_backward_hooks"):
-            raise Break(f"the attribute {name} of a tensor was asked for at {_line()}")
+        if name in _ASKED_OF_REAL or self.tracer.passing:
+            return self.tracer.shown(getattr(self.tracer.real(self, f"the attribute {name}"), name))
         found = getattr(self.value, name)
-        if isinstance(found, _core.Tensor):
+        if name in _VIEWS:
             return self.tracer.create_proxy("call_function", getattr, (self, name), {})
-        if not callable(found) or isinstance(found, (_core.dtype, _core.Size)):
-            if name not in _METADATA:
-                raise Break(f"the attribute {name} of a tensor was asked for at {_line()}")
+        if isinstance(found, _core.Tensor) or name in _METADATA or not callable(found):
             return found
-
-        def method(*args: Any, **kwargs: Any) -> Any:
-            return self.tracer.create_proxy("call_method", name, (self, *args), kwargs)
-
-        return method
+        if self.index is None and name in getattr(self.value, "__dict__", ()):  # the program's own
+            return found
+        return partial(_method, self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in ("tracer", "value", "source", "_node"):
-            raise Break(f"the attribute {name} of a tensor was set at {_line()}")
-        object.__setattr__(self, name, value)
+        real = self.tracer.real(self, f"the attribute {name} of a tensor was set")
+        setattr(real, name, mapped(value, Value, lambda v: self.tracer.real(v, name)))
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.tracer.real(self, f"the attribute {name} of a tensor was deleted"), name)
+
+    def __dir__(self) -> Any:
+        return dir(self.value)
 
     def __len__(self) -> int:
         return len(self.value)
 
     def __iter__(self) -> Any:
-        return iter([self[k] for k in range(len(self.value))])
+        if self.value.dim() == 0:
+            return iter(self.value)
+        return iter(self.tracer.create_proxy("call_method", "unbind", (self,), {}))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
-    def _read(self, *args: Any) -> Any:
-        raise Break(f"a value was read at {_line()}")
 
-    __bool__ = __int__ = __float__ = __index__ = __complex__ = __contains__ = __array__ = _read
-    __repr__ = __str__ = __format__ = __dlpack__ = __deepcopy__ = __reduce_ex__ = _read  # type: ignore[assignment]
-
-
-for _name, _function in {
-    f"i{k}": getattr(operator, f"i{k}") for k in "add sub mul truediv pow".split()
-}.items():
-    setattr(
-        Value,
-        f"__{_name}__",
-        lambda self, other, f=_function: self.tracer.create_proxy("call_function", f, (self, other), {}),
-    )
+def _method(value: Value, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    if name == "type" and not args and not kwargs:
+        return value.value.type()
+    return value.tracer.create_proxy("call_method", name, (value, *args), kwargs)
 
 
-class Watching(Watch):
-    """Notes the globals that the code looks up, and stops before what a graph cannot undo."""
+def _reader(name: str) -> Any:
+    def read(self: Value, *args: Any) -> Any:
+        real = self.tracer.real(self, "a value was read")
+        return getattr(real, name)(*mapped(args, Value, lambda v: self.tracer.real(v, "a value was read")))
 
-    def __init__(self) -> None:
-        super().__init__(self._no)
-        self.globals: list[Place] = []
-
-    @staticmethod
-    def _no(what: str, line: str) -> None:
-        raise Break(f"the function {what} at {line}")
-
-    def _called(self, frame: FrameType, event: str, what: Any) -> None:
-        if event == "c_call" and not is_own(frame):
-            module = getattr(what, "__module__", None)
-            if isinstance(what, type(print)) and what in _OUTSIDE:
-                raise Break(
-                    f"{what.__name__}() was called at {place(frame.f_code.co_filename, frame.f_lineno)}"
-                )
-            if module == "time":
-                raise Break(f"the time was asked for at {place(frame.f_code.co_filename, frame.f_lineno)}")
-        elif event == "call":
-            code = frame.f_code
-            if is_own(frame) and code.co_name in ("step", "backward", "zero_grad", "grad", "_seed"):
-                if "optim" in code.co_filename or "autograd" in code.co_filename:
-                    raise Break(f"{code.co_name}() was called at {_line()}")
-            known = len(self.codes)
-            super()._called(frame, event, what)
-            if len(self.codes) > known:  # the program's own code, seen for the first time
-                space = frame.f_globals
-                self.globals += [Place(space, n, space[n]) for n in code.co_names if n in space]
-            return
-        super()._called(frame, event, what)
-
-    def _note_object(self, thing: Any) -> None:
-        if not issubclass(type(thing), (Proxy, _core.Tensor)):
-            super()._note_object(thing)
-
-    def undo(self) -> None:
-        """Everything that the run has changed as it was."""
-        for key, (thing, before) in self.objects.items():
-            if key >= 0 and vars(thing) != before:
-                vars(thing).clear()
-                vars(thing).update(before)
-        for held, before in self._contents.values():
-            if isinstance(held, list):
-                held[:] = before
-            else:
-                held.clear()
-                held.update(before)
+    return read
 
 
-_OUTSIDE = {builtins.print, builtins.input, builtins.open, builtins.id, builtins.globals, time.time}
+for _name in (
+    "bool int float index complex contains array repr str format dlpack dlpack_device deepcopy reduce_ex"
+).split():
+    setattr(Value, f"__{_name}__", _reader(f"__{_name}__"))
 
 
-class Capture(Tracer):
-    """One run of a function on copies; see the module's text."""
+def _in_place(function: Any) -> Any:
+    def write(self: Value, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
 
-    def __init__(self) -> None:
-        super().__init__(autowrap_modules=())
-        self.graph = Graph(tracer_cls=type(self))
-        self.root = _Module()
-        self.submodule_paths = None
-        self.inputs: list[Any] = []  # the tensors, in the order of the placeholders
-        self.places: list[Any] = []  # of each: its number among the arguments, or the tensor itself
-        self.values: dict[int, Value] = {}
-        self.paths: dict[int, str] = {}
-        self.lifted: list[Any] = []
-        self.kept: list[Any] = []
-        self._last: Node | None = None
+    return write
 
-    def lift(self, tensor: Any, where: Any, path: str) -> Value:
-        """What stands for a tensor of the program."""
-        known = self.values.get(id(tensor))
-        if known is None:
-            before = _core.take_all(False)
-            copy = tensor.detach().clone()
-            if tensor.requires_grad:
-                copy.requires_grad_()
-                copy = copy if tensor.is_leaf else copy.clone()
-            _core.take_all(before)
-            known = self.values[id(tensor)] = Value(None, self, copy, (tensor, where, path))
+
+for _name in "add sub mul truediv floordiv mod pow and or xor lshift rshift".split():
+    setattr(Value, f"__i{_name}__", _in_place(getattr(operator, f"i{_name}")))
+
+
+class Capture(TracerBase):
+    """The segments of one call."""
+
+    def __init__(self, owner: Backed, paths: dict[int, str]) -> None:
+        self.owner, self.paths = owner, paths
+        self.graph: Any = self  # one program: values of two do not meet
+        self.passing = False  # what is asked is done at once
+        self.broken: Break | None = None
+        self.known: dict[int, Value] = {}  # of tensors, by identity
+        self.made: list[weakref.ref[Value]] = []
+        self.number = 0  # segments that ran
+        self.segment = self._begin()
+
+    def _begin(self) -> Segment:
+        key = (self.number, _core.modes(), _core.get_default_dtype())
+        first = self.owner.first_of(key)
+        return Segment(first, key[1])
+
+    # -- tensors and what stands for them --
+
+    def lift(self, tensor: Any, path: str = "") -> Value:
+        """What stands for a tensor that is there."""
+        known = self.known.get(id(tensor))
+        if known is None or known.index is not None or known.value is not tensor:
+            known = self.known[id(tensor)] = Value(self, tensor, None, path)
+            self.made.append(weakref.ref(known))
         return known
 
-    def input_of(self, value: Value) -> Node:
-        """The placeholder of a tensor of the program, made when it is first used."""
-        tensor, where, path = value.source
-        before = self.graph._insert
-        self.graph._insert = self._last.append if self._last else self.graph._root.append
-        name = re.sub(r"\W+", "_", path)
-        self._last = node = self.graph.placeholder(name)
-        self.graph._insert = before
-        self.inputs.append(tensor)
-        self.places.append(where)
-        node.meta["example_value"] = node.meta["val"] = value.value
-        return node
+    def shown(self, result: Any) -> Any:
+        """What the program sees of something that is there."""
+        if self.passing:
+            return result
+        return mapped(result, _core.Tensor, self.lift) if isinstance(result, _core.Tensor) else result
 
-    def create_arg(self, a: Any) -> Any:
-        if type(a) is Value:
-            return a.node
+    def real(self, value: Value, why: str) -> Any:
+        """The tensor that a value is: what was kept runs before."""
+        if why.startswith("a value"):
+            self._refuse(why)
+        if value.index is not None or self.segment.path:
+            self.flush()
+        return value.value
+
+    def _refuse(self, why: str) -> None:
+        """Raises where one graph was asked for."""
+        if self.owner.fullgraph and not self.passing and STATE.capture is self:
+            found = self.broken = Break(f"{why} at {_line()}")
+            raise found
+
+    def _input(self, tensor: Any, path: str) -> tuple[Any, Place]:
+        segment = self.segment
+        number = segment.places.get(id(tensor))
+        if number is not None:
+            return ("input", number), Place("input", number)
+        number = segment.places[id(tensor)] = len(segment.inputs)
+        segment.inputs.append(tensor)
+        known = path or self.paths.get(id(tensor), "")
+        if not known and not tensor.requires_grad and number not in segment.kept:
+            segment.kept[number] = (tensor._version, tensor.detach().clone())
+        segment.names.append(f"L_{known or f'tensor_{number}'}_")
+        segment.copies.append(_copy(tensor) if segment.shadows is not None else None)
+        return ("input", number, look(tensor), known), Place("input", number)
+
+    def _arguments(self, a: Any) -> tuple[Any, Any]:
+        """A key of arguments, and the arguments with places instead of tensors."""
+        kind = type(a)
+        if kind is _At:
+            return ("step", a.index), Place("step", a.index)
+        if issubclass(kind, Value):
+            if a.index is not None:
+                return ("step", a.index), Place("step", a.index)
+            return self._input(a.value, a.path)
         if isinstance(a, _core.Tensor):
-            self.lifted.append(a)
-            return self.lift(a, a, f"L_{self.paths.get(id(a), f'tensor_{len(self.lifted)}')}_").node
-        if isinstance(a, (FunctionType, MethodType, type)) or isinstance(a, _Module):
-            return a
-        if isinstance(a, slice) and any(type(x) is Value for x in (a.start, a.stop, a.step)):
-            raise Break(f"a value was read at {_line()}")
-        return super().create_arg(a)
+            return self._input(a, "")
+        if isinstance(a, (tuple, list)):
+            pairs = [self._arguments(x) for x in a]
+            items = [p for _, p in pairs]
+            key = (kind, *(k for k, _ in pairs))
+            if kind is tuple or isinstance(a, list):
+                return key, items if isinstance(a, list) else tuple(items)
+            return key, kind(*items) if hasattr(a, "_fields") else kind(items)
+        if isinstance(a, dict):
+            pairs = [self._arguments(x) for x in a.values()]
+            return (kind, *a, *(k for k, _ in pairs)), dict(zip(a, (p for _, p in pairs)))
+        if isinstance(a, slice):
+            key, items = self._arguments((a.start, a.stop, a.step))
+            return (slice, key), slice(*items)
+        return look(a), a
+
+    # -- ops --
+
+    def plain(self, function: Any, args: Any, kwargs: Any, frame: FrameType | None) -> Any:
+        """A call without values among its arguments; NotImplemented: it is made as ever."""
+        name = getattr(function, "__name__", "")
+        if self.passing or name in _METADATA:
+            return NotImplemented
+        if frame is not None and is_own(frame):
+            if self.segment.path and (name in _AT_ONCE or _writes(name) or "normal" in name or "uni" in name):
+                self._now(lambda: None, (), {}, name)
+            return NotImplemented
+        return self.create_proxy("call_function", function, args, kwargs)
 
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None,
         proxy_factory_fn: Any = None,
     ) -> Any:  # fmt: skip
         called = target if isinstance(target, str) else getattr(target, "__name__", "")
-        if called in _OF_VALUES or (called == "where" and len(args) == 1) or _masked(called, args):
-            raise Break(f"the sizes of what {called} gives depend on values, at {_line()}")
         before = _core.take_all(False)
         try:
-            node = self.create_node(
-                kind, target, self.create_arg(tuple(args)), dict(self.create_arg(kwargs)), name
-            )
-            given, named = (map_arg(a, lambda n: n.meta["example_value"]) for a in (node.args, node.kwargs))
-            given, named = _plain(given), _plain(dict(named))
-            if kind == "call_method":
-                result = getattr(given[0], str(target))(*given[1:], **named)
-            else:
-                result = target(*given, **named)
-        except Break:
-            raise
-        except Exception as error:
-            raise Break(f"{called} raised {type(error).__name__} at {_line()}") from error
+            if self.passing:
+                return self._call(kind, target, args, kwargs)
+            if called in _METADATA and kind == "call_function":
+                return self._call(kind, target, *mapped((args, kwargs), Value, lambda v: v.value))
+            if _calls_back(target, (args, kwargs)):
+                return self._now(partial(self._call, kind, target), args, kwargs, "")
+            if called in _AT_ONCE or _sized_by_values(called, args):
+                why = (
+                    "the sizes of what it gives depend on values"
+                    if called not in _AT_ONCE
+                    else "it is called"
+                )
+                return self._now(partial(self._call, kind, target), args, kwargs, f"{called}: {why}")
+            return self._step(kind, target, args, kwargs, called)
         finally:
             _core.take_all(before)
-        node.meta["example_value"] = node.meta["val"] = result
-        self.kept.append(result)
-        if _writes(called) and any(result is g for g in given):  # the tensor that was written
-            return next(a for a, g in zip(args, given) if g is result)
-        return self._shown(node, result, called)
 
-    def _shown(self, node: Node, result: Any, called: str) -> Any:
-        """What the program sees of a result."""
-        if isinstance(result, _core.Tensor):
-            return Value(node, self, result)
-        if isinstance(result, (tuple, list)) and any(isinstance(x, _core.Tensor) for x in result):
-            items = [
-                self.create_proxy("call_function", operator.getitem, (_Whole(node), k), {})
-                for k in range(len(result))
-            ]
-            if isinstance(result, list):
-                return items
-            return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
-        if result is None and called in ("setitem", "__setitem__"):
+    def at_once(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """A call of what calls the program's own code, with the tensors themselves."""
+        before = _core.take_all(False)
+        try:
+            return self._now(partial(self._call, "call_function", function), args, kwargs, "")
+        finally:
+            _core.take_all(before)
+
+    def _call(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = mapped((args, kwargs), Value, lambda v: v.value)
+        if kind == "call_method":
+            return getattr(args[0], target)(*args[1:], **kwargs)
+        return target(*args, **kwargs)
+
+    def _now(self, call: Any, args: Any, kwargs: Any, why: str) -> Any:
+        """A call that is made at once, behind what was kept."""
+        if why:
+            self._refuse(why)
+        self.flush()
+        self.passing = True
+        try:
+            result = call(args, kwargs) if isinstance(call, partial) else call()
+        finally:
+            self.passing = False
+        return mapped(result, _core.Tensor, self.lift)
+
+    def _modes(self) -> None:
+        """Keeps a change of modes: a step of its own."""
+        segment, now = self.segment, _core.modes()
+        if now == segment.modes:
+            return
+        if not segment.path:
+            self.segment = self._begin()
+            return
+        if now[1:] == segment.modes[1:]:
+            self._append("call_function", names.root_module().set_grad_enabled, (now[0],), {})
+        else:
+            self._append("call_function", _core.set_modes, now, {})
+        segment.modes = now
+
+    def _step(self, kind: str, target: Any, args: Any, kwargs: Any, called: str) -> Any:
+        self._modes()
+        self._check_kept()
+        step = self._append(kind, target, args, kwargs)
+        if step is None:
+            return self._now(partial(self._call, kind, target), args, kwargs, f"{called}: a value was read")
+        return self._values(step, args, kwargs, called)
+
+    def _append(self, kind: str, target: Any, args: Any, kwargs: Any) -> Step | None:
+        """The segment's next step; None for what is done at once instead."""
+        segment = self.segment
+        before = len(segment.inputs)
+        try:
+            given, placed = self._arguments((tuple(args), dict(kwargs)))
+            key = (kind, target if isinstance(target, str) else _Same(target), given)
+            found = segment.at.next.get(key, segment)
+        except TypeError:  # no key
+            found = None
+        if found is segment:
+            found = Step(kind, target, *placed)
+            found = found if self._try(found) else None
+            if len(segment.at.next) < 1000:
+                segment.at.next[key] = found
+        elif found is not None:
+            segment.shadows = None
+        if found is None:
+            segment.forget(before)
             return None
-        if called not in _METADATA and result is not None and node.all_input_nodes:
-            raise Break(f"{called} gave a value at {_line()}")
-        if result is None and called != "_assert":
-            raise Break(f"{called} was called for what it does at {_line()}")
-        if called == "_assert":
-            raise Break(f"a value was read at {_line()}")
-        self.graph.erase_node(node)
-        return result
+        segment.at = found
+        segment.path.append(found)
+        return found
+
+    def _try(self, step: Step) -> bool:
+        """What a new step gives, tried on copies; whether that depends on no value."""
+        segment = self.segment
+        state, modes = _core.random_state(), _core.modes()
+        generators: list[Any] = []
+        mapped((step.args, step.kwargs), Generator, generators.append)
+        states = [g.get_state() for g in generators]
+        capturing, self.passing = STATE.capturing, True
+        try:
+            if segment.shadows is None:
+                segment.copies = [_copy(t) for t in segment.inputs]
+                segment.shadows = []
+                _core.set_modes(*segment.start_modes)
+                for known in segment.path:
+                    segment.shadows.append(known.call(segment.shadows, segment.copies))
+                _core.set_modes(*modes)
+            result = step.call(segment.shadows, segment.copies)
+        finally:
+            _core.set_modes(*modes)
+            _core.set_random_state(*state)
+            for generator, kept in zip(generators, states):
+                generator.set_state(kept)
+            STATE.capturing, self.passing = capturing, False
+        given = mapped((step.args, step.kwargs), Place, lambda p: p)
+        sources = {"step": segment.shadows, "input": segment.copies}
+        for place_ in _places(given):
+            if result is not None and sources[place_.kind][place_.number] is result:
+                step.same = place_
+        if not _is_kept(step, result):
+            return False
+        segment.shadows.append(result)
+        step.result = mapped(result, _core.Tensor, _hollow)
+        frame = asking()
+        if frame is not None:
+            file, number = frame.f_code.co_filename, frame.f_lineno
+            step.line = f'File "{file}", line {number}, in {frame.f_code.co_name}'
+        return True
+
+    def _values(self, step: Step, args: Any, kwargs: Any, called: str) -> Any:
+        """What the program sees of a step's result."""
+        index, result = len(self.segment.path) - 1, step.result
+        if result is None:
+            return None
+        if step.same is not None:  # the tensor that was written
+            found: list[Any] = []
+            _find((args, kwargs), found)
+            for x in found:
+                place_ = self._arguments(x)[1]
+                if (place_.kind, place_.number) == (step.same.kind, step.same.number):
+                    return x if issubclass(type(x), Value) else self._behind(x)
+        if isinstance(result, _core.Tensor):
+            return self._value(result, index)
+        items = []
+        for k, item in enumerate(result):
+            part = self._append("call_function", operator.getitem, (_At(index), k), {})
+            assert part is not None
+            items.append(self._value(item, len(self.segment.path) - 1))
+        if isinstance(result, list):
+            return items
+        return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
+
+    def _value(self, shown: Any, index: int) -> Value:
+        made = Value(self, shown, index)
+        reference = weakref.ref(made)
+        self.segment.values.append(reference)
+        self.made.append(reference)
+        return made
+
+    def _behind(self, tensor: Any) -> Any:
+        """A tensor that lay about and was written: what the program does with it besides must see that."""
+        self.flush()
+        return self.lift(tensor)
+
+    def _check_kept(self) -> None:
+        """Runs what was kept before a tensor that lay about changed, with what that was then."""
+        for number, (version, _) in self.segment.kept.items():
+            if self.segment.inputs[number]._version != version:
+                self.flush()
+                return
+
+    # -- segments --
+
+    def flush(self) -> None:
+        """Runs what was kept; its values are tensors from here on."""
+        segment = self.segment
+        if not segment.path:
+            if segment.inputs:
+                self.segment = self._begin()
+            return
+        values = [v for r in segment.values if (v := r()) is not None]
+        live = tuple(sorted({v.index for v in values if v.index is not None}))
+        self.number += 1
+        before = _core.take_all(False), STATE.capturing, STATE.capture, _core.modes()
+        STATE.capturing, STATE.capture, self.passing = False, None, True
+        given = list(segment.inputs)
+        for number, (version, copy) in segment.kept.items():
+            if given[number]._version != version:
+                given[number] = copy
+        try:
+            _core.set_modes(*segment.start_modes)
+            run = segment.at.runs.get(live)
+            if run is None:
+                run = self.owner.made(self.number, segment, live)
+                segment.at.runs[live] = run
+            made = run(*given)
+        finally:
+            _core.set_modes(*before[3])
+            _core.take_all(before[0])
+            STATE.capturing, STATE.capture, self.passing = before[1], before[2], False
+            self.segment = self._begin()
+        made = (made,) if isinstance(made, _core.Tensor) else made
+        found = dict(zip(live, made or ()))
+        for value in values:
+            if value.index is not None:
+                tensor = found[value.index]
+                object.__setattr__(value, "value", tensor)
+                object.__setattr__(value, "index", None)
+                self.known[id(tensor)] = value
+
+    def finish(self) -> list[Value]:
+        """The values that are held somewhere still; what is done with them from here on is done at once."""
+        self.passing = True
+        self.known.clear()
+        return [v for r in self.made if (v := r()) is not None]
 
 
-class _Whole:
-    """A node among arguments that are made into nodes."""
+class _At:
+    """A step among arguments."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    def __init__(self, index: int) -> None:
+        self.index = index
 
-    def __fx_create_arg__(self, tracer: Any) -> Node:
-        return self.node
+
+def _find(a: Any, found: list[Any]) -> None:
+    """The tensors and values among arguments."""
+    if issubclass(type(a), Value) or isinstance(a, _core.Tensor):
+        found.append(a)
+    elif isinstance(a, (tuple, list)):
+        for x in a:
+            _find(x, found)
+    elif isinstance(a, dict):
+        _find(tuple(a.values()), found)
+
+
+def _places(a: Any) -> list[Place]:
+    found: list[Place] = []
+    mapped(a, Place, found.append)
+    return found
+
+
+def _copy(tensor: Any) -> Any:
+    """A tensor that looks the same and is none of the program's."""
+    modes = _core.modes()
+    _core.set_modes(True, False, None)
+    try:
+        plain = tensor.detach()
+        made = plain.clone()
+        if made.stride() != plain.stride():
+            made = _laid(
+                plain, lambda length: plain.as_strided((length,), (1,), plain.storage_offset()).clone()
+            )
+        if tensor.requires_grad:
+            made.requires_grad_()
+            made = made if tensor.is_leaf else made.clone()
+        return made
+    finally:
+        _core.set_modes(*modes)
+
+
+def _laid(tensor: Any, storage: Callable[[int], Any]) -> Any:
+    length = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
+    return storage(max(length, 0)).as_strided(tuple(tensor.shape), tensor.stride(), 0)
+
+
+def _hollow(tensor: Any) -> Any:
+    """A tensor that looks the same, whose memory nobody has touched."""
+    if type(tensor) is not _core.Tensor or tensor.numel() < 1024:
+        return tensor
+    kiln, modes = names.root_module(), _core.modes()
+    _core.set_modes(True, False, None)
+    try:
+        made = _laid(tensor, lambda length: kiln.empty(length, dtype=tensor.dtype))
+        if tensor.requires_grad:
+            made.requires_grad_()
+            made = made if tensor.is_leaf else made.view(made.shape)
+        return made if look(made)[2:] == look(tensor)[2:] else tensor
+    finally:
+        _core.set_modes(*modes)
+
+
+def _is_kept(step: Step, result: Any) -> bool:
+    """Whether a step's result can be stood for."""
+    if result is None:
+        return getattr(step.target, "__name__", "") in ("setitem", "set_grad_enabled", "set_modes") or (
+            step.target in ("__setitem__",)
+        )
+    if isinstance(result, _core.Tensor):
+        return True
+    if getattr(step.target, "__name__", "") in ("set_grad_enabled", "set_modes"):
+        return True
+    return (
+        isinstance(result, (tuple, list))
+        and bool(result)
+        and all(isinstance(x, _core.Tensor) for x in result)
+    )
+
+
+def _calls_back(target: Any, a: Any) -> bool:
+    """Whether a call is of the program's own code, or of what is given some to call."""
+    if not isinstance(target, (str, type, BuiltinFunctionType)):
+        inner = getattr(target, "__func__", target)
+        if "<locals>" in getattr(inner, "__qualname__", "") or not _is_own(inner):
+            return True
+    return _has_code(a)
+
+
+def _is_own(function: Any) -> bool:
+    module = getattr(function, "__module__", None) or "kiln"
+    return module.partition(".")[0] in ("kiln", "builtins", "_operator", "operator")
+
+
+def _has_code(a: Any) -> bool:
+    """Whether something of the program's that can be called is among arguments."""
+    if issubclass(type(a), (Value, _core.Tensor)):
+        return False
+    if isinstance(a, (tuple, list)):
+        return any(map(_has_code, a))
+    if isinstance(a, dict):
+        return any(map(_has_code, a.values()))
+    if isinstance(a, (FunctionType, MethodType, partial)):
+        return not _is_own(getattr(a, "__func__", a))
+    return isinstance(a, (_Module, _core.Recorder))
 
 
 def _writes(called: str) -> bool:
     """Whether a function's name says that it writes into its first argument: `add_`, `iadd`."""
-    return (called.endswith("_") and not called.endswith("__")) or getattr(
-        operator, called, None
-    ) in names.IN_PLACE
+    return (
+        (called.endswith("_") and not called.endswith("__"))
+        or called in ("setitem", "overwrite")
+        or getattr(operator, called, None) in names.IN_PLACE
+    )
 
 
-def _masked(called: str, args: Any) -> bool:
-    """Whether elements are chosen by a mask."""
-    if called not in ("getitem", "__getitem__", "index_select", "take") or len(args) < 2:
+def _sized_by_values(called: str, args: Any) -> bool:
+    """Whether the sizes of a result depend on values: as with a mask, or with a slice to a tensor."""
+    if called in _OF_VALUES or (called == "where" and len(args) == 1):
+        return True
+    if (
+        called not in ("getitem", "__getitem__", "index_select", "take", "setitem", "__setitem__")
+        or len(args) < 2
+    ):
         return False
     keys = args[1] if isinstance(args[1], tuple) else (args[1],)
-    return any(isinstance(k, _core.Tensor) and k.dtype in (_core.bool, _core.uint8) for k in keys)
-
-
-def _plain(a: Any) -> Any:
-    """Lists and dicts of nodes' arguments as Python's own."""
-    if isinstance(a, tuple):
-        items = [_plain(x) for x in a]
-        return type(a)(*items) if hasattr(a, "_fields") else tuple(items)
-    if isinstance(a, list):
-        return [_plain(x) for x in a]
-    return {k: _plain(x) for k, x in a.items()} if isinstance(a, dict) else a
+    for k in keys:
+        if isinstance(k, slice) and any(
+            issubclass(type(x), (Value, _core.Tensor)) for x in (k.start, k.stop, k.step)
+        ):
+            return True
+        if "set" not in called and isinstance(k, _core.Tensor) and k.dtype in (_core.bool, _core.uint8):
+            return True
+    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import re
+import typing
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,6 +15,13 @@ from kiln.fx.node import Node, names_of_type
 from kiln.utils import _pytree as pytree
 
 __all__ = ["CodeGen", "PyTreeCodeGen", "PythonCode"]
+
+
+# the names under which the source shows generic classes
+_SHOWN_AS = {
+    list: typing.List, dict: typing.Dict, tuple: typing.Tuple, set: typing.Set,  # noqa: UP006
+    frozenset: typing.FrozenSet,  # noqa: UP006
+}  # fmt: skip
 
 
 class PythonCode:
@@ -185,6 +193,14 @@ class _Writer:
             return repr(kind)
         if isinstance(kind, type) and not getattr(kind, "__args__", None):
             return self.known.add(text, kind)
+        parts, origin = getattr(kind, "__args__", ()), getattr(kind, "__origin__", None)
+        origin = _SHOWN_AS.get(origin, origin)
+        if (
+            parts
+            and origin is not None
+            and all(isinstance(p, type) or hasattr(p, "__origin__") for p in parts)
+        ):
+            return f"{self.known.add(names_of_type(origin), origin)}[{', '.join(map(self._typed, parts))}]"
         return self.known.add(f"type_{text}", kind)
 
     def _placeholder(self, node: Node, annotated: str) -> None:

@@ -27,7 +27,7 @@ from kiln.switches import _assert
 
 __all__ = [
     "Attribute", "GraphAppendingTracer", "ParameterProxy", "Proxy", "Scope", "ScopeContextManager",
-    "TraceError", "TracerBase",
+    "StandIn", "TraceError", "TracerBase",
 ]  # fmt: skip
 
 base_types = (
@@ -117,6 +117,8 @@ class TracerBase:
         proxy_factory_fn: Any = None,
     ) -> Any:
         """A new node whose arguments may hold proxies, and its proxy."""
+        if self.check_mutable_operations and kind == "call_function":
+            _refuse_writing(target, kwargs)
         args_, kwargs_ = self.create_arg(args), self.create_arg(kwargs)
         node = self.create_node(kind, target, args_, dict(kwargs_), name, type_expr)
         made = proxy_factory_fn(node) if proxy_factory_fn else self.proxy(node)
@@ -184,6 +186,18 @@ class TracerBase:
         return Attribute(obj, "keys")()
 
 
+def _refuse_writing(target: Any, kwargs: dict[str, Any]) -> None:
+    """RuntimeError for one of kiln's functions that writes into a tensor that it is given."""
+    name = str(getattr(target, "__name__", ""))
+    out = kwargs.get("out") is not None
+    if isinstance(target, _core.Op) and (out or (name.endswith("_") and not name.endswith("__"))):
+        raise RuntimeError(
+            f"Tried to trace mutable operation aten::{name}{'.out' if out else ''}. FX only supports "
+            "functional code, so operations that mutate operands in-place (e.g. via `out` arguments) are not "
+            "supported"
+        )
+
+
 def _instructions(frame: FrameType) -> list[Any]:
     """The instruction that a frame is at, and those behind it."""
     found = list(dis.get_instructions(frame.f_code))
@@ -212,7 +226,35 @@ class GraphAppendingTracer(TracerBase):
         self.node_name_to_scope = {}
 
 
-class Proxy:
+class StandIn:
+    """What stands for a tensor: operators and kiln's functions of it are told to its tracer."""
+
+    tracer: TracerBase
+
+    if TYPE_CHECKING:  # set below, with the other operators
+
+        def __getitem__(self, key: Any) -> Any: ...
+
+    def __abs__(self) -> Any:
+        return self.tracer.create_proxy("call_function", abs, (self,), {})
+
+    @classmethod
+    def __torch_function__(cls, orig_method: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What a call of one of kiln's functions with proxies among its arguments gives."""
+        kwargs = kwargs or {}
+        tracers: dict[Any, None] = {}
+        _find_proxies((args, kwargs), lambda p: tracers.setdefault(p.tracer))
+        if len({id(t.graph) for t in tracers}) > 1:
+            raise RuntimeError(
+                f"Found multiple different tracers {list(tracers)} while trying to trace {orig_method}"
+            )
+        tracer = next(iter(tracers))
+        if isinstance(orig_method, TensorMethod):
+            return tracer.create_proxy("call_method", orig_method.__name__, args, kwargs)
+        return tracer.create_proxy("call_function", orig_method, args, kwargs)
+
+
+class Proxy(StandIn):
     """A value of a traced program: operators, methods, attributes and kiln's functions of it become nodes.
 
     `Proxy(node)` makes one of a node of a graph; what is done with it is appended there.
@@ -253,15 +295,8 @@ class Proxy:
     def __iter__(self) -> Any:
         return self.tracer.iter(self)
 
-    def __abs__(self) -> Any:
-        return self.tracer.create_proxy("call_function", abs, (self,), {})
-
     def __bool__(self) -> bool:
         return self.tracer.to_bool(self)
-
-    if TYPE_CHECKING:  # set below, with the other operators
-
-        def __getitem__(self, key: Any) -> Any: ...
 
     def keys(self) -> Any:
         """Another traced value."""
@@ -272,21 +307,6 @@ class Proxy:
             "'len' is not supported in symbolic tracing by default. If you want this call to be recorded, "
             f"please call {names.root()}.fx.wrap('len') at module scope"
         )
-
-    @classmethod
-    def __torch_function__(cls, orig_method: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What a call of one of kiln's functions with proxies among its arguments gives."""
-        kwargs = kwargs or {}
-        tracers: dict[Any, None] = {}
-        _find_proxies((args, kwargs), lambda p: tracers.setdefault(p.tracer))
-        if len({id(t.graph) for t in tracers}) > 1:
-            raise RuntimeError(
-                f"Found multiple different tracers {list(tracers)} while trying to trace {orig_method}"
-            )
-        tracer = next(iter(tracers))
-        if isinstance(orig_method, TensorMethod):
-            return tracer.create_proxy("call_method", orig_method.__name__, args, kwargs)
-        return tracer.create_proxy("call_function", orig_method, args, kwargs)
 
 
 class Attribute(Proxy):
@@ -357,7 +377,7 @@ class TensorMethod:
 
 
 def _find_proxies(value: Any, found: Any) -> None:
-    if isinstance(value, Proxy):
+    if isinstance(value, StandIn):
         found(value)
     elif isinstance(value, (list, tuple)):
         for item in value:
@@ -393,7 +413,7 @@ def _take_over(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], met
     found: list[Any] = []
     _find_proxies((args, kwargs), found.append)
     if not found and STATE.capture is not None:
-        return STATE.capture.create_proxy("call_function", function, args, kwargs)
+        return STATE.capture.plain(function, args, kwargs, sys._getframe(1))
     if not found:
         return NotImplemented
     kinds = tuple(dict.fromkeys(type(p) for p in found))
@@ -413,11 +433,11 @@ def _operator(function: Any, reflected: bool = False) -> Any:
 _REFLECTED = frozenset("add sub mul floordiv truediv mod pow lshift rshift and or xor matmul".split())
 for _function in names.INFIX:
     _name = _function.__name__.strip("_")
-    setattr(Proxy, f"__{_name}__", _operator(_function))
+    setattr(StandIn, f"__{_name}__", _operator(_function))
     if _name in _REFLECTED:
-        setattr(Proxy, f"__r{_name}__", _operator(_function, reflected=True))
-Proxy.__hash__ = object.__hash__  # type: ignore[method-assign]
-_core.set_stand_ins((Proxy,), _take_over)
+        setattr(StandIn, f"__r{_name}__", _operator(_function, reflected=True))
+StandIn.__hash__ = object.__hash__  # type: ignore[method-assign]
+_core.set_stand_ins((StandIn,), _take_over)
 
 
 _hint_missing(__name__)
