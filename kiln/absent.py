@@ -54,12 +54,41 @@ _HINTS = (
     ("PyTorch has it, kiln has not", r"fx\..+"),
     (
         "kiln runs in one process",
-        r"distributed\..+ is_distributed fork wait",
+        r"(distributed|numa)\..+ numa is_distributed fork wait",
     ),
     (
-        "kiln's checkpoints keep all of a function's values or none: checkpoint the parts to compute again",
-        "CheckpointPolicy SelectiveCheckpointContext create_selective_checkpoint_contexts",
+        "kiln has no DataPipes: the same DataLoader takes a Dataset or an IterableDataset",
+        r".*DataPipe.* .*datapipes?(_.+)?(\..+)? utils\.data\.(graph|graph_settings|backward_compatibility)(\..+)? "
+        "DataChunk .+_validation(_disabled)? non_deterministic",
     ),
+    (
+        "kiln.compile has a compiler of its own, with what its arguments choose",
+        r"(_inductor|_dynamo|_functorch|_export|_lazy|_higher_order_ops|_subclasses|compiler)(\..+)?",
+    ),
+    (
+        "kiln's functions are not made of PyTorch's primitive ones, and have no decompositions into them",
+        r"(_prims|_prims_common|_refs|_decomp|_meta_registrations|_ops)(\..+)?",
+    ),
+    (
+        "kiln loads no extensions in C++; kiln.library and kiln.autograd.Function take functions in Python",
+        r"(classes|contrib|cpp|nn\.cpp|nn\.backends|utils\.(cpp_extension|hipify|file_baton))(\..+)? "
+        "ScriptClass.* compiled_with_cxx11_abi _C",
+    ),
+    ("kiln.profiler says what ran, how long and in how much memory", r"monitor(\..+)? profiler_(util|legacy)(\..+)?"),
+    (
+        "kiln.nn.functional.scaled_dot_product_attention takes a mask (attn_mask) or is_causal",
+        r"nn\.attention\..+ list_flash_attention_impls",
+    ),
+    (
+        "kiln.save and kiln.load do what their arguments say",
+        r"skip_data (set|get)_(crc32_options|default_(load_endianness|mmap_options)) register_package "
+        r"LoadEndianness utils\.serialization(\..+)? .*SerializationStorageContext",
+    ),
+    (
+        "it is for phones; kiln runs where Python does",
+        r"utils\.(mobile_optimizer|bundled_inputs|model_dump|show_pickle)(\..+)? jit\.mobile(\..+)?",
+    ),
+    ("kiln has no masked tensors; kiln.masked reduces by masks", r"masked\.maskedtensor(\..+)? .*(M|m)asked_?(T|t)ensor"),
     (
         "PyTorch removed it; kiln.linalg has its successor",
         "solve lstsq symeig matrix_rank",
@@ -107,13 +136,68 @@ def hint(name: str) -> str:
     return ""
 
 
-def no_attribute(module: str, name: str) -> NoReturn:
-    """Raises what Python does for a module's missing name, with a hint.
+def advice(path: str) -> str:
+    """What to say of a missing name by its path below the root, `nn.modules.conv.F`, like `hint`.
+
+    Where it is, if kiln or Python has it elsewhere; of a name that begins with _, that it is PyTorch's inside.
+
+    >>> advice("optim.sgd.Optimizer"), advice("nn.init.math")
+    (': it is kiln.optim.Optimizer', ': it is Python\'s own; import math')
+    """
+    top, _, name = path.partition(".")[0], *path.rpartition(".")[1:]
+    text = hint(name) or hint(path) or hint(f"{top}.{name}")
+    if text or name.startswith("__"):
+        return text
+    place = _elsewhere(path)
+    if place:
+        return f": it is {place}"
+    if any(part.startswith("_") for part in path.split(".")):
+        return ": names that begin with _ are PyTorch's inside, and kiln is another inside; use public ones"
+    from kiln.absent_names import NAMES
+
+    return ": PyTorch has it, kiln has not" if name in NAMES.split() else ""
+
+
+def _elsewhere(path: str) -> str:
+    """Where a missing name is to be had: in a package around it or beside it, from Python; "" if nowhere."""
+    above, _, name = path.rpartition(".")
+    if above and name in _SHORT:
+        return _SHORT[name]
+    while above and not name.startswith("_"):
+        above = above.rpartition(".")[0]
+        package = f"kiln.{above}".rstrip(".")
+        if name in dir(sys.modules.get(package)) and _is_kilns(vars(sys.modules[package]).get(name)):
+            return f"{package}.{name}"
+        for place, module in list(sys.modules.items()):
+            beside = place.rpartition(".")[0] == package and not place.rpartition(".")[2].startswith("_")
+            found = vars(module).get(name) if beside and module is not None else None
+            if getattr(found, "__module__", None) == place:
+                return f"{place}.{name}"
+    if name in sys.stdlib_module_names:
+        return f"Python's own; import {name}"
+    for space in _PYTHONS:
+        if name in getattr(sys.modules.get(space), "__all__", ()):
+            return f"Python's own, {space}.{name}"
+    return ""
+
+
+def _is_kilns(found: Any) -> bool:
+    """Whether it is of kiln: not what a module of kiln's has imported. None is what is imported later."""
+    return found is None or str(getattr(found, "__module__", None) or getattr(found, "__name__", "")).startswith("kiln")
+
+
+_PYTHONS = "typing collections collections.abc functools contextlib dataclasses weakref enum numbers itertools".split()
+_SHORT = {"torch": "kiln itself", "F": "kiln.nn.functional", "np": "NumPy; import numpy as np"}
+
+
+def no_attribute(module: str, name: str, path: str | None = None) -> NoReturn:
+    """Raises what Python does for a module's missing name, with a hint; `path` is PyTorch's of the module.
 
     AttributeError; ImportError where the program says `from module import name`, as Python would replace an
     AttributeError and its hint there.
     """
-    text = hint(name) or hint(f"{module.removeprefix('kiln.').partition('.')[0]}.{name}")
+    below = module.partition(".")[2] if path is None else path
+    text = advice(f"{below}.{name}" if below else name)
     from opcode import opmap
 
     frame = asking()
@@ -186,11 +270,11 @@ def note(name: str, text: str, frame: FrameType | None) -> None:
             listener(name, text, frame)
 
 
-def hint_missing(module: str) -> None:
+def hint_missing(module: str, path: str | None = None) -> None:
     """Gives a module that has all its names a `__getattr__` with hints, which type checkers do not see."""
 
     def missing(name: str) -> NoReturn:
-        no_attribute(module, name)
+        no_attribute(module, name, path)
 
     vars(sys.modules[module])["__getattr__"] = missing
 

@@ -129,4 +129,4 @@ def _log_api_usage_once(name: str) -> None:
 
 
 def __getattr__(name: str) -> NoReturn:
-    no_attribute(__name__, name)
+    no_attribute(__name__, name, "_C")

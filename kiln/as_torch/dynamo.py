@@ -59,4 +59,4 @@ def mark_static(t: Any, index: Any = None) -> None:
 
 maybe_mark_dynamic = mark_dynamic
 
-_hint_missing(__name__)
+_hint_missing(__name__, "_dynamo")

@@ -31,4 +31,4 @@ def get_proxy_mode() -> None:
     """None: nothing is traced."""
 
 
-_hint_missing(__name__)
+_hint_missing(__name__, "_subclasses")

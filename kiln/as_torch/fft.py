@@ -10,4 +10,4 @@ _NAMES = (
 )
 globals().update({name: Refused(f"fft.{name}") for name in _NAMES.split()})
 
-hint_missing(__name__)
+hint_missing(__name__, "fft")

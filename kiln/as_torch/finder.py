@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +24,7 @@ from kiln.as_torch.version import __version__
 PATHS = {
     "__config__": "kiln.as_torch.config",
     "_C": "kiln.as_torch.core",
+    "_VF": "kiln",
     "_custom_ops": "kiln.library",
     "_dynamo._trace_wrapped_higher_order_op": "kiln.as_torch.dynamo",
     "_dynamo.eval_frame": "kiln.as_torch.dynamo",
@@ -90,9 +91,9 @@ class _Given:
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self.spec  # which the import system has put that of the other name in the place of
+        if not hasattr(module, "__path__"):
+            module.__path__ = []  # what is asked for below it comes here too, to be given or refused
         below = [name for name in PATHS if name.rpartition(".")[0] == self.name]
-        if below and not hasattr(module, "__path__"):
-            module.__path__ = []
         for name in below:
             setattr(module, name.rpartition(".")[2], import_module(f"torch.{name}"))
 
@@ -118,6 +119,8 @@ class Finder:
     ) -> ModuleSpec | None:
         if fullname == "torch":
             return _spec()
+        if fullname.startswith("kiln."):
+            return _hinting(fullname, path)
         if not fullname.startswith("torch."):
             return children.found(fullname, path) if fullname in children.TOLD else None
         name = fullname.removeprefix("torch.")
@@ -161,13 +164,35 @@ def _is_import() -> bool:
 
 def _not_found(fullname: str) -> None:
     """ModuleNotFoundError with what kiln says of the first part that it has not."""
-    hints = filter(None, (absent.hint(part) for part in fullname.split(".")[1:]))
+    parts = fullname.split(".")[1:]
+    paths = (".".join(parts[: k + 1]) for k in range(len(parts)))
+    hints = filter(None, (absent.advice(path) for path in paths if _module_of(path) is None))
     asking = absent.asking()
     while asking is not None and asking.f_code.co_filename.startswith("<frozen importlib"):
         asking = asking.f_back
     text = next(hints, "")
     absent.note(fullname, text, asking)
     raise ModuleNotFoundError(f"No module named '{fullname}'{text}", name=fullname)
+
+
+def _hinting(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """The spec of a module of kiln as Python finds it; when it has been run its missing names have hints."""
+    spec = PathFinder.find_spec(fullname, path)
+    loader: Any = None if spec is None else spec.loader
+    if isinstance(loader, SourceFileLoader):
+        run = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            _hint(module)
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+    return spec
+
+
+def _hint(module: ModuleType) -> None:
+    if "__getattr__" not in vars(module):
+        absent.hint_missing(module.__name__)
 
 
 def _spec() -> ModuleSpec:
@@ -204,6 +229,9 @@ def install() -> None:
         )
     for name in [name for name in sys.modules if name.startswith("torch.")]:
         del sys.modules[name]  # what a failed import of PyTorch left
+    for name, module in list(sys.modules.items()):
+        if name.startswith("kiln."):
+            _hint(module)
     sys.meta_path.insert(0, Finder())
     sys.modules["torch"] = _torch(_spec())
     children.reach()

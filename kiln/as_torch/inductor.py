@@ -14,4 +14,4 @@ config = SimpleNamespace(
     triton=SimpleNamespace(cudagraphs=False, unique_kernel_names=True),
 )
 
-_hint_missing(__name__)
+_hint_missing(__name__, "_inductor")

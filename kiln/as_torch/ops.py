@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import kiln
 from kiln.library import _OPS
+from kiln.utils._operators import INSIDE, Packet
 
 
 class Space:
@@ -28,41 +29,14 @@ class Space:
         return found
 
 
-class Overload:
-    """`torch.ops.aten.add.Tensor`: kiln's function by the name of PyTorch's operator, to call or compare."""
-
-    def __init__(self, name: str, overload: str) -> None:
-        self._name, self._overload = name, overload
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        homes = [home for home in (kiln, kiln.Tensor) if self._name in dir(home)]
-        function = getattr(homes[0], self._name) if homes else None
-        if function is None:
-            raise NotImplementedError(f"torch.ops.{self}: kiln has no function of this name")
-        return function(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return f"aten.{self._name}.{self._overload}"
-
-
-class Packet(Overload):
-    """`torch.ops.aten.add`: all forms of an operator."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        vars(self)[name] = found = Overload(self._name, name)
-        return found
-
-
 class Aten(Space):
     """PyTorch's own operators, as far as kiln has functions of their names."""
 
     def __getattr__(self, name: str) -> Any:
-        known = name in _INSIDE or name in dir(kiln) or name in dir(kiln.Tensor)
+        known = name in _INSIDE or name in INSIDE or name in dir(kiln) or name in dir(kiln.Tensor)
         if not known or name.startswith("__"):
             return super().__getattr__(name)
-        vars(self)[name] = found = Packet(name, "default")
+        vars(self)[name] = found = Packet(name)
         return found
 
 

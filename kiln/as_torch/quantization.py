@@ -38,4 +38,4 @@ class QuantWrapper(nn.Module):
 
 
 def __getattr__(name: str) -> NoReturn:
-    absent.no_attribute(__name__, name)
+    absent.no_attribute(__name__, name, "ao.quantization")

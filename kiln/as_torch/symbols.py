@@ -16,4 +16,4 @@ def parse_args(*arg_descriptors: str) -> Callable[[Any], Any]:
 
 
 def __getattr__(name: str) -> NoReturn:
-    absent.no_attribute(__name__, name)
+    absent.no_attribute(__name__, name, "onnx.symbolic_helper")

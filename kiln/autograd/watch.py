@@ -1,6 +1,7 @@
 """Who is told of each call of an op, while somebody watches, and where in a program the call stands.
 
     begin(watcher)  end(watcher)    watcher(number, name, handle, operands, forward, recorded)
+    with Asked(ask)                 what ask(name, handle, operands, hidden) gives in the place of a call
     Places().here()                 the lines and the modules of the code that runs now
     Calls                           a watcher that keeps what profilers show of each call
 
@@ -15,9 +16,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from functools import partial
 from itertools import count
-from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from types import CodeType, FrameType, TracebackType
+from typing import Any, NamedTuple, Optional, Union
 
 from kiln import _core
 from kiln.errors import is_own
@@ -39,15 +41,74 @@ def begin(watcher: Watcher) -> None:
 def end(watcher: Watcher) -> None:
     """No longer."""
     _watchers.remove(watcher)
-    if not _watchers:
+    _rest()
+
+
+def _rest() -> None:
+    if not _watchers and not _asked:
         _core.set_watcher(None)
 
 
-def _tell(name: str, handle: Any, operands: tuple[Any, ...], forward: int, recorded: bool) -> int:
+# None: the call goes its way; tensors, its results: it does not run; a function that is called with them
+Answer = Optional[Union[tuple[_core.Tensor, ...], Callable[[tuple[_core.Tensor, ...]], None]]]
+Ask = Callable[[str, Any, tuple[Any, ...], bool], Answer]
+_asked: list[Asked] = []
+
+
+class Asked:
+    """`with` it, `ask(name, handle, operands, hidden)` says what becomes of each of this thread's calls but
+    writes into tensors and derivatives; the innermost is asked, and for what it computes itself nobody.
+    `hidden`: the results have more than the function gives, for its derivative.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask, self._thread, self._busy, self._since = ask, 0, False, 0
+
+    def __enter__(self) -> None:
+        self._thread, self._since = threading.get_ident(), next(_numbers)
+        _asked.append(self)
+        _core.set_watcher(_tell)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _asked.remove(self)
+        _rest()
+
+    def answer(
+        self, name: str, handle: Any, operands: tuple[Any, ...], forward: int, hidden: bool
+    ) -> Answer:
+        """What it says of a call; None while it is asked."""
+        if forward > self._since or name.endswith(" backward"):  # a backward pass inside, not one around
+            return None
+        answer = self._alone(self._ask, name, handle, operands, hidden)
+        return partial(self._alone, answer) if callable(answer) else answer
+
+    def _alone(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self._busy:
+            return None
+        self._busy = True
+        try:
+            return function(*args)
+        finally:
+            self._busy = False
+
+
+def _tell(
+    name: str, handle: Any, operands: tuple[Any, ...], forward: int, recorded: bool, hidden: bool | None
+) -> Any:
+    """What the core is told of a call: its number, or the results, or who wants them besides."""
+    answer: Answer = None
+    if _asked and hidden is not None:
+        thread = threading.get_ident()
+        mode = next((mode for mode in reversed(_asked) if mode._thread == thread), None)
+        answer = None if mode is None else mode.answer(name, handle, operands, forward, hidden)
+        if isinstance(answer, tuple):
+            return answer
     number = next(_numbers)
     for watcher in tuple(_watchers):
         watcher(number, name, handle, operands, forward, recorded)
-    return number
+    return number if answer is None else [number, answer]
 
 
 class Line(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Union
 
 from kiln._core import Tensor
+from kiln.optim.functional import form
 from kiln.optim.optimizer import Group, ParamsT, in_range
 from kiln.optim.stepping import State, Stepping, begun, counter, l2, written
 
@@ -58,3 +59,9 @@ class Adadelta(Stepping):
         for param, grad, state in self.each(group):
             self.count(state)
             step(param, grad, state["square_avg"], state["acc_delta"], *numbers)
+
+
+adadelta = form(
+    Adadelta, "square_avg acc_delta step", "capturable foreach differentiable has_complex",
+    "lr rho eps weight_decay maximize", lists="square_avgs acc_deltas state_steps",
+)  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Union
 
 from kiln._core import Tensor
+from kiln.optim.functional import form
 from kiln.optim.optimizer import Group, ParamsT, in_range
 from kiln.optim.stepping import State, Stepping, begun, counter, l2, written
 
@@ -70,3 +71,9 @@ class Adagrad(Stepping):
         for param, grad, state in self.each(group):
             rate = lr / (1 + (self.count(state) - 1) * lr_decay)
             step(param, grad, state["sum"], rate, *numbers)
+
+
+adagrad = form(
+    Adagrad, "sum step", "fused grad_scale found_inf has_sparse_grad foreach differentiable has_complex",
+    "lr weight_decay lr_decay eps maximize", lists="state_sums state_steps",
+)  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Any, Union
 
 from kiln._core import Tensor
 from kiln.errors import describe, message
+from kiln.optim.functional import form
 from kiln.optim.optimizer import Group, ParamsT, in_range
 from kiln.optim.stepping import State, Stepping, begun, counter, decay_of, number, written
 
@@ -97,3 +98,9 @@ def checked_betas(betas: Any) -> tuple[Any, Any]:
         raise ValueError("betas must be either both floats or both Tensors")
     first, second = (b.reshape(()) if isinstance(b, Tensor) and b.dim() else b for b in betas)
     return first, second
+
+
+adam = form(
+    Adam, "exp_avg exp_avg_sq max_exp_avg_sq step", "foreach capturable differentiable fused grad_scale found_inf has_complex decoupled_weight_decay",
+    "amsgrad beta1 beta2 lr weight_decay eps maximize", lists="exp_avgs exp_avg_sqs max_exp_avg_sqs state_steps",
+)  # fmt: skip

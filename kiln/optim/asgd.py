@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Union
 
 from kiln._core import Tensor
+from kiln.optim.functional import form
 from kiln.optim.optimizer import Group, ParamsT, in_range
 from kiln.optim.stepping import State, Stepping, begun, counter, l2, number, written
 
@@ -61,3 +62,9 @@ class ASGD(Stepping):
             step(param, grad, state["ax"], *numbers, *decay, bool(group["maximize"]))
             eta[()] = lr / (1 + lambd * lr * t) ** alpha
             mu[()] = 1 / max(1.0, t - t0)
+
+
+asgd = form(
+    ASGD, "ax mu eta step", "foreach maximize differentiable capturable has_complex",
+    "lambd lr t0 alpha weight_decay", lists="axs mus etas state_steps",
+)  # fmt: skip

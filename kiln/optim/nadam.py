@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Union
 
 from kiln._core import Tensor
+from kiln.optim.functional import form
 from kiln.optim.adam import Beta, checked_betas
 from kiln.optim.optimizer import Group, ParamsT, in_range
 from kiln.optim.stepping import State, Stepping, begun, counter, decay_of, number, written
@@ -73,3 +74,9 @@ class NAdam(Stepping):
             mean_size = lr * mu_next / (1.0 - product[()] * mu_next)
             numbers = (grad_size, mean_size, 1 - beta1, beta2, 1 - beta2, 1 - beta2**t, eps)
             step(param, grad, state["exp_avg"], state["exp_avg_sq"], *numbers, *decay, maximize)
+
+
+nadam = form(
+    NAdam, "exp_avg exp_avg_sq mu_product step", "decoupled_weight_decay foreach capturable differentiable has_complex maximize",
+    "beta1 beta2 lr weight_decay momentum_decay eps", lists="exp_avgs exp_avg_sqs mu_products state_steps",
+)  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Union
 
 from kiln._core import Tensor
+from kiln.optim.functional import form
 from kiln.optim.optimizer import Group, ParamsT, in_range
 from kiln.optim.stepping import State, Stepping, begun, counter, l2, written
 
@@ -71,3 +72,9 @@ class RMSprop(Stepping):
             mean = self.moment(state, "grad_avg", param) if centered else None
             velocity = self.moment(state, "momentum_buffer", param) if moves else None
             step(param, grad, state["square_avg"], mean, velocity, *numbers)
+
+
+rmsprop = form(
+    RMSprop, "square_avg grad_avg momentum_buffer step", "foreach maximize differentiable capturable has_complex",
+    "lr alpha eps weight_decay momentum centered", lists="square_avgs grad_avgs momentum_buffer_list state_steps",
+)  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Union
 
 from kiln._core import Tensor
 from kiln.errors import describe, message
+from kiln.optim.functional import form
 from kiln.optim.optimizer import Group, ParamsT, in_range
 from kiln.optim.stepping import State, Stepping, begun, counter, number, written
 
@@ -58,3 +59,9 @@ class Rprop(Stepping):
         for param, grad, state in self.each(group):
             self.count(state)
             step(param, grad, state["prev"], state["step_size"], *numbers)
+
+
+rprop = form(
+    Rprop, "prev step_size step", "foreach capturable maximize differentiable has_complex",
+    "step_size_min step_size_max etaminus etaplus", lists="prevs step_sizes state_steps",
+)  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Union
 
 from kiln._core import Tensor
+from kiln.optim.functional import form
 from kiln.optim.optimizer import Group, ParamsT, in_range
 from kiln.optim.stepping import State, Stepping, begun, l2, written
 
@@ -60,9 +61,8 @@ class SGD(Stepping):
         decay, nesterov, maximize = l2(weight_decay), bool(group["nesterov"]), bool(group["maximize"])
         if group["momentum"] == 0:
             plain = written("sgd_step")
-            for param in group["params"]:
-                if param.grad is not None:
-                    plain(param, param.grad, lr, *decay, maximize)
+            for param, grad in self.given(group):
+                plain(param, grad, lr, *decay, maximize)
             return
         step, later = written("sgd_momentum_step"), 1.0 - group["dampening"]
         for param, grad, state in self.each(group):
@@ -71,3 +71,9 @@ class SGD(Stepping):
                 weight, buffer = 1.0, begun(param)
             step(param, grad, buffer, lr, momentum, weight, *decay, nesterov, maximize)
             state["momentum_buffer"] = buffer
+
+
+sgd = form(
+    SGD, "momentum_buffer", "has_sparse_grad foreach fused grad_scale found_inf",
+    "weight_decay momentum lr dampening nesterov maximize", grads="d_p_list", lists="momentum_buffer_list",
+)  # fmt: skip

@@ -66,15 +66,17 @@ class Stepping(Optimizer):
             self.update(group)
         return loss
 
+    def given(self, group: Group) -> list[tuple[Tensor, Tensor]]:
+        """(param, grad) of the parameters that have a gradient."""
+        return [(param, grad) for param in group["params"] if (grad := param.grad) is not None]
+
     def each(self, group: Group) -> Iterator[tuple[Tensor, Tensor, State]]:
         """(param, grad, state) of the parameters that have a gradient; a first state is made."""
-        for param in group["params"]:
-            grad = param.grad
-            if grad is not None:
-                state = self.state[param]
-                if not state:
-                    state.update(self.init_state(param, group))
-                yield param, grad, state
+        for param, grad in self.given(group):
+            state = self.state[param]
+            if not state:
+                state.update(self.init_state(param, group))
+            yield param, grad, state
 
     def moment(self, state: State, name: str, param: Tensor) -> Tensor:
         """A state's tensor; zeros if its setting was switched on after the first step."""

@@ -27,6 +27,11 @@ from kiln.autograd import Function, backward, enable_grad
 from kiln.autograd.graph import saved_tensors_hooks
 from kiln.errors import describe, message, warn
 from kiln.table.callables import hide_frames
+from kiln.utils.selective import (
+    CheckpointPolicy as CheckpointPolicy,
+    SelectiveCheckpointContext as SelectiveCheckpointContext,
+    create_selective_checkpoint_contexts as create_selective_checkpoint_contexts,
+)
 
 
 class CheckpointError(RuntimeError):

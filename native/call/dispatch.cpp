@@ -235,30 +235,12 @@ void ensure_class(Fn& fn, std::span<const Operand> operands) {
         compiler::classify({&fn, operands});
 }
 
-// A call without autograd. The order matters: whatever can raise comes before anything changes, and what
-// other threads can undo meanwhile is looked at last, or again.
+// A call without autograd. First what the function is made of, which may ask the compiler: everything goes by
+// it.
 Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
-    // 1. What the function is made of: may ask the compiler, and everything below goes by it.
     ensure_class(fn, operands);
-    if (on_call && fn.cls != FnClass::view && fn.cls != FnClass::replay) on_call(fn, operands);
-    // 2. Values it refuses, which may have to be computed first (where nothing runs there are none). Other
-    //    threads may write them while this one waits or compiles: until the end of this function every launch
-    //    of it looks again.
-    const auto look = [&] { check_values(fn, operands); };
-    std::optional<SeenValues> seen;
-    const bool unknown = traces && current_trace() && current_trace()->abstract && current_recording();
-    if (refuses_values(fn) && !unknown) seen.emplace(look);
-    // 3. Replays and views launch no kernel and write no target; the calls they make come through here.
-    if (fn.cls == FnClass::replay) return replay(compiler::recipe_for({&fn, operands}), operands);
-    if (fn.cls == FnClass::view) return run_view(fn, operands);
-    // 4. Whether the targets may be written, before any of them is, and before the call is recorded. This
-    //    drops the known bounds of their values, which step 2 may need of a target that is an operand.
-    for (const TensorRef& target : out) prepare_write(fn, *target, operands);
-    // 5. The call.
-    Results results = record_or_run(fn, operands, out, hidden);
-    // 6. What is known of the new values.
-    if (out.empty()) note_positions(fn, operands, results);
-    return results;
+    const bool told = on_call && fn.cls != FnClass::view && fn.cls != FnClass::replay;
+    return (told ? on_call : run_told)(fn, operands, out, hidden);
 }
 
 Results call_any(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
@@ -291,6 +273,29 @@ Results call_traced(CallTrace& trace, Fn& fn, std::span<const Operand> operands,
 }
 
 }  // namespace
+
+// The order matters: whatever can raise comes before anything changes, and what other threads can undo
+// meanwhile is looked at last, or again.
+Results run_told(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
+    // 1. Values it refuses, which may have to be computed first (where nothing runs there are none). Other
+    //    threads may write them while this one waits or compiles: until the end of this function every launch
+    //    of it looks again.
+    const auto look = [&] { check_values(fn, operands); };
+    std::optional<SeenValues> seen;
+    const bool unknown = traces && current_trace() && current_trace()->abstract && current_recording();
+    if (refuses_values(fn) && !unknown) seen.emplace(look);
+    // 2. Replays and views launch no kernel and write no target; the calls they make come through here.
+    if (fn.cls == FnClass::replay) return replay(compiler::recipe_for({&fn, operands}), operands);
+    if (fn.cls == FnClass::view) return run_view(fn, operands);
+    // 3. Whether the targets may be written, before any of them is, and before the call is recorded. This
+    //    drops the known bounds of their values, which step 1 may need of a target that is an operand.
+    for (const TensorRef& target : out) prepare_write(fn, *target, operands);
+    // 4. The call.
+    Results results = record_or_run(fn, operands, out, hidden);
+    // 5. What is known of the new values.
+    if (out.empty()) note_positions(fn, operands, results);
+    return results;
+}
 
 Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
     Results results;

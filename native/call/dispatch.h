@@ -27,8 +27,11 @@ Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef
 // values.
 Results execute(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden);
 
-// Told of each call that computes something, before it is recorded or runs; null: nobody watches.
-inline void (*on_call)(Fn& fn, std::span<const Operand> operands) = nullptr;
+// Told of each call that computes something; records or runs it by `run_told`, or gives results in its place.
+// Null: nobody watches.
+inline Results (*on_call)(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
+                          bool hidden) = nullptr;
+Results run_told(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden);
 
 // Raises unless a result of this dtype can be written into a tensor of that one. Only a conversion may lose a
 // kind.

@@ -9,7 +9,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from kiln.absent import no_attribute
+from kiln.absent import hint_missing, no_attribute
 from kiln.nn.modules import module as module
 from kiln.nn.modules import utils as utils
 
@@ -51,6 +51,8 @@ _BASES = {
     },
 }
 
+_OF_ALL = ("_single", "_pair", "_triple", "_quadruple", "_ntuple", "_reverse_repeat_tuple")
+
 
 def _path(name: str, files: str) -> ModuleType:
     """A module under PyTorch's name, with what kiln's files have."""
@@ -59,11 +61,14 @@ def _path(name: str, files: str) -> ModuleType:
         own = import_module(f"kiln.nn.{file}")
         made.__dict__.update({k: v for k, v in vars(own).items() if not k.startswith("__") or k == "__doc__"})
     made.__dict__.update({new: vars(made)[old] for new, old in _BASES.get(name, {}).items()})
+    # `from torch.nn.modules.conv import _pair`: PyTorch's files show what they use
+    made.__dict__.update({k: v for k, v in vars(utils).items() if k in _OF_ALL and k not in vars(made)})
     return made
 
 
 for _name, _files in _FILES.items():
     globals()[_name] = sys.modules[f"{__name__}.{_name}"] = _path(_name, _files)
+    hint_missing(f"{__name__}.{_name}")
 
 
 def __getattr__(name: str) -> Any:

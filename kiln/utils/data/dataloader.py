@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic
 
 from kiln import _core
+from kiln.absent import no_attribute
 from kiln.errors import describe, message, warn
 from kiln.utils.data._utils.collate import default_collate, default_convert
 from kiln.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
@@ -382,4 +383,4 @@ if not TYPE_CHECKING:
             from kiln.utils.data._utils import processes
 
             return processes._MultiProcessingDataLoaderIter
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        no_attribute(__name__, name)

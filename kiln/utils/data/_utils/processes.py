@@ -25,7 +25,8 @@ from kiln.multiprocessing import reductions as reductions  # tensors on their wa
 from kiln.utils.data._utils import service
 from kiln.utils.data._utils.channel import Channel
 from kiln.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
-from kiln.utils.data._utils.service import ExceptionWrapper, Work, _IterableDatasetStopIteration
+from kiln._utils import ExceptionWrapper
+from kiln.utils.data._utils.service import Work, _IterableDatasetStopIteration
 from kiln.utils.data._utils.worker import MP_STATUS_CHECK_INTERVAL
 from kiln.utils.data.dataloader import DataLoader, _BaseDataLoaderIter, _DatasetKind
 

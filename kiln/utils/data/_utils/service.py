@@ -6,46 +6,13 @@ import os
 import random
 import select
 import signal
-import traceback
 from typing import Any, NamedTuple
 
 from kiln import _core, ops
+from kiln._utils import ExceptionWrapper
 from kiln.utils.data._utils import worker
 from kiln.utils.data._utils.channel import Channel
 from kiln.utils.data._utils.worker import MP_STATUS_CHECK_INTERVAL, WorkerInfo
-
-# ---- errors ----
-
-
-class _AsItIs(str):
-    """A text that a KeyError shows line by line."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-class ExceptionWrapper:
-    """An exception of a worker on its way: its type, and its traceback as text."""
-
-    def __init__(self, error: BaseException, where: str) -> None:
-        self.exc_type: type[BaseException] = type(error)
-        self.exc_msg = "".join(traceback.format_exception(error))
-        self.where = where
-
-    def reraise(self) -> None:
-        """Raises one of the same type; RuntimeError for a type that takes more than a text."""
-        text = f"Caught {self.exc_type.__name__} {self.where}.\nOriginal {self.exc_msg}"
-        if self.exc_type is KeyError:
-            text = _AsItIs(text)
-        try:
-            if getattr(self.exc_type, "message", None):
-                error = self.exc_type(message=text)  # type: ignore[call-arg]
-            else:
-                error = self.exc_type(text)
-        except Exception:
-            error = RuntimeError(text)
-        raise error
-
 
 class _IterableDatasetStopIteration(NamedTuple):
     """A worker's word that its stream is over."""
@@ -126,13 +93,13 @@ class _Service:
                 self.work.init_fn(self.work.worker_id)
             self.fetcher = self.work.begun()
         except Exception as error:
-            self.failed = ExceptionWrapper(error, self.where)
+            self.failed = ExceptionWrapper((type(error), error, error.__traceback__), self.where)
         while True:
             epoch, number, index = self._task()
             try:
                 found = self._found(epoch, index)
             except Exception as error:
-                found = ExceptionWrapper(error, self.where)
+                found = ExceptionWrapper((type(error), error, error.__traceback__), self.where)
             if found is not None:
                 self._answer(number, found[0] if isinstance(found, tuple) else found)
             del found, index
@@ -166,7 +133,7 @@ class _Service:
         except EOFError:
             raise
         except Exception as error:
-            wrapped = found if isinstance(found, ExceptionWrapper) else ExceptionWrapper(error, self.where)
+            wrapped = found if isinstance(found, ExceptionWrapper) else ExceptionWrapper((type(error), error, error.__traceback__), self.where)
             if wrapped is found or not _is_builtin(wrapped.exc_type):
                 wrapped.exc_type = RuntimeError
             self.channel.send((self.epoch, number, wrapped))
