@@ -50,8 +50,8 @@ class ProgramOp(CellOp):
     def walk(self, graph: Graph, given: list[Given], hidden: bool) -> Walk:
         place: dict[int, Dim] = {}
         for first, value in zip(self.firsts, given):
-            for d, size in enumerate(value.shape):
-                place[first + d] = size
+            for d, size in enumerate(value.shape):  # (an operand that is given once more has the same)
+                graph.require_equal(place.setdefault(first + d, size), size, self.name)
 
         def of(slot: int) -> Dim:
             return place[slot]

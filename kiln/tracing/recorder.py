@@ -7,15 +7,17 @@ be read. What is written into them is a result more; other tensors that are met 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 from kiln import _core, ops
-from kiln.capture.pure.steps import CAST, DETACH
+from kiln.capture.pure.steps import CAST, DETACH, STRIDED
 from kiln.capture.pure.trace import user_line
-from kiln.graph.graph import Shape
+from kiln.graph.graph import Node, Shape
 from kiln.graph.size import Dim, Size
 from kiln.late import later
 from kiln.table.record import Op
+from kiln.tracing.places import Place, contiguous, seen
 from kiln.tracing.reads import Reads
 
 _made_size = later("kiln.tracing.symbolic", "made_size")
@@ -52,6 +54,8 @@ class Recorder(Reads):
         self.drawn: Dim = 0  # how many random numbers so far
         self._offsets: dict[int, Dim] = {}  # of positions from the first: what they are in general
         self._target: Shape | None = None  # of what is written
+        self._views_of: dict[int, list[Node]] = {}  # value -> the views that it is of an operand
+        self._places: dict[int, Place] = {}  # id of a view -> where it lies in memory whose sizes vary
         self.pending: Any = None  # of the call that is being made: the op, its operands as they were given
         self.constants: list[int] = []  # operands that stand for nothing: tensors that were met
         # of branches (kiln/scripting)
@@ -94,9 +98,10 @@ class Recorder(Reads):
         before = len(self.steps)
         super().called(op, structure, operands, out, results, history)
         if self.shapes or self.pending is not None:
-            self._generalise(before)
+            self._generalise(before, any(id(x) in self._places for x in operands))
+            self._locate(results)
 
-    def _generalise(self, before: int) -> None:
+    def _generalise(self, before: int, is_part: bool) -> None:
         """Puts sizes as they were given into the steps that a call has added, and finds those of its
         results.
         """
@@ -113,7 +118,9 @@ class Recorder(Reads):
                     for (kind, own), x in zip(args, symbols)
                 ]
                 symbols = None
-            varies = any(kind == "size" or (kind == "value" and k in self.shapes) for kind, k in args)
+            varies = is_part or any(
+                kind == "size" or (kind == "value" and k in self.shapes) for kind, k in args
+            )
             if not varies:
                 continue
             self.steps[at] = step = step._replace(args=tuple(args))
@@ -126,10 +133,12 @@ class Recorder(Reads):
                 given.append((self._dtype_of(k), self.shapes.get(k) or self.sizes[k]))
             else:
                 given.append(k if kind != "operand" else 0)
-        found, checks = self.known.looks(step.op, step.structure, given)
-        for a, b in checks:
+        found = self.known.looks(step.op, step.structure, given)
+        for a, b in found.checks:
             self._tie(a, b, step.name)
-        for k, shape in zip(step.outs, found):
+        for k, shape, views in zip(step.outs, found.shapes, found.views):
+            if views is not None:
+                self._views_of[k] = views
             if k in self.sizes and tuple(map(self.known.value_of, shape)) != self.sizes[k]:
                 self.refuse(f"calls {step.name}, whose sizes a trace cannot follow here")
             if any(isinstance(d, Size) for d in shape):
@@ -169,7 +178,40 @@ class Recorder(Reads):
             self.shapes[made] = self.shapes[sources[0]]
             self._note_ones(at)
         else:
+            shape = step.structure[0] if step.op == STRIDED else self.sizes_of(sources[0])
+            if any(isinstance(d, Size) for d in shape):
+                self.shapes[made] = shape
+            self._note_ones(at)
+
+    def _locate(self, results: tuple[Any, ...]) -> None:
+        """Finds where views lie in memory whose sizes vary."""
+        for y in results:
+            viewed = self._views.get(id(y))
+            if viewed is None:
+                continue
+            views, place = self._views_of.get(self._value[id(y)]), self.place(viewed.source)
+            if views is not None and place is not None:
+                self._places[id(y)] = reduce(seen, views, place)
+
+    def place(self, tensor: Any) -> Place | None:
+        """Where a tensor lies in its memory; None where that cannot be told in general."""
+        found = self._places.get(id(tensor))
+        if found is not None:
+            return found
+        storage, offset, sizes, strides = _core.place(tensor)
+        whole = self._on[storage][0]
+        if not any(isinstance(n, Size) for x in (whole, tensor) for n in self.shape_of(x)):
+            return Place(sizes, strides, offset)
+        if whole is not tensor or offset or not tensor.is_contiguous():
+            return None
+        return contiguous(self.shape_of(tensor))
+
+    def _where(self, tensor: Any) -> tuple[Any, Any, Any]:
+        place = self.place(tensor)
+        if place is None or not place.is_at(_core.place(tensor)[1:], self.value_of):
             self.refuse("writes into a part of a tensor whose sizes vary, or reads one that was written so")
+            raise AssertionError
+        return place
 
     def sizes_of(self, k: int) -> Shape:
         """The sizes of a value, those that vary in general."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kiln.graph.graph import Graph, Shape, Value, building
+from kiln.graph.graph import Graph, Node, Shape, Value, building
 from kiln.graph.size import Dim, Size, evaluate, slots_named
 from kiln.graph.text import dim_text
 from kiln.late import later
+from kiln.table.kinds import VIEWS
 from kiln.table.record import Op
 from kiln.tuples import NamedTuple
 
@@ -45,6 +46,16 @@ SIGNS: dict[str, Callable[[Any, Any], bool]] = {
     ">": lambda a, b: a > b,
     ">=": lambda a, b: a >= b,
 }
+
+
+class Looks(NamedTuple):
+    """Of an op's results: shapes, the views that each is of an operand (None: it is none), and which sizes
+    must be equal beyond what is known.
+    """
+
+    shapes: list[Shape]
+    checks: list[tuple[Dim, Dim]]
+    views: list[list[Node] | None]
 
 
 class Sizes:
@@ -119,12 +130,8 @@ class Sizes:
 
     # -- shapes of results ------------------------------------------------------------------------------
 
-    def looks(
-        self, op: Op, structure: tuple[Any, ...], given: list[Any]
-    ) -> tuple[list[Shape], list[tuple[Dim, Dim]]]:
-        """The shapes of an op's results, and which sizes must be equal for it beyond what is known; arrays
-        are given as (dtype, shape).
-        """
+    def looks(self, op: Op, structure: tuple[Any, ...], given: list[Any]) -> Looks:
+        """What results an op gives; arrays are given as (dtype, shape)."""
         graph = self.work
         first = len(graph.checks)
         with building(graph):
@@ -136,4 +143,16 @@ class Sizes:
             else:
                 results = [graph.add(op, *_arguments(graph, op, structure, values))]
         graph.nodes.clear()
-        return [tuple([graph.canonical(d) for d in y.shape]) for y in results], graph.checks[first:]
+        shapes = [tuple([graph.canonical(d) for d in y.shape]) for y in results]
+        return Looks(shapes, graph.checks[first:], list(map(_views, results)))
+
+
+def _views(value: Value) -> list[Node] | None:
+    """The views that a value is of an operand, one of another; None if it is computed."""
+    found: list[Node] = []
+    while value.node is not None:
+        if value.node.op.kind not in VIEWS:
+            return None
+        found.append(value.node)
+        value = value.node.inputs[0]
+    return found[::-1]

@@ -225,17 +225,12 @@ class Traced:
         return self.shape if dim is None else self.shape[dim]
 
     def stride(self, dim: int | None = None) -> Any:
-        """The strides, if the tensor lies in order."""
-        if not any(isinstance(n, Size) for n in self.shape):
-            return self.whole.stride() if dim is None else self.whole.stride(dim)
-        if not self.whole.is_contiguous():
+        """The strides, sizes that vary as such."""
+        place = self.recorder.place(self.whole)
+        if place is None:
             raise self.recorder.size_read(0, "reads strides of a view whose sizes vary")
-        strides: list[Any] = []
-        step: Any = 1
-        for size in reversed(self.shape):
-            strides.insert(0, step)
-            step = step * size
-        return tuple(strides) if dim is None else strides[dim]
+        strides = tuple([self.recorder.size(n) if isinstance(n, Size) else n for n in place.strides])
+        return strides if dim is None else strides[dim]
 
     def is_contiguous(self, memory_format: Any = None) -> bool:
         """Whether the elements lie in memory in order."""
@@ -247,9 +242,12 @@ class Traced:
 
     nelement = numel
 
-    def storage_offset(self) -> int:
+    def storage_offset(self) -> Any:
         """Where it begins in its storage."""
-        return int(self.whole.storage_offset())
+        place = self.recorder.place(self.whole)
+        if place is None:
+            raise self.recorder.size_read(0, "reads the offset of a view whose sizes vary")
+        return self.recorder.size(place.offset) if isinstance(place.offset, Size) else place.offset
 
     def element_size(self) -> int:
         """Bytes per element."""

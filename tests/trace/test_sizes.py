@@ -134,3 +134,56 @@ def test_questions_about_sizes_follow_from_ranges_or_are_checked() -> None:
     assert asked(kiln.ones(5)).tolist() == [2.0] * 5
     with pytest.raises(RuntimeError, match="was made where n > 8 is False"):
         asked(kiln.ones(9))
+
+
+PARTS = {
+    "x[:, 0]": lambda x: x[:, 0],
+    "x[-1]": lambda x: x[-1],
+    "x[1:]": lambda x: x[1:],
+    "x[::2, ::3]": lambda x: x[::2, ::3],
+    "x[:, : n - 1]": lambda x: x[:, : x.shape[0] - 1],
+    "x.T[1:3]": lambda x: x.T[1:3],
+    "x.movedim(0, 1)[2]": lambda x: x.movedim(0, 1)[2],
+    "x.view(-1)[::2]": lambda x: x.view(-1)[::2],
+    "x.unsqueeze(1)[:, :, 1:]": lambda x: x.unsqueeze(1)[:, :, 1:],
+    "x.narrow(0, 1, 2).T": lambda x: x.narrow(0, 1, 2).T,
+    "x[:, :4].view(n, 2, 2)[:, 1]": lambda x: x[:, :4].view(x.shape[0], 2, 2)[:, 1],
+    "x.view(n, 3, 2).diagonal(0, 1, 2)": lambda x: x.view(-1, 3, 2).diagonal(0, 1, 2),
+    "x.view(n, 2, 3)[:, :, 1]": lambda x: x.view(x.shape[0], 2, -1)[:, :, 1],
+    "x[1:].view(-1, 3)[::2]": lambda x: x[1:].view(-1, 3)[::2],
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_is_written_and_read_at_every_size(part: str, tmp_path: Any) -> None:
+    """In the function, its trace and its program in a file: values and gradients."""
+
+    def write(x: Any) -> Any:
+        y = x * 1.5
+        before, again = PARTS[part](y), PARTS[part](y)
+        before.mul_(2.0)
+        y.add_(1.0)
+        return y, before * 2, again + x.sum()
+
+    example = (kiln.arange(30.0).reshape(5, 6),)
+    dynamic = {"x": {0: Dim("n", min=3)}}
+    traced = kiln.jit.trace(write, example, dynamic_shapes=dynamic)
+    traced.save(tmp_path / "part.kiln")
+    for size in (3, 7):
+        found = []
+        for run in (write, traced, kiln.jit.load(tmp_path / "part.kiln")):
+            x = kiln.arange(6.0 * size).reshape(size, 6).requires_grad_()
+            results = run(x)
+            sum((y * y).sum() for y in results).backward()
+            found.append((*results, x.grad))
+        assert _bits(found[0], found[1]) and _bits(found[0], found[2])
+
+
+def test_strides_of_a_part_vary_with_the_size() -> None:
+    def columns(x: Any) -> Any:
+        y = x.T.clone()
+        return y[1:].stride(0), y[1:].storage_offset(), y[:, 0].stride(), y[:2, :3].sum()
+
+    traced = kiln.jit.trace(columns, (kiln.ones(5, 6),), dynamic_shapes={"x": {0: Dim("n", min=3)}})
+    x = kiln.arange(42.0).reshape(7, 6)
+    assert _bits(traced(x)[:2], columns(x)[:2]) and _bits(traced(x)[3], columns(x)[3])

@@ -332,12 +332,16 @@ class Tracer:
             self.by_value.add((before, -1))
             shape = _core.place(whole)[2]
             args = (("value", before), ("value", k))
-            own = (sizes, strides, offset)
-            self._append(WRITE, own, args, [root], [self._dtype(whole)], [shape], history)
+            self._append(WRITE, self._where(target), args, [root], [self._dtype(whole)], [shape], history)
             self._value[id(whole)] = root
             others = [x for x in others if x is not whole]
         self._stale.update(id(x) for x in others)
         self._stale.discard(id(whole))
+
+    def _where(self, tensor: Any) -> tuple[Any, Any, Any]:
+        """Sizes, strides and offset of a view in the memory of the whole."""
+        _, offset, sizes, strides = _core.place(tensor)
+        return sizes, strides, offset
 
     def _look_again(self, tensor: Any) -> int:
         """What a view sees of memory that was written since it was made."""
@@ -346,9 +350,9 @@ class Tracer:
         self.by_value.add((whole, -1))
         self.numbers_seen.update(sizes, strides)
         k = self._new()
-        own = (sizes, strides, offset)
         history = tensor.requires_grad
-        self._append(STRIDED, own, (("value", whole),), [k], [self._dtype(tensor)], [sizes], history)
+        own, args = self._where(tensor), (("value", whole),)
+        self._append(STRIDED, own, args, [k], [self._dtype(tensor)], [sizes], history)
         self._value[id(tensor)] = k
         self._stale.discard(id(tensor))
         return k
