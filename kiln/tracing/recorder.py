@@ -200,11 +200,12 @@ class Recorder(Reads):
             return found
         storage, offset, sizes, strides = _core.place(tensor)
         whole = self._on[storage][0]
-        if not any(isinstance(n, Size) for x in (whole, tensor) for n in self.shape_of(x)):
+        general = [self.shapes.get(self._value.get(id(x), -1)) for x in (whole, tensor)]
+        if general == [None, None]:
             return Place(sizes, strides, offset)
         if whole is not tensor or offset or not tensor.is_contiguous():
             return None
-        return contiguous(self.shape_of(tensor))
+        return contiguous(general[0] or sizes)
 
     def _where(self, tensor: Any) -> tuple[Any, Any, Any]:
         place = self.place(tensor)

@@ -32,7 +32,7 @@ PyObject* set_operator(PyObject*, PyObject* args) {
     if (!PyArg_ParseTuple(args, "sO:set_operator", &name, &function)) return nullptr;
     for (Slot slot = 0; slot < std::size(slot_names); ++slot)
         if (slot_names[slot] == name) {
-            Py_XSETREF(operators[slot], Py_NewRef(function));
+            operators[slot] = Py_NewRef(function);  // a call of the one before may be running: it is kept
             Py_RETURN_NONE;
         }
     PyErr_Format(PyExc_ValueError, "set_operator: no operator '%s'", name);
