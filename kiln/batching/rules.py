@@ -20,7 +20,8 @@ from kiln.capture.pure.function import CellOp
 from kiln.func import rules
 from kiln.func.composite import Look, batched_op
 from kiln.func.rules import ALGORITHMS, RULES, Operand
-from kiln.table.record import Op
+from kiln.table.arguments import number
+from kiln.table.record import Op, find
 
 Looks = tuple[
     tuple[int, bool, str], ...
@@ -46,7 +47,7 @@ def rows_op(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made | str:
     if isinstance(op, CellOp):
         return RowsCell.of(op, tuple(has_rows for _, has_rows, _ in looks), rows_op), structure, False
     if op.kind == "composite":
-        return _in_front(op, structure, looks) or _of_composite(op, structure, looks)
+        return _in_front(op, structure, looks) or _taken(op, structure, looks) or _of_composite(op, structure, looks)
     if not op.algorithm and op.kind not in RULES:
         return "the size of its result depends on values"
     if op.algorithm and op.algorithm not in ALGORITHMS:
@@ -63,6 +64,39 @@ def _in_front(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made | None:
         return None
     fits = others[0][0] == 2 and all(ndim == 1 for ndim, _, _ in others[1:])
     return (op, structure, False) if fits else None
+
+
+class _RowsTaken(Op):
+    """`take_at` along dim 0 of arrays of many calls, at positions of their own: one array, in which each
+    call's positions begin behind those of the calls before it.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, base: Op) -> None:
+        super().__init__(f"rows_{base.name}", "composite", base.params, self._of_rows, listed=False)
+        self.identity = None if base.identity is None else f"rows_together({base.identity})"
+        self.differentiable = base.differentiable
+        self.public = False
+
+    def _of_rows(self, input: Any, dim: int, index: Any) -> Any:
+        count, each, *rest = input.shape
+        input.graph.require_equal(index.shape[0], count, self.name)
+        size = number(input, each)
+        places = ops.where(index < 0, index + size, index)
+        first = index.graph.add(find("iota"), (), (tuple(index.shape), 0)) * size
+        return find("rows_at")(ops.reshape(input, (count * each, *rest)), 0, places + first)
+
+
+def _taken(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made | None:
+    if op.name != "take_at" or structure[1] != 0 or not all(look[1] for look in looks):
+        return None
+    if not _rows_taken:
+        _rows_taken.append(_RowsTaken(op))
+    return _rows_taken[0], structure, False
+
+
+_rows_taken: list[_RowsTaken] = []  # ops live as long as the process
 
 
 def _of_view(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made | None:
