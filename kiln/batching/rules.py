@@ -12,6 +12,7 @@ Only functions whose rows have the bits they have alone are here; what else ther
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from kiln import ops
@@ -47,7 +48,7 @@ def rows_op(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made | str:
     if isinstance(op, CellOp):
         return RowsCell.of(op, tuple(has_rows for _, has_rows, _ in looks), rows_op), structure, False
     if op.kind == "composite":
-        return _in_front(op, structure, looks) or _taken(op, structure, looks) or _of_composite(op, structure, looks)
+        return _in_front(op, structure, looks) or _of_composite(op, structure, looks)
     if not op.algorithm and op.kind not in RULES:
         return "the size of its result depends on values"
     if op.algorithm and op.algorithm not in ALGORITHMS:
@@ -58,7 +59,11 @@ def rows_op(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made | str:
 
 
 def _in_front(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made | None:
-    """Rows by one matrix, an addend of one dim: the op itself, of all rows."""
+    """Rows by one matrix, an addend of one dim: the op itself, of all rows. Rows picked by each call from an
+    array of its own: from all arrays as one.
+    """
+    if op.name == "take_at" and structure[1] == 0 and all(has_rows for _, has_rows, _ in looks):
+        return _rows_taken(op), structure, False
     first, *others = looks
     if not first[1] or any(has_rows for _, has_rows, _ in others) or first[0] < _IN_FRONT.get(op.name, 65):
         return None
@@ -88,15 +93,7 @@ class _RowsTaken(Op):
         return find("rows_at")(ops.reshape(input, (count * each, *rest)), 0, places + first)
 
 
-def _taken(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made | None:
-    if op.name != "take_at" or structure[1] != 0 or not all(look[1] for look in looks):
-        return None
-    if not _rows_taken:
-        _rows_taken.append(_RowsTaken(op))
-    return _rows_taken[0], structure, False
-
-
-_rows_taken: list[_RowsTaken] = []  # ops live as long as the process
+_rows_taken = cache(_RowsTaken)  # ops live as long as the process
 
 
 def _of_view(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made | None:

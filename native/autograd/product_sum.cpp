@@ -78,7 +78,8 @@ void ProductSum::add(const TensorRef& left, const TensorRef& right, bool create_
 void ProductSum::add_rows(const Tensor& left, const Tensor& right, int64_t at, int64_t count) {
     const auto put = [&](std::shared_ptr<Rows>& own, const Tensor& values, int64_t rows) {
         const size_t bytes = size_t(values.sizes[1]) * itemsize(values.dtype);
-        std::memcpy(room(own, values, rows)->data(), values.data() + size_t(at) * bytes, size_t(rows) * bytes);
+        std::memcpy(room(own, values, rows)->data(), values.data() + size_t(at) * bytes,
+                    size_t(rows) * bytes);
     };
     for (const int64_t end = at + count; at < end;) {
         const int64_t rows = std::min(end - at, segment - rows_);

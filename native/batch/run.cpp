@@ -339,8 +339,8 @@ void ListRun::note_saved(std::span<const uint32_t> calls, Node& node) {
         auto known = std::find(own.held.rbegin(), own.held.rend(), held);
         const bool is_new = known == own.held.rend();
         if (is_new) own.held.push_back(held);
-        own.rows.emplace_back(
-            uint32_t(is_new ? own.held.size() - 1 : size_t(own.held.rend() - known) - 1), value.row);
+        own.rows.emplace_back(uint32_t(is_new ? own.held.size() - 1 : size_t(own.held.rend() - known) - 1),
+                              value.row);
         return true;
     };
     auto note = [&](SavedRows& own, const ListedOperand& x) {

@@ -36,7 +36,8 @@ private:
     void hand_out_all();
     void drop_done();
 
-    // A list is longer than the caches are large: what a loop comes to a few calls later is fetched meanwhile.
+    // A list is longer than the caches are large: what a loop comes to a few calls later is fetched
+    // meanwhile.
     static constexpr size_t ahead = 8;
     static void come(const Tensor* x) {
         __builtin_prefetch(x);
