@@ -12,6 +12,7 @@ Only functions whose rows have the bits they have alone are here; what else ther
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from kiln import ops
@@ -20,7 +21,8 @@ from kiln.capture.pure.function import CellOp
 from kiln.func import rules
 from kiln.func.composite import Look, batched_op
 from kiln.func.rules import ALGORITHMS, RULES, Operand
-from kiln.table.record import Op
+from kiln.table.arguments import number
+from kiln.table.record import Op, find
 
 Looks = tuple[
     tuple[int, bool, str], ...
@@ -57,12 +59,41 @@ def rows_op(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made | str:
 
 
 def _in_front(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made | None:
-    """Rows by one matrix, an addend of one dim: the op itself, of all rows."""
+    """Rows by one matrix, an addend of one dim: the op itself, of all rows. Rows picked by each call from an
+    array of its own: from all arrays as one.
+    """
+    if op.name == "take_at" and structure[1] == 0 and all(has_rows for _, has_rows, _ in looks):
+        return _rows_taken(op), structure, False
     first, *others = looks
     if not first[1] or any(has_rows for _, has_rows, _ in others) or first[0] < _IN_FRONT.get(op.name, 65):
         return None
     fits = others[0][0] == 2 and all(ndim == 1 for ndim, _, _ in others[1:])
     return (op, structure, False) if fits else None
+
+
+class _RowsTaken(Op):
+    """`take_at` along dim 0 of arrays of many calls, at positions of their own: one array, in which each
+    call's positions begin behind those of the calls before it.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, base: Op) -> None:
+        super().__init__(f"rows_{base.name}", "composite", base.params, self._of_rows, listed=False)
+        self.identity = None if base.identity is None else f"rows_together({base.identity})"
+        self.differentiable = base.differentiable
+        self.public = False
+
+    def _of_rows(self, input: Any, dim: int, index: Any) -> Any:
+        count, each, *rest = input.shape
+        input.graph.require_equal(index.shape[0], count, self.name)
+        size = number(input, each)
+        places = ops.where(index < 0, index + size, index)
+        first = index.graph.add(find("iota"), (), (tuple(index.shape), 0)) * size
+        return find("rows_at")(ops.reshape(input, (count * each, *rest)), 0, places + first)
+
+
+_rows_taken = cache(_RowsTaken)  # ops live as long as the process
 
 
 def _of_view(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made | None:

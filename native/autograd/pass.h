@@ -233,6 +233,7 @@ private:
     SmallVector<Node*, 16> ready_;  // a heap: nodes whose gradients are whole, the latest on top
     // Products that are to be added to the gradients of a node's outputs.
     std::map<std::pair<const Node*, uint32_t>, std::unique_ptr<ProductSum>> products_;
+    ProductSum::Last last_factors_[2];                            // left, right
     std::map<std::pair<const Node*, uint32_t>, KeptParts> kept_;  // and parts
     std::vector<TensorRef> captured_;                             // gradients of the inputs asked for
 };

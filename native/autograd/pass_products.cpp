@@ -105,7 +105,7 @@ void Pass::keep_product(const Edge& edge, TensorRef left, TensorRef right, PartO
         return kept_at(matrix.edge)
             .add_products(contiguous(left), contiguous(right), rows, {&of.call, 1}, {}, of.argument);
     }
-    products_at(matrix.edge).add(left, right, reach.options.create_graph);
+    products_at(matrix.edge).add(left, right, reach.options.create_graph, last_factors_);
 }
 
 ProductSum& Pass::products_at(const Edge& edge) {

@@ -23,12 +23,10 @@ void copy_into(TensorRef target, Tensor& values) {
     call(*core_fns().copy, {&operand, 1}, {&target, 1});
 }
 
-// Room for `rows` rows, of which the first `used` stay what they are.
-void enlarge(TensorRef& memory, const Tensor& like, int64_t used, int64_t rows) {
-    if (memory && memory->sizes[0] >= rows) return;
-    TensorRef larger = fresh_rows(like.dtype, rows, like.sizes[1]);
-    if (used) copy_into(view_slice(*larger, 0, 0, used, 1), *view_slice(*memory, 0, 0, used, 1));
-    memory = std::move(larger);
+// Whether these are the same elements in the same order.
+bool are_same(const Tensor& a, const Tensor& b) {
+    return a.storage == b.storage && a.offset == b.offset && a.dtype == b.dtype && a.sizes == b.sizes &&
+           a.strides == b.strides;
 }
 
 // Rows below each other: a tree of joins, as few operands of a call can have gradients.
@@ -59,30 +57,32 @@ TensorRef product(const TensorRef& left, const TensorRef& right) {
 
 }  // namespace
 
-void ProductSum::add(const TensorRef& left, const TensorRef& right, bool create_graph) {
+void ProductSum::add(const TensorRef& left, const TensorRef& right, bool create_graph, Last* last) {
     if (create_graph) {
         lefts_.push_back(left);
         rights_.push_back(right);
         return;
     }
+    if (current_recording()) last = nullptr;
     const int64_t rows = left->sizes[0];
     for (int64_t at = 0; at < rows;) {
         const int64_t count = std::min(rows - at, segment - rows_);
-        append(*view_slice(*left, 0, at, count, 1), *view_slice(*right, 0, at, count, 1));
+        append(left_, view_slice(*left, 0, at, count, 1), last);
+        append(right_, view_slice(*right, 0, at, count, 1), last ? last + 1 : nullptr);
+        rows_ += count;
         at += count;
         if (rows_ == segment) multiply();
     }
 }
 
 void ProductSum::add_rows(const Tensor& left, const Tensor& right, int64_t at, int64_t count) {
-    const auto put = [&](const TensorRef& memory, const Tensor& values, int64_t rows) {
+    const auto put = [&](std::shared_ptr<Rows>& own, const Tensor& values, int64_t rows) {
         const size_t bytes = size_t(values.sizes[1]) * itemsize(values.dtype);
-        std::memcpy(memory->data() + size_t(rows_) * bytes, values.data() + size_t(at) * bytes,
+        std::memcpy(room(own, values, rows)->data(), values.data() + size_t(at) * bytes,
                     size_t(rows) * bytes);
     };
     for (const int64_t end = at + count; at < end;) {
         const int64_t rows = std::min(end - at, segment - rows_);
-        make_room(left, right, rows);
         put(left_, left, rows);
         put(right_, right, rows);
         rows_ += rows;
@@ -91,23 +91,42 @@ void ProductSum::add_rows(const Tensor& left, const Tensor& right, int64_t at, i
     }
 }
 
-void ProductSum::make_room(const Tensor& left, const Tensor& right, int64_t count) {
-    const int64_t need = rows_ + count, room = need <= 32 ? 32 : need <= 128 ? 128 : segment;
-    enlarge(left_, left, rows_, room);
-    enlarge(right_, right, rows_, room);
+TensorRef ProductSum::room(std::shared_ptr<Rows>& rows, const Tensor& like, int64_t count) {
+    const int64_t need = rows_ + count, height = need <= 32 ? 32 : need <= 128 ? 128 : segment;
+    const bool apart = rows && rows->used > rows_;  // another sum went on with other rows
+    if (!rows || apart || rows->memory->sizes[0] < need) {
+        TensorRef larger = fresh_rows(like.dtype, height, like.sizes[1]);
+        if (rows_) copy_into(view_slice(*larger, 0, 0, rows_, 1), *view_slice(*rows->memory, 0, 0, rows_, 1));
+        if (!rows || apart) rows = std::make_shared<Rows>();
+        rows->memory = std::move(larger);
+    }
+    rows->used = need;
+    return view_slice(*rows->memory, 0, rows_, count, 1);
 }
 
-void ProductSum::append(const Tensor& left, const Tensor& right) {
-    const int64_t count = left.sizes[0];
-    make_room(left, right, count);
-    copy_into(view_slice(*left_, 0, rows_, count, 1), const_cast<Tensor&>(left));
-    copy_into(view_slice(*right_, 0, rows_, count, 1), const_cast<Tensor&>(right));
-    rows_ += count;
+void ProductSum::append(std::shared_ptr<Rows>& rows, const TensorRef& values, Last* last) {
+    const int64_t count = values->sizes[0];
+    if (last && last->values && last->at == rows_ && last->version == values->storage->version &&
+        are_same(*last->values, *values)) {
+        const std::shared_ptr<Rows> there = last->in.lock();
+        if (there && there->used == rows_ + count && (rows_ ? rows == there : true)) {
+            rows = there;
+            return;
+        }
+    }
+    copy_into(room(rows, *values, count), *values);
+    if (last) *last = {values, values->storage->version, rows, rows_};
 }
 
 void ProductSum::multiply() {
-    add_gradient(sum_, product(view_slice(*left_, 0, 0, rows_, 1), view_slice(*right_, 0, 0, rows_, 1)));
+    add_gradient(sum_, product(view_slice(*left_->memory, 0, 0, rows_, 1),
+                               view_slice(*right_->memory, 0, 0, rows_, 1)));
     rows_ = 0;
+    for (std::shared_ptr<Rows>* rows : {&left_, &right_})
+        if (rows->use_count() > 1)
+            rows->reset();
+        else
+            (*rows)->used = 0;
 }
 
 TensorRef ProductSum::evaluate(bool create_graph) {

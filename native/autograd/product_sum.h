@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "call/tensor.h"
@@ -16,7 +17,22 @@ class ProductSum {
 public:
     static constexpr int64_t most_rows = 256;  // of a pair that is worth keeping
 
-    void add(const TensorRef& left, const TensorRef& right, bool create_graph);
+    // One factor's rows below each other, for all sums that get the same: two weights whose products are
+    // added have one gradient. `used` of them are there.
+    struct Rows {
+        TensorRef memory;
+        int64_t used = 0;
+    };
+    // What a sum got last, and where it put that.
+    struct Last {
+        TensorRef values;
+        uint32_t version = 0;
+        std::weak_ptr<Rows> in;
+        int64_t at = 0;
+    };
+
+    // `last`: of the left factors and of the right ones, if sums that get the same are to share them.
+    void add(const TensorRef& left, const TensorRef& right, bool create_graph, Last* last = nullptr);
     // The same of `count` rows from `at` on, which lie in order.
     void add_rows(const Tensor& left, const Tensor& right, int64_t at, int64_t count);
     // The sum; nothing is kept of it afterwards.
@@ -25,11 +41,12 @@ public:
 private:
     static constexpr int64_t segment = 512;
 
-    void append(const Tensor& left, const Tensor& right);
-    void make_room(const Tensor& left, const Tensor& right, int64_t count);
+    // Where `count` rows more of a factor go.
+    TensorRef room(std::shared_ptr<Rows>& rows, const Tensor& like, int64_t count);
+    void append(std::shared_ptr<Rows>& rows, const TensorRef& values, Last* last);
     void multiply();
 
-    TensorRef left_, right_;  // memory for rows, of which the first `rows_` are there
+    std::shared_ptr<Rows> left_, right_;  // of which the first `rows_` are this sum's
     int64_t rows_ = 0;
     TensorRef sum_;                          // of whole segments
     std::vector<TensorRef> lefts_, rights_;  // instead of all these, where a graph is made of them

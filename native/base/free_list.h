@@ -24,7 +24,7 @@ public:
         if (slab->used++ == 0) --empty_;
         void* object = slab->dropped;
         if (object)
-            slab->dropped = slab->dropped->next;
+            come(slab->dropped = slab->dropped->next);
         else
             object = reinterpret_cast<std::byte*>(slab) + first + slab->opened++ * object_bytes_;
         if (slab->used == capacity()) leave(slab);
@@ -50,6 +50,11 @@ private:
     static constexpr size_t block_bytes = 2 << 20, first = 64;
     static constexpr uint32_t most_empty = 4;
 
+    // What is taken next was dropped long ago, where a program holds many: it comes to the cache meanwhile.
+    void come(const void* object) const {
+        for (size_t at = 0; at < object_bytes_; at += 64)
+            __builtin_prefetch(static_cast<const std::byte*>(object) + at, 1);
+    }
     uint32_t capacity() const { return uint32_t((block_bytes - first) / object_bytes_); }
     void enter(Slab* slab) {
         slab->next = room_;

@@ -35,6 +35,7 @@ Storage* take_header() {
     if (!free_headers) new_headers();
     Storage* storage = free_headers;
     free_headers = static_cast<Storage*>(storage->context);
+    __builtin_prefetch(free_headers, 1);  // taken next: it may have been dropped long ago
     storage->context = nullptr;
     if (inference_threads) [[unlikely]]
         storage->inference = inference;

@@ -74,6 +74,7 @@ TensorRef ListRun::side_by_side(std::span<const uint32_t> calls, uint32_t operan
     if (!batch.rows || start.row + int64_t(calls.size()) > batch.rows) return nullptr;
     const Node* history = needed ? listed_history() : nullptr;
     for (size_t i = 0; i < calls.size(); ++i) {
+        if (needed) come(calls, i, operand);
         const ListedOperand& x = operand_of(calls[i], operand);
         if (x.value < 0) return nullptr;
         const ListedValue& value = list_.values_[size_t(x.value)];
@@ -115,6 +116,7 @@ TensorRef ListRun::gathered(std::span<const uint32_t> calls, uint32_t operand, b
         return inputs.back().second;
     };
     for (size_t i = 0; i < calls.size(); ++i) {
+        come(calls, i, operand);
         const ListedOperand& x = operand_of(calls[i], operand);
         std::byte* to = all->data() + i * bytes;
         if (x.value >= 0 && batches_[size_t(list_.values_[size_t(x.value)].batch)].rows) {

@@ -333,7 +333,22 @@ void ListRun::note_saved(std::span<const uint32_t> calls, Node& node) {
     const ListedCall& first = list_.calls_[calls[0]];
     const uint32_t added = uint32_t(node.inputs.size()) - first.operands;  // how many rows there are
     constexpr uint32_t elsewhere = ~uint32_t(0);
-    auto note = [&](SavedRows& own, const StorageRef& storage) {
+    auto note_row = [&](SavedRows& own, const ListedValue& value) {
+        const std::shared_ptr<HeldRows>& held = batches_[size_t(value.batch)].held;
+        if (!held) return false;
+        auto known = std::find(own.held.rbegin(), own.held.rend(), held);
+        const bool is_new = known == own.held.rend();
+        if (is_new) own.held.push_back(held);
+        own.rows.emplace_back(uint32_t(is_new ? own.held.size() - 1 : size_t(own.held.rend() - known) - 1),
+                              value.row);
+        return true;
+    };
+    auto note = [&](SavedRows& own, const ListedOperand& x) {
+        if (x.value >= 0) {  // what a launch gave, and no view: its memory need not be looked at
+            const ListedValue& value = list_.values_[size_t(x.value)];
+            if (!list_.calls_[value.call].pattern->views && note_row(own, value)) return;
+        }
+        const StorageRef& storage = x.tensor->storage;
         if (!is_listed(*storage)) {
             own.rows.emplace_back(elsewhere, uint32_t(own.memory.size()));
             own.memory.push_back({storage, storage->version});
@@ -343,13 +358,7 @@ void ListRun::note_saved(std::span<const uint32_t> calls, Node& node) {
         for (uint32_t k = 0; k < call.values; ++k) {
             const ListedValue& value = list_.values_[call.first_value + k];
             if (!value.tensor || value.tensor->storage != storage) continue;
-            const std::shared_ptr<HeldRows>& held = batches_[size_t(value.batch)].held;
-            if (!held) break;
-            auto known = std::find(own.held.rbegin(), own.held.rend(), held);
-            const bool is_new = known == own.held.rend();
-            if (is_new) own.held.push_back(held);
-            own.rows.emplace_back(
-                uint32_t(is_new ? own.held.size() - 1 : size_t(own.held.rend() - known) - 1), value.row);
+            if (!note_row(own, value)) break;
             return;
         }
         own.rows.emplace_back(elsewhere, uint32_t(own.memory.size()));
@@ -362,7 +371,7 @@ void ListRun::note_saved(std::span<const uint32_t> calls, Node& node) {
         SavedRows& own = saved.emplace_back();
         own.index = input;
         own.rows.reserve(calls.size());
-        for (uint32_t c : calls) note(own, operand_of(c, i).tensor->storage);
+        for (uint32_t c : calls) note(own, operand_of(c, i));
     }
     for (uint32_t k = 0; k < node.saved_outputs.size(); ++k) {
         if (!node.saved_outputs[k].tensor || !node.saved_outputs[k].tensor->storage) continue;
@@ -440,6 +449,10 @@ void ListRun::hand_out(ListedValue& value) {
 void ListRun::hand_out_all() {
     std::vector<ListedValue>& values = list_.values_;
     for (auto value = values.rbegin(); value != values.rend(); ++value) {
+        if (values.rend() - value > ptrdiff_t(2 * ahead)) {
+            if (const Tensor* far = value[2 * ahead].tensor.get()) come(far);
+            if (const Tensor* near = value[ahead].tensor.get()) __builtin_prefetch(near->storage.get());
+        }
         if (value->batch < 0 || value->handed) continue;
         const Storage& storage = *value->tensor->storage;
         const bool own = is_listed(storage) && uint32_t(storage.recording_id) == value->call;

@@ -373,3 +373,42 @@ def test_a_loop_over_slices_takes_memory_of_one_whole() -> None:
     before = kiln._core.memory_stats()["allocated_bytes"]
     total.backward()
     assert kiln._core.memory_stats()["peak_allocated_bytes"] - before < 3 * 4 * x.numel()
+
+
+def _two_weights(together: list[bool], asked: str) -> dict[str, Any]:
+    """Gradients of two weights whose products are added, where `together` says so; `asked` take part."""
+    weights = {name: normal(40, 60, seed=k) for k, name in enumerate("vw")}
+    for name, weight in weights.items():
+        weight.requires_grad_(name in asked)
+    h = normal(16, 40, seed=2).detach() / 8
+    total = kiln.zeros(())
+    for t, both in enumerate(together):
+        x = h * (t + 1)
+        y = x @ weights["v"] + h @ weights["w"] if both else (x @ weights["v"]).tanh() + (h @ weights["w"])
+        total = total + (y * y).sum()
+    total.backward()
+    return {name: weights[name].grad for name in asked}
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_sums_that_share_rows_have_the_bits_of_each_alone(every: int) -> None:
+    """Weights with one gradient keep its rows once, until their rows differ, across segments of 512."""
+    together = [t % every == 0 for t in range(70)]
+    for name, gradient in _two_weights(together, "vw").items():
+        alone = _two_weights(together, name)[name]
+        assert gradient.numpy().tobytes() == alone.numpy().tobytes()
+
+
+def test_rows_of_two_weights_with_one_gradient_are_kept_once() -> None:
+    def most(weights: int) -> int:
+        ws = [normal(128, 512, seed=k) for k in range(weights)]
+        x = normal(16, 128, seed=9).detach()
+        total = kiln.zeros(())
+        for _ in range(31):
+            total = total + sum(x @ w for w in ws).sum()
+        kiln._core.reset_peak_memory_stats()
+        before = kiln._core.memory_stats()["allocated_bytes"]
+        total.backward()
+        return int(kiln._core.memory_stats()["peak_allocated_bytes"] - before)
+
+    assert most(3) < most(1) + 512 * 512 * 4  # without sharing, twice as much more

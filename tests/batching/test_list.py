@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -495,3 +496,19 @@ def test_what_an_exception_left_is_forgotten() -> None:
     assert _core.memory_stats()["allocated_bytes"] - before < 300 * 300 * 4
     held = fail(True)
     assert held.shape == (300, 300) and held.isfinite().all().item()
+
+
+def test_rows_are_picked_at_positions_of_each_call() -> None:
+    """Negative positions and repeated ones; gradients have the bits of the calls one by one."""
+    positions = [kiln.tensor(p) for p in ([0, -1, 2, 0], [1, 1, 1, -5], [4, 3, -2, 0])]
+
+    def run(batched: bool) -> list[bytes]:
+        xs = [(kiln.arange(15.0).reshape(5, 3) * 0.3 + k).requires_grad_() for k in range(3)]
+        with kiln.batching() if batched else nullcontext():
+            picked = [(x * 1.5)[at] for x, at in zip(xs, positions)]
+            kiln.stack([(y * y * y).sum() for y in picked]).sum().backward()
+        return [t.numpy().tobytes() for t in (*[y.detach() for y in picked], *[x.grad for x in xs])]
+
+    kiln.batching.explain(clear=True)
+    assert run(True) == run(False)
+    assert "take_at  3 calls in 1 launch" in kiln.batching.explain(clear=True)

@@ -51,6 +51,19 @@ def _as_array(data: Any) -> Any:
     return numpy.asarray(data)
 
 
+def _is_plain(data: Any) -> bool:
+    """Whether data is a list that begins with a Python number, or of lists and tuples that do."""
+    if type(data) is not list or not data:
+        return False
+    first = data[0]
+    if type(first) in _SEQUENCES and first:
+        first = first[0]
+    return type(first) in _NUMBERS
+
+
+_SEQUENCES, _NUMBERS = (list, tuple), (int, float, bool)
+
+
 @public("tensor", method=False, raw=True, dtypes="all")
 def tensor(
     data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False
@@ -65,6 +78,9 @@ def tensor(
     tensor([[1, 2],
             [3, 4]])
     """
+    if dtype is None and device is None and _is_plain(data):  # what loops over steps make at each of them
+        plain = _from_nested(data, None)
+        return plain.requires_grad_() if requires_grad else plain
     data = _as_array(data)
     if isinstance(data, _core.Tensor):
         warn(
