@@ -91,7 +91,7 @@ def _called(
         else:
             grads.append(None)
     once = getattr(ctx._function._derivative(), "once_differentiable", False)
-    with recorder.beside(known, name) as steps, no_grad():
+    with recorder.beside(known, name) as steps:
         found = ctx._function._derivative()(ctx, *grads)
         gradients = ctx._checked(found if isinstance(found, tuple) else (found,))
         values = [None if g is None else recorder.value(_whole(g)) for g in gradients]
@@ -175,7 +175,7 @@ class _Inside:
             for step in steps:
                 structure = self._moved(step.structure) if isinstance(step.op, str) else step.structure
                 args = tuple([(kind, x if kind == "value" else self._moved(x)) for kind, x in step.args])
-                add_step(graph, step._replace(structure=structure, args=args, history=True), values, shapes)
+                add_step(graph, step._replace(structure=structure, args=args), values, shapes)
         return Subgraph(expand(graph.finish([values[k] for k in wanted])))
 
     def _is_known(self, k: int) -> bool:

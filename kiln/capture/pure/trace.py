@@ -125,6 +125,11 @@ class Tracer:
         """The program has read a tensor's sizes."""
         self.by_value.add((self.value(tensor), -1))
 
+    def requires_grad_read(self, tensor: Any) -> None:
+        """The program has asked whether a tensor requires a gradient: calls look alike only where all that it
+        is made of do or do not.
+        """
+
     def read(self, tensor: Any, for_others: bool) -> Any:
         """The program reads a tensor's values."""
         self.refuse("a value was read")
@@ -360,8 +365,10 @@ class Tracer:
         return _applied(self, cls, args)
 
     def needs_gradient(self, tensor: Any) -> bool:
-        """Whether a gradient may be asked for."""
-        return bool(tensor.requires_grad)
+        """Whether a gradient may be asked for; in a backward, that of any."""
+        return bool(tensor.requires_grad) or (
+            self._before_backward is not None and bool(tensor.dtype.is_floating_point)
+        )
 
     def held(self) -> dict[int, int]:
         """What every tensor holds now, by its id."""
@@ -387,11 +394,11 @@ class Tracer:
         start, numbers, made = len(self.steps), len(self.numbers), self._made.copy()
         stale = self._stale.copy()
         steps: list[Step] = []
-        self._before_backward = made
+        around, self._before_backward = self._before_backward, made
         try:
             yield steps
         finally:
-            self._before_backward = None
+            self._before_backward = around
         steps += self.steps[start:]
         del self.steps[start:], self.lines[start:]
         if len(self.numbers) > numbers:
