@@ -8,7 +8,8 @@ import kiln
 
 
 def same(found: Any, expected: Any) -> bool:
-    return all(kiln._core.same_bytes(a.detach(), b.detach()) for a, b in zip(found, expected))
+    pairs = [(a.detach().contiguous(), b.detach().contiguous()) for a, b in zip(found, expected)]
+    return all(kiln._core.same_bytes(a, b) for a, b in pairs)
 
 
 def first_and_second(function: Any, xs: list[Any]) -> tuple[Any, Any]:
@@ -31,7 +32,7 @@ def test_a_cell_that_keeps_200_values() -> None:
     for _ in range(3):
         cell(xs)
     node = cell(xs).grad_fn
-    assert node.name() == "fBackward0" and len(node.next_functions) >= 200
+    assert node.name().endswith("FBackward0") and len(node.next_functions) >= 200
     (first, second), expected = first_and_second(cell, xs), first_and_second(f, xs)
     assert same(first, expected[0]) and same(second, expected[1])
 
@@ -68,7 +69,10 @@ def test_a_branch_of_100_results_and_operands() -> None:
     for flag in (kiln.tensor(1.0), kiln.tensor(-1.0)):
         made, expected = scripted(flag, xs), f(flag, xs)
         assert len(made) == 100 and same(made, expected)
-        one, two = (kiln.autograd.grad(sum(y.sum() for y in ys), xs, create_graph=True) for ys in (made, expected))
+        one, two = (
+            kiln.autograd.grad(sum(y.sum() for y in ys), xs, create_graph=bool(flag > 0))
+            for ys in (made, expected)
+        )
         assert same(one, two)
         if flag > 0:
             pair = [kiln.autograd.grad(sum((g * g).sum() for g in gs), xs) for gs in (one, two)]

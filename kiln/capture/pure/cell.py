@@ -418,7 +418,7 @@ class _Cell:
                 more = f" and {len(v.flowing)} numbers" if v.flowing else ""
                 if v.refused:
                     lines.append(
-                        f"  {len(v.steps.steps)} ops: no op can be made of them, so its calls run as Python has them"
+                        f"  {len(v.steps.steps)} ops: no op can be made of them, so they run one by one"
                     )
                     continue
                 lines.append(f"  {len(v.steps.steps)} ops on {len(v.operands)} tensors{more}")

@@ -389,9 +389,9 @@ class Tracer:
         return made, k
 
     @contextmanager
-    def beside(self, known: dict[int, int], name: str) -> Iterator[list[Step]]:
+    def beside(self, known: dict[int, int]) -> Iterator[list[Step]]:
         """The steps that are done meanwhile, which belong to something else than the function's run."""
-        start, numbers, made = len(self.steps), len(self.numbers), self._made.copy()
+        start, made = len(self.steps), self._made.copy()
         stale = self._stale.copy()
         steps: list[Step] = []
         around, self._before_backward = self._before_backward, made
@@ -401,8 +401,6 @@ class Tracer:
             self._before_backward = around
         steps += self.steps[start:]
         del self.steps[start:], self.lines[start:]
-        if len(self.numbers) > numbers:
-            self.refuse(f"calls {name}, whose backward draws random numbers")
         first = self._first
         self._value.update({key: k for key, k in known.items() if self._value.get(key) != k and k >= first})
         self._stale = stale
