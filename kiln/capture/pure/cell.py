@@ -417,9 +417,7 @@ class _Cell:
             for v in found:
                 more = f" and {len(v.flowing)} numbers" if v.flowing else ""
                 if v.refused:
-                    lines.append(
-                        f"  {len(v.steps.steps)} ops: no op can be made of them, so they run one by one"
-                    )
+                    lines.append(f"  {len(v.steps.steps)} ops: not one op, so they run one by one")
                     continue
                 lines.append(f"  {len(v.steps.steps)} ops on {len(v.operands)} tensors{more}")
         return "\n".join(lines)
