@@ -454,6 +454,8 @@ class Recorder(Tracer):
     def requires_grad_read(self, tensor: Any, frame: Any = None) -> None:
         """Refuses that the program itself asks what each call decides; `frame`: who asks."""
         own = self._quiet or is_own(frame or sys._getframe(1))
+        if not own and _core.place(tensor)[0] in self._on:
+            self.value(tensor)  # of what it is an alias
         if not own and tensor.dtype.is_floating_point and not self._is_detached(tensor):
             self.refuse("reads requires_grad: the trace would keep the answer of its example")
 

@@ -63,7 +63,7 @@ ALLOWED = {
     "interpret": {"_core", "graph", "ops", "table", "scalars"},
     "codegen": {"_core", "ops", "files", "table", "scalars"},
     "passes": {"_core", "graph", "ops", "codegen", "table", "scalars"},
-    # fx: a backend of the program's own gets what fx captures; tracing: functions with a derivative of their own
+    # fx: a backend of the program's own gets what fx captures; tracing: functions with their own derivative
     "capture": {"_core", "graph", "ops", "tensor", "passes", "codegen", "table", "scalars", "fx", "tracing"},
     "tracing": {
         "_core", "graph", "ops", "table", "scalars", "codegen", "passes", "capture", "func", "nn", "device",
