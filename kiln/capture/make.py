@@ -100,7 +100,8 @@ def derivative(made: Derivative, operands: int) -> tuple[Any, ...]:
     """
     sources = [(SOURCES.index(kind), k) for kind, k in made.sources]
     of, roles = ([target[k] for target in made.targets] for k in (0, 1))
-    products = [(i, *rows) for i, several in made.products.items() if None not in several for rows in several]
+    known = {i: [rows for rows in several if rows is not None] for i, several in made.products.items()}
+    products = [(i, *r) for i, rows in known.items() if len(rows) == len(made.products[i]) for r in rows]
     writes = int(recipes.writes_at_places(made.contiguous))
     rows = (0,) if made.hidden_rows is None else (1, made.hidden_rows)
     places = made.passes, products, sorted(made.scattered), writes, rows

@@ -14,10 +14,11 @@
 
 A node has one result: a call has as many nodes, of the same inputs and attributes but for the first, which
 says which result it is. Behind the results of a scan come the states it had before each step, stacked.
-`custom` computes nothing: a plan has its results where they are read. `counted` is what derivatives of a while_loop are made of: a loop whose number of steps is known is a scan,
-and that has a derivative of any order.
+`counted` is what derivatives of a while_loop are made of: a loop whose number of steps is known is a scan,
+and that has a derivative of any order. `custom` computes nothing: plans have its results where they are read.
 
-    attrs := which, (state, each, x), (length, reverse), sizes, graphs        of custom: (x, result, read), (0, once)
+    attrs := which, (state, each, x), (length, reverse), sizes, graphs
+    of custom: which, (x, result, read), (0, once), sizes, graphs     once: its derivative has none
 
 The graphs are closed. Their slots are their own: slot k is the size `sizes[k]` of the graph around them (or
 the bits of a number there); of `then` one more is the number of steps. Their inputs are arrays, contiguous
@@ -34,7 +35,13 @@ from kiln.graph.graph import Graph, Node, OpLike, Shape, Value
 from kiln.graph.size import Dim, Size, slots_named, substitute
 from kiln.graph.text import Subgraph, dim_text, type_text
 
-RESULTS_FROM = {"cond": 0, "while_loop": 1, "scan": 0, "counted": 2, "custom": 1}  # the graph that gives the results
+RESULTS_FROM = {
+    "cond": 0,
+    "while_loop": 1,
+    "scan": 0,
+    "counted": 2,
+    "custom": 1,
+}  # the graph that gives the results
 GRAPHS = {"cond": 2, "while_loop": 2, "scan": 1, "counted": 3, "custom": 2}
 
 
@@ -56,22 +63,42 @@ class Attrs(NamedTuple):
 def siblings(node: Node, nodes: Iterable[Node]) -> list[Node]:
     """The nodes among `nodes` that are results of one call, in the order of the nodes."""
     inputs, attrs = tuple(map(id, node.inputs)), node.attrs[1:]
-    return [
-        n for n in nodes if n.op is node.op and n.attrs[1:] == attrs and tuple(map(id, n.inputs)) == inputs
-    ]
+
+    def is_one(n: Node) -> bool:
+        if n.op is not node.op or n.attrs[1:] != attrs:
+            return False
+        return n.inputs is node.inputs or tuple(map(id, n.inputs)) == inputs
+
+    return list(filter(is_one, nodes))
 
 
 def add(graph: Graph, op: Any, inputs: list[Value], attrs: Attrs) -> list[Value]:
     """A call in a graph: every result."""
-    given = tuple(attrs)[1:]
-    return [graph.add(op, tuple(inputs), (k, *given)) for k in range(attrs.results)]
+    given, shared = tuple(attrs)[1:], tuple(inputs)
+    return [graph.add(op, shared, (k, *given)) for k in range(attrs.results)]
 
 
 def infer(op: OpLike, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
     """The dtype and shape of one result; ValueError where the graphs do not fit each other or the inputs."""
     call = _checked(op, attrs)
-    name = op.name
     place = _Place(call.sizes)
+    siblings_of = op, tuple(map(id, inputs)), attrs[1:]
+    if graph.called != siblings_of:  # of many results the first asks for all
+        _check(op.name, graph, inputs, call, place)
+        graph.called = siblings_of
+    state, name = call.counts[0], op.name
+    keeps = call.graphs[1 if name == "counted" else RESULTS_FROM[name]].graph
+    results = call.graphs[-1].graph.outputs
+    kept = name == "scan" and call.which >= len(results)
+    out = keeps.outputs[call.which - len(results)] if kept else results[call.which]
+    shape = tuple(map(place.of, out.shape))
+    if name == "scan" and call.which >= state:
+        shape = (call.steps[0], *shape)
+    return out.dtype, shape
+
+
+def _check(name: str, graph: Graph, inputs: tuple[Value, ...], call: Attrs, place: _Place) -> None:
+    """Raises ValueError unless graphs and inputs fit each other; states what must be equal for that."""
     state, each, rest = call.counts
     fits = {
         "cond": call.counts == (0, 0, 0),
@@ -116,12 +143,6 @@ def infer(op: OpLike, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any,
         for one, other in zip(call.graphs[0].graph.outputs, results):
             shape = tuple(map(place.of, other.shape))
             _agree(graph, f"{name}: a result", one, place, other.dtype, shape)
-    kept = name == "scan" and call.which >= len(results)
-    out = keeps.outputs[call.which - len(results)] if kept else results[call.which]
-    shape = tuple(map(place.of, out.shape))
-    if name == "scan" and call.which >= state:  # stacked
-        shape = (call.steps[0], *shape)
-    return out.dtype, shape
 
 
 def _checked(op: OpLike, attrs: tuple[Any, ...]) -> Attrs:
@@ -161,7 +182,9 @@ def _checked(op: OpLike, attrs: tuple[Any, ...]) -> Attrs:
     if op.name == "custom":
         _require(not any(v.weak for g in graphs for v in g.graph.inputs), f"{op.name}: a number")
         _require(results == counts[1], f"{op.name}: {counts[1]} results are {results}")
-        _require(len(graphs[0].graph.outputs) == state, f"{op.name}: not a gradient for each of {state} inputs")
+        _require(
+            len(graphs[0].graph.outputs) == state, f"{op.name}: not a gradient for each of {state} inputs"
+        )
     if op.name == "cond":
         _require(len(graphs[0].graph.outputs) == results, f"{op.name}: the branches differ in their results")
     if op.name in ("while_loop", "counted"):

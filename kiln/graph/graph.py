@@ -86,6 +86,7 @@ class Graph:
         self.updates: dict[int, int] = {}  # output j is written into the memory of input updates[j]
         self.slots = 0
         self.equal = Equalities()  # what the checks say
+        self.called: Any = None  # the call of graphs that was last found to fit (graph/control.py)
         self.calls = False  # composites that state their derivative become nodes, not what they are made of
 
     def new_symbol(self) -> Dim:

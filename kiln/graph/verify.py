@@ -46,12 +46,15 @@ def _verify_dims(graph: Graph, dims: tuple[Any, ...], where: str) -> None:
             raise VerifyError(f"{where}: {dim} names a slot the graph does not have")
 
 
-def _verify_attr(graph: Graph, attr: Any, where: str) -> None:
+def _verify_attr(graph: Graph, attr: Any, where: str, called: set[int]) -> None:
     if isinstance(attr, tuple):
         for item in attr:
-            _verify_attr(graph, item, where)
+            _verify_attr(graph, item, where, called)
         return
     if isinstance(attr, Subgraph):
+        if id(attr.graph) in called:  # by another result of the same call
+            return
+        called.add(id(attr.graph))
         try:
             verify(attr.graph, called=True)
         except VerifyError as error:
@@ -84,11 +87,11 @@ def _verify_inputs(graph: Graph, called: bool) -> None:
     _require(called or graph.slots >= total, f"the inputs take {total} slots, the graph has {graph.slots}")
 
 
-def _verify_node(graph: Graph, node: Node, known: set[int], where: str) -> None:
+def _verify_node(graph: Graph, node: Node, known: set[int], where: str, called: set[int]) -> None:
     for value in node.inputs:
         _require(id(value) in known, f"{where}: reads a value that no earlier line of this graph defines")
     for attr in node.attrs:
-        _verify_attr(graph, attr, where)
+        _verify_attr(graph, attr, where, called)
     _require(
         takes(node.op, len(node.inputs), len(node.attrs)), f"{where}: wrong number of inputs or attributes"
     )
@@ -115,9 +118,10 @@ def verify(graph: Graph, called: bool = False) -> Graph:
     which says what its slots hold (kiln/graph/control.py).
     """
     _verify_inputs(graph, called)
-    known = {id(v) for v in graph.inputs}
+    known, graphs = {id(v) for v in graph.inputs}, set[int]()
+    graph.called = None
     for k, node in enumerate(graph.nodes):
-        _verify_node(graph, node, known, f"node {k} ({node.op.name})")
+        _verify_node(graph, node, known, f"node {k} ({node.op.name})", graphs)
         _require(id(node.out) not in known, f"node {k} ({node.op.name}): its value is defined twice")
         known.add(id(node.out))
     for k, value in enumerate(graph.outputs):

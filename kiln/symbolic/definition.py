@@ -199,6 +199,9 @@ class Definition(Recorder):
             f"{_WAYS}"
         )
 
+    def requires_grad_read(self, tensor: Any, frame: Any = None) -> None:
+        """Nodes have no gradients: those of a graph are a graph."""
+
     def _refused(self, what: str, kind: Any = TracingError, line: str = "") -> Any:
         self.failure = kind(f"{line or user_line()}: {what}")
         return self.failure

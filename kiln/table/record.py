@@ -481,11 +481,7 @@ def table() -> list[Op]:
     that call graphs: `CONTROL`, capture/called.py, and `ONCE`.
     """
     registry.everything()
-    return [
-        op
-        for op in registry.OPS.values()
-        if op.kind != "control" and op.name not in ("called", "once")
-    ]
+    return [op for op in registry.OPS.values() if op.kind != "control" and op.name not in ("called", "once")]
 
 
 def find(name: str) -> Op:

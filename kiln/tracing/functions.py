@@ -91,15 +91,18 @@ def _called(
         else:
             grads.append(None)
     once = getattr(ctx._function._derivative(), "once_differentiable", False)
-    with recorder.beside(known, name) as steps, no_grad():
+    numbers = len(recorder.numbers)
+    with recorder.beside(known) as steps:
         found = ctx._function._derivative()(ctx, *grads)
         gradients = ctx._checked(found if isinstance(found, tuple) else (found,))
         values = [None if g is None else recorder.value(_whole(g)) for g in gradients]
+    if len(recorder.numbers) > numbers:
+        recorder.refuse(f"calls {name}, whose backward draws random numbers")
     given = [(x, v) for x, v in zip(inputs, values) if v is not None and x.dtype.is_floating_point]
     wanted = [v for _, v in given]
     used = list(Steps(0, "", tuple(steps), tuple(wanted)).needed().steps)
-    if any(kind == "operand" for step in used for kind, _ in step.args):
-        recorder.refuse(f"calls {name}, whose backward draws random numbers")
+    if once:  # they ran without recording, but are to be asked for their derivative, which is refused
+        used = [step._replace(history=True) for step in used]
     made_inside = {k for step in used for k in step.outs}
     outside = [k for step in used for kind, k in step.args if kind == "value"] + wanted
     raw = [_whole(outputs[k]) for k in own]
@@ -175,7 +178,7 @@ class _Inside:
             for step in steps:
                 structure = self._moved(step.structure) if isinstance(step.op, str) else step.structure
                 args = tuple([(kind, x if kind == "value" else self._moved(x)) for kind, x in step.args])
-                add_step(graph, step._replace(structure=structure, args=args, history=True), values, shapes)
+                add_step(graph, step._replace(structure=structure, args=args), values, shapes)
         return Subgraph(expand(graph.finish([values[k] for k in wanted])))
 
     def _is_known(self, k: int) -> bool:

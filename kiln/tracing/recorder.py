@@ -6,6 +6,7 @@ be read. What is written into them is a result more; other tensors that are met 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from kiln import _core, ops
 from kiln.capture.pure.steps import CAST, DETACH, STRIDED
 from kiln.capture.pure.trace import user_line
+from kiln.errors import is_own
 from kiln.graph.graph import Node, Shape
 from kiln.graph.size import Dim, Size
 from kiln.late import later
@@ -394,6 +396,14 @@ class Recorder(Reads):
                 "instead of x += 1"
             )
         self._spoiled.add(storage)
+
+    def requires_grad_read(self, tensor: Any, frame: Any = None) -> None:
+        """Refuses that the program itself asks what each call decides; `frame`: who asks."""
+        own = self._quiet or is_own(frame or sys._getframe(1))
+        if not own and _core.place(tensor)[0] in self._on:
+            self.value(tensor)  # of what it is an alias
+        if not own and tensor.dtype.is_floating_point and not self._is_detached(tensor):
+            self.refuse("reads requires_grad: the trace would keep the answer of its example")
 
     def sizes_read(self, tensor: Any) -> None:
         """Sizes are those of the example."""

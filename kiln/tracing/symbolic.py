@@ -279,6 +279,7 @@ class Traced:
     @property
     def requires_grad(self) -> bool:
         """Whether gradients are recorded."""
+        self.recorder.requires_grad_read(self.whole, sys._getframe(1))
         return bool(self.whole.requires_grad)
 
     def requires_grad_(self, requires_grad: bool = True) -> Traced:

@@ -82,7 +82,8 @@ std::optional<Look> point_look(const Node& node, const compiler::Asked& asked) {
         return std::nullopt;
     Look look;
     for (const NodeInput& input : node.inputs) add_input(look, input);
-    for (uint64_t code : {asked.needed.first(), asked.defined.first(), uint64_t(asked.redo)}) look.push(uint8_t(code));
+    for (uint64_t code : {asked.needed.first(), asked.defined.first(), uint64_t(asked.redo)})
+        look.push(uint8_t(code));
     return look;
 }
 

@@ -66,7 +66,7 @@ public:
     bool meets(const BitSet& other) const { return bool(BitSet(*this) &= other); }
     auto operator<=>(const BitSet&) const = default;
 
-    uint64_t first() const { return first_; }  // the word of those below 64,
+    uint64_t first() const { return first_; }                 // the word of those below 64,
     std::span<const uint64_t> rest() const { return rest_; }  // and those beyond: the last is not 0
 
 private:

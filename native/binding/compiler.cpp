@@ -219,10 +219,10 @@ PyObject* mask(const BitSet& set) {
 
 Fn* derivative(Fn& forward, std::span<const Operand> operands, const Asked& asked) {
     Object described = describe_operands(operands, forward.cls == FnClass::pointwise);
-    Object args = checked(Py_BuildValue(
-        "(OONNiNiN)", handle_of(forward), described.get(), mask(asked.needed), mask(asked.defined),
-        int(asked.redo), mask(asked.factored), asked.onto,
-        asked.shared ? mask(*asked.shared) : PyLong_FromLong(-1)));
+    Object args =
+        checked(Py_BuildValue("(OONNiNiN)", handle_of(forward), described.get(), mask(asked.needed),
+                              mask(asked.defined), int(asked.redo), mask(asked.factored), asked.onto,
+                              asked.shared ? mask(*asked.shared) : PyLong_FromLong(-1)));
     Fn* fn = new_fn(nullptr, forward.name + " backward");
     set_handle(*fn, ask("derivative function", args).get());
     answer_to("derivative", args, [&](Answer& answer) {

@@ -121,7 +121,12 @@ PyObject* get_shape(PyObject* self, void*) {
 }
 PyObject* get_dtype(PyObject* self, void*) { return Py_NewRef(dtype_object(tensor_of(self).dtype)); }
 PyObject* get_ndim(PyObject* self, void*) { return PyLong_FromLong(tensor_of(self).ndim()); }
-PyObject* get_requires_grad(PyObject* self, void*) { return PyBool_FromLong(takes_part(tensor_of(self))); }
+PyObject* get_requires_grad(PyObject* self, void*) {
+    return guarded([&] {
+        note_requires_grad_read(tensor_of(self));
+        return PyBool_FromLong(takes_part(tensor_of(self)));
+    });
+}
 PyObject* get_base(PyObject* self, void*) { return wrap(TensorRef(tensor_of(self).base)); }
 PyObject* tensor_is_view(PyObject* self, PyObject*) { return PyBool_FromLong(bool(tensor_of(self).base)); }
 PyObject* get_is_leaf(PyObject* self, void*) { return PyBool_FromLong(!edge_of(tensor_of(self)).node); }

@@ -108,11 +108,10 @@ void told(CallTrace& trace, Fn& fn, std::span<const Operand> operands, std::span
     }));
 }
 
-void sizes_read(CallTrace& trace, Tensor& tensor) {
+void asked(CallTrace& trace, Tensor& tensor, const char* what) {
     if (tracer_of(trace) == Py_None) return;
     const Object object = checked(wrap(TensorRef(&tensor)));
-    checked(
-        in_python([&] { return PyObject_CallMethod(tracer_of(trace), "sizes_read", "O", object.get()); }));
+    checked(in_python([&] { return PyObject_CallMethod(tracer_of(trace), what, "O", object.get()); }));
 }
 
 void refuse(CallTrace& trace, const char* what) {
@@ -150,7 +149,7 @@ PyObject* trace(PyObject*, PyObject* args) {
         return nullptr;
     PythonTrace own;
     own.told = told;
-    own.sizes_read = sizes_read;
+    own.asked = asked;
     own.refuse = refuse;
     own.read = read;
     own.abstract = abstract;

@@ -23,9 +23,9 @@ void tell_value_read(Tensor& tensor) {
     if (trace && !trace->inside) trace->reading = &tensor;
 }
 
-void tell_sizes_read(Tensor& tensor) {
+void tell_asked(Tensor& tensor, const char* what) {
     CallTrace* const trace = current_trace();
-    if (trace && !trace->inside) trace->sizes_read(*trace, tensor);
+    if (trace && !trace->inside) trace->asked(*trace, tensor, what);
 }
 
 }  // namespace kiln

@@ -11,7 +11,8 @@ namespace kiln {
 struct CallTrace {
     void (*told)(CallTrace& trace, Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
                  const Results& results);
-    void (*sizes_read)(CallTrace& trace, Tensor& tensor);
+    // The program reads its sizes, or whether it requires a gradient.
+    void (*asked)(CallTrace& trace, Tensor& tensor, const char* what);
     void (*refuse)(CallTrace& trace, const char* what);  // throws: it would do what a trace may not
     // Puts the values of a tensor, which are about to be read or known to others, where they belong: whether
     // they were not there; may throw.
@@ -60,11 +61,15 @@ inline void note_value_read(Tensor& tensor) {
         tell_value_read(tensor);
 }
 
-// Tells that the program reads a tensor's sizes.
-void tell_sizes_read(Tensor& tensor);
+// Tells that the program reads a tensor's sizes, or whether it requires a gradient.
+void tell_asked(Tensor& tensor, const char* what);
 inline void note_sizes_read(Tensor& tensor) {
     if (traces) [[unlikely]]
-        tell_sizes_read(tensor);
+        tell_asked(tensor, "sizes_read");
+}
+inline void note_requires_grad_read(Tensor& tensor) {
+    if (traces) [[unlikely]]
+        tell_asked(tensor, "requires_grad_read");
 }
 
 }  // namespace kiln

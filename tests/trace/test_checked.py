@@ -14,6 +14,7 @@ import kiln.nn.functional as F
 from kiln import nn
 from kiln.export import Dim, ExportedProgram, load, save
 from kiln.tracing.capture import capture
+from kiln.tracing.recorder import TracingError
 
 
 def _saved(f: Any, *args: Any) -> Any:
@@ -235,3 +236,24 @@ def test_a_frozen_module_has_constants() -> None:
     file.seek(0)
     assert not list(frozen.parameters()) and not frozen(x).requires_grad
     assert (frozen(x) == expected).all() and (kiln.jit.load(file)(x) == expected).all()
+
+
+def test_whether_a_gradient_is_wanted_is_no_part_of_a_trace() -> None:
+    def f(x: Any) -> Any:
+        return x * 2 if x.requires_grad else x * 3
+
+    for wanted in (True, False):
+        with pytest.raises(TracingError, match=r"test_checked.py:\d+ reads requires_grad"):
+            kiln.jit.trace(f, kiln.ones(2).requires_grad_(wanted))
+
+    def known(x: Any, n: Any) -> Any:  # which no call decides
+        assert not n.requires_grad and not x.detach().requires_grad
+        return x * n
+
+    assert kiln.jit.trace(known, (kiln.ones(2), kiln.arange(2)))(kiln.ones(2), kiln.arange(2)).tolist() == [
+        0,
+        1,
+    ]
+    cell = kiln.compile(f, pure=True)
+    for _ in range(3):
+        assert [cell(kiln.ones(1).requires_grad_(w)).item() for w in (True, False)] == [2, 3]

@@ -110,7 +110,7 @@ class _Cell:
                 self.plain_calls += 1
                 return self.function(*args, **kwargs)
             variant = self._trace(key, call.samples() if symbolic else call)
-        if variant.too_large:
+        if variant.refused:
             self.plain_calls += 1
             return self.function(*args, **kwargs)
         variant.calls += 1
@@ -323,7 +323,7 @@ class _Cell:
         try:
             made = self._run(variant, call)
         except NotImplementedError:
-            variant.too_large = True
+            variant.refused = True
             _put_back(variant, expected[len(expected) - len(variant.written) :])
             return returned
         finally:
@@ -411,15 +411,13 @@ class _Cell:
         checked = f"{self.checks} were checked by running the Python"
         lines = [f"{self.name}: pure; {self._count()} calls, of which {checked}"]
         if self.plain_calls:
-            why = "too large, or what they go by keeps changing"
+            why = "no op was made of them, or what they go by keeps changing"
             lines.append(f"  {self.plain_calls} more ran as Python has them: {why}")
         for found in self.variants.values():
             for v in found:
                 more = f" and {len(v.flowing)} numbers" if v.flowing else ""
-                if v.too_large:
-                    lines.append(
-                        f"  {len(v.steps.steps)} ops: too large for one, so its calls run one by one"
-                    )
+                if v.refused:
+                    lines.append(f"  {len(v.steps.steps)} ops: not one op, so they run one by one")
                     continue
                 lines.append(f"  {len(v.steps.steps)} ops on {len(v.operands)} tensors{more}")
         return "\n".join(lines)

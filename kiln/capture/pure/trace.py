@@ -125,6 +125,11 @@ class Tracer:
         """The program has read a tensor's sizes."""
         self.by_value.add((self.value(tensor), -1))
 
+    def requires_grad_read(self, tensor: Any) -> None:
+        """The program has asked whether a tensor requires a gradient: calls look alike only where all that it
+        is made of do or do not.
+        """
+
     def read(self, tensor: Any, for_others: bool) -> Any:
         """The program reads a tensor's values."""
         self.refuse("a value was read")
@@ -364,8 +369,10 @@ class Tracer:
         return _applied(self, cls, args)
 
     def needs_gradient(self, tensor: Any) -> bool:
-        """Whether a gradient may be asked for."""
-        return bool(tensor.requires_grad)
+        """Whether a gradient may be asked for; in a backward, that of any."""
+        return bool(tensor.requires_grad) or (
+            self._before_backward is not None and bool(tensor.dtype.is_floating_point)
+        )
 
     def held(self) -> dict[int, int]:
         """What every tensor holds now, by its id."""
@@ -386,20 +393,18 @@ class Tracer:
         return made, k
 
     @contextmanager
-    def beside(self, known: dict[int, int], name: str) -> Iterator[list[Step]]:
+    def beside(self, known: dict[int, int]) -> Iterator[list[Step]]:
         """The steps that are done meanwhile, which belong to something else than the function's run."""
-        start, numbers, made = len(self.steps), len(self.numbers), self._made.copy()
+        start, made = len(self.steps), self._made.copy()
         stale = self._stale.copy()
         steps: list[Step] = []
-        self._before_backward = made
+        around, self._before_backward = self._before_backward, made
         try:
             yield steps
         finally:
-            self._before_backward = None
+            self._before_backward = around
         steps += self.steps[start:]
         del self.steps[start:], self.lines[start:]
-        if len(self.numbers) > numbers:
-            self.refuse(f"calls {name}, whose backward draws random numbers")
         first = self._first
         self._value.update({key: k for key, k in known.items() if self._value.get(key) != k and k >= first})
         self._stale = stale

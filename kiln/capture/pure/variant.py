@@ -85,7 +85,7 @@ class Variant:
         self.calls = 0
         self.checked_at = 0
         self.taught = 0
-        self.too_large = False  # for one op: it runs as Python has it
+        self.refused = False  # by the core, which has no op for it: it runs as Python has it
         self.seen: Any = None  # the hash of a run that was found to be as written down
         self.lines = tracer.lines
         self.what = [(s.what(), s.told()) for s in tracer.steps]
