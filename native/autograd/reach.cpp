@@ -12,6 +12,22 @@ uint64_t next_pass_number() {
     return ++numbers;
 }
 
+namespace {
+bool is_overwritten(const SavedTensor& saved) {
+    return saved.tensor && saved.tensor->storage && saved.tensor->storage->version != saved.version;
+}
+// Whether backward may refuse it: something saved was overwritten or freed.
+bool may_refuse(const Node& node) {
+    if (node.released) return true;
+    for (const NodeInput& input : node.inputs)
+        if (is_overwritten(input.saved)) return true;
+    if (std::ranges::any_of(node.saved_outputs, is_overwritten) ||
+        std::ranges::any_of(node.hidden, is_overwritten))
+        return true;
+    return node.rows && node.rows->may_refuse();
+}
+}  // namespace
+
 void Reach::find() {
     leaves.begin(number);
     auto discovered = [&](const Root& root) { return !root.edge.node || discover(root.edge.node.get()); };
@@ -43,6 +59,7 @@ bool Reach::discover(Node* root) {
         if (node->rows || node->call) [[unlikely]]
             launches = true;
         node->from_zero = 0;
+        doubtful = doubtful || may_refuse(*node);
         stack.push_back(node);
         nodes.push_back(node);
         return true;
