@@ -166,6 +166,14 @@ uint64_t differentiable_operands(Fn& fn, std::span<const Operand> operands) {
     return saves_of(fn, operands).differentiable;
 }
 
+uint64_t saved_operands(Fn& fn, std::span<const Operand> operands, uint64_t needed) {
+    uint64_t read = 0;
+    const Saves& saves = saves_of(fn, operands);
+    for (size_t i = 0; i < saves.inputs.size(); ++i)
+        if (needed & bit(i)) read |= saves.inputs[i];
+    return read;
+}
+
 uint64_t take_order(uint64_t count) { return std::exchange(next_order, next_order + count); }
 
 NodeRef record_edges(Fn& fn, std::span<const Operand> operands) {

@@ -55,6 +55,8 @@ bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<c
 
 // Bit i: operand i has a gradient at all.
 uint64_t differentiable_operands(Fn& fn, std::span<const Operand> operands);
+// Of these the ones whose values the gradients of the operands `needed` read.
+uint64_t saved_operands(Fn& fn, std::span<const Operand> operands, uint64_t needed);
 // The place of the next node, or of a call whose node comes later; so many places, the first of them.
 uint64_t take_order(uint64_t count = 1);
 

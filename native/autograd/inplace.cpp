@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "batch/list.h"
 #include "call/compiler.h"
+#include "record/record.h"
 
 namespace kiln {
 
@@ -190,8 +191,10 @@ TensorRef become(Tensor& x, const Tensor& view, const char* name) {
 }
 
 Node* up_to_date_grad_fn(Tensor& tensor) {
-    if (tensor.node && tensor.node.get() == listed_history()) [[unlikely]]
+    if (tensor.node && tensor.node.get() == listed_history()) [[unlikely]] {
         run_list_of(*tensor.storage);
+        if (tensor.node.get() == listed_history()) settle(*tensor.storage);  // it failed: raises
+    }
     if (tensor.base) {
         Node* base = tensor.base->node.get();
         const bool changed = (base ? base->order : 0) != tensor.base_order;

@@ -95,3 +95,32 @@ def test_what_may_be_refused_but_is_not() -> None:
     z.detach().zero_()
     total.backward()
     assert seen == [[6.0, 6.0]] * 2 and x.grad is None and product.grad.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("way", [eager, batched, mapped])
+def test_what_fails_later_is_told_to_who_needs_it(way: Callable[..., Any]) -> None:
+    """Where its value is read or differentiated, in the item that it is of."""
+    w = kiln.ones(3, requires_grad=True)
+
+    def one(x: Any) -> Any:
+        with kiln.inference_mode():
+            y = x * 2
+        try:
+            total = (y * w).sum() if x[0].item() else (x * w).sum()
+            total.backward()
+        except RuntimeError as error:
+            return str(error)[:38]
+        return (x + 1).sum().item()
+
+    items = [kiln.full((3,), float(n)) for n in (1, 0, 2)]
+    refused = "Inference tensors cannot be saved for "
+    assert way(one, items) == [refused, 3.0, refused]
+
+
+def test_derivatives_of_items_are_apart() -> None:
+    """kiln.func.grad in items of a map: what it gives has no history, as in a loop."""
+    w = kiln.ones(3, 3)
+    derivative = kiln.func.grad(lambda q: (q @ w).tanh().sum())
+    items = [kiln.full((3,), n / 4) for n in range(3)]
+    for got, want in zip(mapped(derivative, items), eager(derivative, items)):
+        assert got.equal(want) and not got.requires_grad
