@@ -13,17 +13,16 @@ uint64_t next_pass_number() {
 }
 
 namespace {
-bool is_overwritten(const SavedTensor& saved) {
+inline bool is_overwritten(const SavedTensor& saved) {
     return saved.tensor && saved.tensor->storage && saved.tensor->storage->version != saved.version;
 }
-// Whether backward may refuse it: something saved was overwritten or freed.
+// Whether backward may refuse a node because of what it saved of results, or was passed.
 bool may_refuse(const Node& node) {
     if (node.released) return true;
-    for (const NodeInput& input : node.inputs)
-        if (is_overwritten(input.saved)) return true;
-    if (std::ranges::any_of(node.saved_outputs, is_overwritten) ||
-        std::ranges::any_of(node.hidden, is_overwritten))
-        return true;
+    for (const SavedTensor& saved : node.saved_outputs)
+        if (is_overwritten(saved)) return true;
+    for (const SavedTensor& saved : node.hidden)
+        if (is_overwritten(saved)) return true;
     return node.rows && node.rows->may_refuse();
 }
 }  // namespace
@@ -59,7 +58,6 @@ bool Reach::discover(Node* root) {
         if (node->rows || node->call) [[unlikely]]
             launches = true;
         node->from_zero = 0;
-        doubtful = doubtful || may_refuse(*node);
         stack.push_back(node);
         nodes.push_back(node);
         return true;
@@ -69,7 +67,11 @@ bool Reach::discover(Node* root) {
     while (!stack.empty()) {
         Node* node = stack.back();
         stack.pop_back();
+        if (may_refuse(*node)) [[unlikely]]
+            doubtful = true;
         for (NodeInput& input : node->inputs) {
+            if (is_overwritten(input.saved)) [[unlikely]]
+                doubtful = true;
             Node* next = input.edge.node.get();
             if (!next) {
                 if (input.edge.leaf) leaves.count_edge(input.edge.leaf);
