@@ -59,6 +59,8 @@ uint64_t differentiable_operands(Fn& fn, std::span<const Operand> operands);
 uint64_t saved_operands(Fn& fn, std::span<const Operand> operands, uint64_t needed);
 // The place of the next node, or of a call whose node comes later; so many places, the first of them.
 uint64_t take_order(uint64_t count = 1);
+// Nodes from this place on were made since anything was written in place, and have saved nothing overwritten.
+inline uint64_t order_of_last_write = 0;
 
 // Runs a flat call and leaves a node for backward if one is needed.
 void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, TensorRef* results);

@@ -74,6 +74,7 @@ void wrote(Tensor& target) {
     target.storage->below = 0;  // again: another thread may have looked before the elements were written
     if (target.untracked || target.storage->inference) return;
     ++target.storage->version;
+    order_of_last_write = take_order(0);
     if (last_writes().size() > 4096) last_writes().clear();
     last_writes()[target.storage.get()] = SourceLine::current();
 }

@@ -1,5 +1,8 @@
 #include "autograd/reach.h"
 
+#include <algorithm>
+
+#include "autograd/autograd.h"
 #include "autograd/derivative.h"
 #include "autograd/pass.h"
 #include "base/check.h"
@@ -13,17 +16,15 @@ uint64_t next_pass_number() {
 }
 
 namespace {
-inline bool is_overwritten(const SavedTensor& saved) {
+bool is_overwritten(const SavedTensor& saved) {
     return saved.tensor && saved.tensor->storage && saved.tensor->storage->version != saved.version;
 }
-// Whether backward may refuse a node because of what it saved of results, or was passed.
+// Whether backward may refuse a node: something it saved was overwritten.
 bool may_refuse(const Node& node) {
-    if (node.released) return true;
-    for (const SavedTensor& saved : node.saved_outputs)
-        if (is_overwritten(saved)) return true;
-    for (const SavedTensor& saved : node.hidden)
-        if (is_overwritten(saved)) return true;
-    return node.rows && node.rows->may_refuse();
+    for (const NodeInput& input : node.inputs)
+        if (is_overwritten(input.saved)) return true;
+    return std::ranges::any_of(node.saved_outputs, is_overwritten) ||
+           std::ranges::any_of(node.hidden, is_overwritten);
 }
 }  // namespace
 
@@ -40,6 +41,8 @@ void Reach::find() {
         Away here;
         KILN_CHECK(wait_for_others(), runtime, "backward: the interpreter is ending");
     }
+    if (oldest < order_of_last_write)
+        doubtful = doubtful || std::ranges::any_of(nodes, [](const Node* node) { return may_refuse(*node); });
     mark_needed();
 }
 
@@ -58,6 +61,8 @@ bool Reach::discover(Node* root) {
         if (node->rows || node->call) [[unlikely]]
             launches = true;
         node->from_zero = 0;
+        oldest = std::min(oldest, node->order);
+        doubtful |= node->released || (node->rows && node->rows->may_refuse());
         stack.push_back(node);
         nodes.push_back(node);
         return true;
@@ -67,11 +72,7 @@ bool Reach::discover(Node* root) {
     while (!stack.empty()) {
         Node* node = stack.back();
         stack.pop_back();
-        if (may_refuse(*node)) [[unlikely]]
-            doubtful = true;
         for (NodeInput& input : node->inputs) {
-            if (is_overwritten(input.saved)) [[unlikely]]
-                doubtful = true;
             Node* next = input.edge.node.get();
             if (!next) {
                 if (input.edge.leaf) leaves.count_edge(input.edge.leaf);
