@@ -107,7 +107,7 @@ class _Run:
                             active.pop()
                     if active:
                         _core.wait_for_turn()  # in an item of another `map`: what is pending there runs too
-                        _core.run_pending()
+                        self._run_pending()
                     active = [turn for turn in active if not turn.go_on()]
             finally:
                 while not self.closed:  # Ctrl-C may come at any line of these
@@ -118,6 +118,17 @@ class _Run:
                 if interrupted:
                     raise KeyboardInterrupt
         return turns
+
+    @staticmethod
+    def _run_pending() -> None:
+        """Runs all that is pending. What fails leaves the list: the item that reads its value is told."""
+        while True:
+            try:
+                return _core.run_pending()
+            except MemoryError:
+                raise
+            except Exception:
+                continue
 
     def _close(self, turns: list[_Turn]) -> None:
         """Ends all items."""

@@ -128,8 +128,10 @@ def differentiating() -> Iterator[None]:
     _under_way.depth += 1
     _core.hold_turns(1)  # of kiln.batching.map
     try:
+        _core.run_pending()  # what is batched has one history: that of others' calls is not to be among it
         with enable_grad():
             yield
+        _core.run_pending()
     finally:
         _core.hold_turns(-1)
         _under_way.depth -= 1

@@ -36,6 +36,8 @@ from kiln.nn import functional as F
 SIZE, WORDS = 8, 11
 PATIENCE = 60  # seconds of one round, after which the process says where it stands, and ends
 WARM_UP = 0.3  # of the time, at whose end what is held counts as what is needed
+IMPORTS = 5  # rounds without SIGINT, in which modules are imported: in the middle of an import it can leave
+# CPython's lock of imports locked, at which other threads wait for ever
 SLACK = 16 << 20  # bytes that the process may grow by afterwards: the system's allocator breathes
 
 
@@ -255,7 +257,7 @@ def soak(seconds: float, seed: int, interrupts: bool = True) -> str:
     """
     before = signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    run, rounds = Soak(seed, interrupts), 0
+    run, rounds = Soak(seed, False), 0
     signal.signal(signal.SIGALRM, run.alarm)
     started, first = time.monotonic(), None
     try:
@@ -263,6 +265,7 @@ def soak(seconds: float, seed: int, interrupts: bool = True) -> str:
             while (passed := time.monotonic() - started) < seconds or rounds < 2:
                 run.round()
                 rounds += 1
+                run.interrupts = interrupts and rounds >= IMPORTS
                 printed.seek(0)
                 printed.truncate()
                 if first is None and passed >= WARM_UP * seconds:

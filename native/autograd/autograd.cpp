@@ -171,6 +171,14 @@ BitSet differentiable_operands(Fn& fn, std::span<const Operand> operands) {
     return fn.cls == FnClass::join ? BitSet::below(operands.size()) : saves_of(fn, operands).differentiable;
 }
 
+BitSet saved_operands(Fn& fn, std::span<const Operand> operands, const BitSet& needed) {
+    BitSet read;
+    const Saves& saves = saves_of(fn, operands);
+    for (size_t i = 0; i < saves.inputs.size(); ++i)
+        if (needed.has(i)) read |= saves.inputs[i];
+    return read;
+}
+
 uint64_t take_order(uint64_t count) { return std::exchange(next_order, next_order + count); }
 
 NodeRef record_edges(Fn& fn, std::span<const Operand> operands) {

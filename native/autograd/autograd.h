@@ -55,8 +55,12 @@ bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<c
 
 // The operands that have a gradient at all.
 BitSet differentiable_operands(Fn& fn, std::span<const Operand> operands);
+// Of these the ones whose values the gradients of the operands `needed` read.
+BitSet saved_operands(Fn& fn, std::span<const Operand> operands, const BitSet& needed);
 // The place of the next node, or of a call whose node comes later; so many places, the first of them.
 uint64_t take_order(uint64_t count = 1);
+// Nodes from this place on were made since anything was written in place, and have saved nothing overwritten.
+inline uint64_t order_of_last_write = 0;
 
 // Runs a flat call and leaves a node for backward if one is needed.
 void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, TensorRef* results);

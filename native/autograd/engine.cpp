@@ -340,13 +340,18 @@ void Pass::capture(Node& node) {
             kept.emplace_back(meta, node.grads[index]);
     for (auto& [meta, gradient] : kept) {
         if (!gradient) continue;
-        if (!meta->grad || reach.options.create_graph) {
-            accumulate(*meta, gradient, reach.options.create_graph);
-            continue;
-        }
-        const Operand operands[2] = {{meta->grad.get(), {}}, {gradient.get(), {}}};
-        meta->grad = call_one(*core_fns().add, operands);  // without the history that the first may have
+        if (reach.doubtful)
+            late_.emplace_back(meta, gradient);
+        else
+            keep_gradient(*meta, gradient);
     }
+}
+
+void Pass::keep_gradient(AutogradMeta& meta, const TensorRef& gradient) {
+    if (!meta.grad || reach.options.create_graph)
+        return accumulate(meta, gradient, reach.options.create_graph);
+    const Operand operands[2] = {{meta.grad.get(), {}}, {gradient.get(), {}}};
+    meta.grad = call_one(*core_fns().add, operands);  // without the history that the first may have
 }
 
 void Pass::finish_leaf(LeafSum& leaf) {
@@ -373,9 +378,11 @@ void Pass::finish_leaf(LeafSum& leaf) {
 
 std::vector<TensorRef> Pass::finish() {
     for (size_t i = 0; i < leaves().size(); ++i)  // a hook's backward has counted anew at some of them
-        if (LeafSum& leaf = leaves()[i]; (leaf.gradient || leaf.products || leaf.kept) && !leaf.finished &&
-                                         reach.wants({nullptr, leaf.meta, 0}))
+        if (LeafSum& leaf = leaves()[i];
+            (leaf.gradient || leaf.products || leaf.kept || reach.doubtful) && !leaf.finished &&
+            reach.wants({nullptr, leaf.meta, 0}))
             finish_leaf(leaf);
+    for (const auto& [meta, gradient] : late_) keep_gradient(*meta, gradient);
     if (reach.options.accumulate) return {};
     captured_.resize(reach.inputs.size());
     for (size_t i = 0; i < reach.inputs.size(); ++i)

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "batch/list.h"
 #include "call/compiler.h"
+#include "record/record.h"
 
 namespace kiln {
 
@@ -73,6 +74,7 @@ void wrote(Tensor& target) {
     target.storage->below = 0;  // again: another thread may have looked before the elements were written
     if (target.untracked || target.storage->inference) return;
     ++target.storage->version;
+    order_of_last_write = take_order(0);
     if (last_writes().size() > 4096) last_writes().clear();
     last_writes()[target.storage.get()] = SourceLine::current();
 }
@@ -190,8 +192,10 @@ TensorRef become(Tensor& x, const Tensor& view, const char* name) {
 }
 
 Node* up_to_date_grad_fn(Tensor& tensor) {
-    if (tensor.node && tensor.node.get() == listed_history()) [[unlikely]]
+    if (tensor.node && tensor.node.get() == listed_history()) [[unlikely]] {
         run_list_of(*tensor.storage);
+        if (tensor.node.get() == listed_history()) settle(*tensor.storage);  // it failed: raises
+    }
     if (tensor.base) {
         Node* base = tensor.base->node.get();
         const bool changed = (base ? base->order : 0) != tensor.base_order;

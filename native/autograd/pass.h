@@ -122,7 +122,8 @@ private:
             if (--node.waiting) return;
             ready_.push_back(&node);
             std::push_heap(ready_.begin(), ready_.end(), is_earlier);
-        } else if (edge.leaf && leaves().passed_last_edge(*edge.leaf) && reach.wants(edge)) {
+        } else if (edge.leaf && leaves().passed_last_edge(*edge.leaf) && !reach.doubtful &&
+                   reach.wants(edge)) {
             finish_leaf(leaves().of(edge.leaf));
         }
     }
@@ -227,6 +228,7 @@ private:
     void capture(Node& node);
 
     void finish_leaf(LeafSum& leaf);
+    void keep_gradient(AutogradMeta& meta, const TensorRef& gradient);
 
     std::vector<TensorRef> finish();
 
@@ -236,6 +238,7 @@ private:
     ProductSum::Last last_factors_[2];                            // left, right
     std::map<std::pair<const Node*, uint32_t>, KeptParts> kept_;  // and parts
     std::vector<TensorRef> captured_;                             // gradients of the inputs asked for
+    std::vector<std::pair<MetaRef, TensorRef>> late_;  // what tensors that are no leaves keep at the end
 };
 
 }  // namespace kiln

@@ -1,5 +1,8 @@
 #include "autograd/reach.h"
 
+#include <algorithm>
+
+#include "autograd/autograd.h"
 #include "autograd/derivative.h"
 #include "autograd/pass.h"
 #include "base/check.h"
@@ -11,6 +14,19 @@ uint64_t next_pass_number() {
     static uint64_t numbers = 0;
     return ++numbers;
 }
+
+namespace {
+bool is_overwritten(const SavedTensor& saved) {
+    return saved.tensor && saved.tensor->storage && saved.tensor->storage->version != saved.version;
+}
+// Whether backward may refuse a node: something it saved was overwritten.
+bool may_refuse(const Node& node) {
+    for (const NodeInput& input : node.inputs)
+        if (is_overwritten(input.saved)) return true;
+    return std::ranges::any_of(node.saved_outputs, is_overwritten) ||
+           std::ranges::any_of(node.hidden, is_overwritten);
+}
+}  // namespace
 
 void Reach::find() {
     leaves.begin(number);
@@ -25,6 +41,8 @@ void Reach::find() {
         Away here;
         KILN_CHECK(wait_for_others(), runtime, "backward: the interpreter is ending");
     }
+    if (oldest < order_of_last_write)
+        doubtful = doubtful || std::ranges::any_of(nodes, [](const Node* node) { return may_refuse(*node); });
     mark_needed();
 }
 
@@ -43,6 +61,8 @@ bool Reach::discover(Node* root) {
         if (node->rows || node->call) [[unlikely]]
             launches = true;
         node->from_zero = {};
+        oldest = std::min(oldest, node->order);
+        doubtful |= node->released || (node->rows && node->rows->may_refuse());
         stack.push_back(node);
         nodes.push_back(node);
         return true;

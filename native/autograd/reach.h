@@ -39,6 +39,8 @@ struct Reach {
     LeafSums leaves = {};
     bool launches = false;  // there are some among the nodes, or what a list ran: parts of sums come in the
                             // order of that
+    uint64_t oldest = ~uint64_t(0);  // of the nodes
+    bool doubtful = false;  // something saved was overwritten or freed: .grad changes when all is passed
     // Of nodes and leaves, row by row, the outputs it depends on; found when it is asked for.
     std::unordered_map<const void*, std::vector<BitSet>> depended = {};
     enum : uint8_t { unknown, yes, no };

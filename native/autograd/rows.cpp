@@ -106,6 +106,18 @@ void add_row(std::byte* to, const TensorRef& target, const Entry& entry, bool be
 
 }  // namespace
 
+bool Rows::may_refuse() const {
+    const auto is_overwritten = [&](const SavedRows& own, uint32_t row) {
+        const SavedMemory* memory = own.at(row);
+        return memory && memory->storage && memory->storage->version != memory->version;
+    };
+    if (std::ranges::find(released, true) != released.end()) return true;
+    for (const SavedRows& own : saved)
+        for (uint32_t r = 0; r < own.rows.size(); ++r)
+            if (is_overwritten(own, r)) return true;
+    return false;
+}
+
 void DropRows::operator()(Rows* rows) const { FreeList<Rows>::drop(rows); }
 
 TensorRef row_of(const Tensor& whole, int64_t row) {

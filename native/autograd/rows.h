@@ -88,6 +88,8 @@ struct Rows {
     std::vector<Node*> handed;     // of a launch: what hands out each output, as long as that lives
     NodeRef source;                // of what hands out: the launch, and which of its outputs
     uint32_t output = 0;
+    // Whether backward may refuse some: they were passed, or the program wrote over what was saved for them.
+    bool may_refuse() const;
     ~Rows() {
         if (source && source->rows) source->rows->handed[output] = nullptr;
     }

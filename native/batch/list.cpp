@@ -32,7 +32,8 @@ std::vector<std::shared_ptr<CallList>>& lists() {
     return *list;
 }
 
-void gone_marker(void*) {}  // the deleter of memory that will never be
+// The deleter of memory that will never be, and why, if that is known.
+void gone_marker(void* why) { delete static_cast<std::string*>(why); }
 
 }  // namespace
 
@@ -123,17 +124,22 @@ bool put_on_list(Fn& fn, std::span<const Operand> operands, std::span<const Tens
 }
 
 CallList::~CallList() {
-    for (ListedValue& value : values_) give_up(value);
+    for (ListedValue& value : values_) give_up(value, "");
     clear();
 }
 
 // Its value never will be.
-void CallList::give_up(ListedValue& value) {
+void CallList::give_up(ListedValue& value, const std::string& why) {
     if (!value.tensor) return;
     Storage& storage = *value.tensor->storage;
     if (!is_listed(storage)) return;
     storage.deleter = gone_marker;
-    storage.context = nullptr;
+    storage.context = why.empty() ? nullptr : new std::string(why);
+}
+
+const char* why_gone(const Storage& storage) {
+    const bool known = storage.deleter == gone_marker && storage.context;
+    return known ? static_cast<std::string*>(storage.context)->c_str() : nullptr;
 }
 
 // Another thread may be running this list; whether it was so.
@@ -189,6 +195,9 @@ bool CallList::append(Fn& fn, std::span<const Operand> operands, Results& result
     if (refuses_values(fn)) check_values(fn, operands);
     if (calls_.size() >= most_calls) run();
     Pattern& pattern = pattern_of(fn, operands);
+    for (size_t i = 0; i < operands.size() && i < pattern.saved.end(); ++i)
+        if (pattern.saved.has(i) && operands[i].tensor && operands[i].tensor->storage->inference)
+            save(*operands[i].tensor);  // raises
     if (pattern.views) {
         const ListPaused paused;
         const GradMode off(false);
@@ -294,6 +303,7 @@ std::vector<CallGives> given_by(Fn& fn, std::span<const Operand> operands) {
     pattern->shared = std::move(shared);
     pattern->turned = std::move(turned);
     if (needed) pattern->needed = needed &= differentiable_operands(fn, operands);
+    if (pattern->needed) pattern->saved = saved_operands(fn, operands, pattern->needed);
     pattern->grad = grad_enabled();
     pattern->inference = inference_mode();
     pattern->tracked = bool(pattern->needed);

@@ -43,6 +43,7 @@ struct Pattern {
     BitSet shared;                         // operands that are a parameter, the same in all calls
     BitSet turned;                         // of these, those that are a parameter transposed for the call
     BitSet needed;                         // operands that take part in backward
+    BitSet saved;                          // operands that are kept for backward
     bool grad = false, inference = false;  // the modes of its calls
     bool tracked = false;                  // its calls leave a node for backward
     bool views = false;                    // it gives views of its first operand
@@ -129,7 +130,7 @@ private:
     bool wait_until_idle();
     void add(Pattern& pattern, std::span<const Operand> operands, std::span<const TensorRef> results);
     void clear();
-    static void give_up(ListedValue& value);
+    static void give_up(ListedValue& value, const std::string& why);
 
     std::vector<ListedCall> calls_;
     std::vector<ListedOperand> operands_;
@@ -189,6 +190,7 @@ void run_lists_that_read(const Storage& storage);
 // Whether a storage's values are on a list, and runs that.
 inline bool is_listed(const Storage& storage);
 void run_list_of(Storage& storage);
+const char* why_gone(const Storage& storage);  // the error of what was to compute it; null: not known
 void listed_marker(void*);  // the deleter of such a storage
 inline bool is_listed(const Storage& storage) { return storage.deleter == listed_marker; }
 

@@ -91,7 +91,7 @@ Pattern* ListRun::next() {
 }
 
 // A call that raised an error, and all that wait for it, leave the list: who reads their values is told.
-void ListRun::mark_failed(uint32_t number) {
+void ListRun::mark_failed(uint32_t number, const std::string& why) {
     std::vector<uint32_t> stack{number};
     while (!stack.empty()) {
         const uint32_t c = stack.back();
@@ -99,7 +99,7 @@ void ListRun::mark_failed(uint32_t number) {
         ListedCall& call = list_.calls_[c];
         if (call.done || call.failed) continue;
         call.failed = true;
-        for (uint32_t k = 0; k < call.values; ++k) list_.give_up(list_.values_[call.first_value + k]);
+        for (uint32_t k = 0; k < call.values; ++k) list_.give_up(list_.values_[call.first_value + k], why);
         for (uint32_t f = first_[c]; f < first_[c + 1]; ++f) stack.push_back(followers_[f]);
     }
 }
@@ -167,7 +167,7 @@ void ListRun::launch(Pattern& pattern, std::span<const uint32_t> calls) {
         if (error.kind == ErrorKind::python && is_interrupt()) throw;
         for (uint32_t call : calls)
             if (list_.calls_[call].values && list_.values_[list_.calls_[call].first_value].batch < 0)
-                mark_failed(call);
+                mark_failed(call, error.message);
         if (error.kind == ErrorKind::python) throw;
         raise(error.kind,
               concat(error.message, " (in the call of ", pattern.fn->name, " at ",

@@ -22,7 +22,7 @@ private:
     void launch_apart(Pattern& pattern, std::span<const uint32_t> calls);
     bool launch_rows_or_not(Pattern& pattern, std::span<const uint32_t> calls);
     bool launch_rows(Pattern& pattern, std::span<const uint32_t> calls);
-    void mark_failed(uint32_t call);
+    void mark_failed(uint32_t call, const std::string& why);
     void run_alone(uint32_t call);
     const RowsFn& way_for(Pattern& pattern, std::span<const Operand> operands, const BitSet& rows);
     TensorRef gathered(std::span<const uint32_t> calls, uint32_t operand, bool needed);

@@ -189,6 +189,8 @@ void settle(Storage& storage, bool for_write) {
         run_lists_that_read(storage);  // as it is
     if (storage.busy) [[unlikely]]
         wait_while_busy(storage, for_write);
+    if (const char* why = storage.data ? nullptr : why_gone(storage))
+        raise(ErrorKind::runtime, concat(why, "; so the value was never computed"));
     KILN_CHECK(storage.data || storage.nbytes == shape_only, runtime,
                "the value was never computed: what was to run before it failed or was interrupted");
 }
