@@ -183,8 +183,10 @@ def _home(root: Module, state: State, saved: bool) -> tuple[dict[str, Any], str]
     for part in path:
         found = module._modules.get(part)
         if found is None:
+            _check_free(module, part, name)
             found = module._modules[part] = _Part()
         module = found
+    _check_free(module, key, name)
     if kind == "parameter":
         own = (
             tensor if isinstance(tensor, Parameter) else Parameter(tensor, requires_grad=tensor.requires_grad)
@@ -194,6 +196,14 @@ def _home(root: Module, state: State, saved: bool) -> tuple[dict[str, Any], str]
     module._buffers[key] = tensor
     module._keep(key, saved)
     return module._buffers, key
+
+
+def _check_free(module: Module, key: str, name: str) -> None:
+    """ValueError where a module has something of a name already, its own tables among that."""
+    if key in vars(module) or any(key in x for x in (module._parameters, module._buffers, module._modules)):
+        raise ValueError(
+            f"export: a program holds no tensor called {name!r:.80}: it has something else as {key!r:.40}"
+        )
 
 
 @_core.Function

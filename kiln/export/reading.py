@@ -19,13 +19,16 @@ from kiln.tracing.expand import expand
 from kiln.tracing.restore import Restored
 from kiln.tracing.sizes import Guard, Sizes
 
+# Graphs that call graphs may be much larger than their text: how many nodes they may come to, for each line.
+_LEAST, _FOLDS = 1 << 16, 16
+
 
 def read(text: str, signature: str, tensors: dict[str, Any]) -> tuple[Captured, list[bool]]:
     """A program as `capture` gives it, and which of its state takes gradients. TextError, with the line, for
     what is none.
     """
     try:
-        graph = verify(parse(text, find))
+        graph = verify(parse(text, find, _LEAST + _FOLDS * text.count("\n")))
     except VerifyError as error:
         raise TextError(str(error)) from None
     found, trains = from_signature(graph, signature, tensors)  # type: ignore[arg-type]  # it says as much
