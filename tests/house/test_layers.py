@@ -137,6 +137,8 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.export.reading": "for who changes a program",
         "kiln.graph.verify": "for who asks whether a program is right",
     },
+    "kiln/export/__init__.py": {"*": "as kiln's own parts"},
+    "kiln/export/shapes.py": {"kiln.tracing.capture": "for who makes a program"},
     "kiln/export/files.py": {
         "kiln.codegen.store.identity": "for who writes a program",
         "kiln.passes.rewrite": "for who writes a program",
