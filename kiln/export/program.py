@@ -16,7 +16,7 @@ from kiln.tracing.captured import Captured, Kept, State
 from kiln.tracing.program import Program
 from kiln.tracing.trees import build, flatten
 
-_capture = later("kiln.tracing.capture", "capture")
+_settled = later("kiln.export.shapes", "settled")
 _save = later("kiln.export.files", "save")
 
 
@@ -278,7 +278,7 @@ def _exported(
     shapes = dynamic_shapes
     if hasattr(shapes, "dynamic_shapes"):  # a ShapesCollection, or AdditionalInputs
         shapes = shapes.dynamic_shapes(mod, args, kwargs)
-    made = ExportedProgram(_capture(mod, args, kwargs, shapes, on_data=on_data), mod, (args, kwargs))
+    made = ExportedProgram(_settled(mod, args, kwargs, shapes, on_data), mod, (args, kwargs))
     made.train(getattr(mod, "training", False))
     if hasattr(dynamic_shapes, "verify"):
         dynamic_shapes.verify(made)

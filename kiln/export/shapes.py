@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kiln import _core
-from kiln.late import later
+from kiln.tracing.capture import capture, parameter_names, specs_for
+from kiln.tracing.captured import Captured, flat
 from kiln.tracing.dims import Dim
+from kiln.tracing.recorder import TracingError
 from kiln.tracing.trees import alike, constants, flatten
-
-_parameter_names = later("kiln.tracing.capture", "parameter_names")
 
 
 class ShapesCollection:
@@ -128,6 +128,57 @@ class AdditionalInputs:
             ep(*args, **kwargs)
 
 
+def settled(
+    m: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Any, on_data: str
+) -> Captured:
+    """A model as a graph. Where it does not do for each `Dim.AUTO` and `Dim.DYNAMIC` a size of its own, those
+    of one size in the example are one size; where that does not do either, AUTO is as in the example.
+    """
+    try:
+        return capture(m, args, kwargs, given, on_data=on_data)
+    except TracingError as error:
+        refusal = error
+    leaves: list[Any] = []
+    tree = flat(args, kwargs, leaves, None, parameter_names(m, len(args)))
+    specs = specs_for(tree, parameter_names(m, len(args)), given) if given else []
+    hints = {
+        (int(x.shape[d]), n is Dim.AUTO) for x, s in zip(leaves, specs) for d, n in s.items() if _hint(n)
+    }
+    if not hints:
+        raise refusal
+
+    def attempt(varying: set[int]) -> Captured | None:
+        spec_of: dict[int, dict[int, Any]] = {}
+        for x, spec in zip(leaves, specs):
+            own = spec_of.setdefault(id(x), {})
+            for d, n in spec.items():
+                size = int(x.shape[d])
+                own[d] = n if not _hint(n) else Dim(f"size_{size}") if size in varying else None
+        shapes = {name: _specs(x, lambda t: spec_of[id(t)]) for name, x in _named(m, args, kwargs).items()}
+        try:
+            return capture(m, args, kwargs, shapes, on_data=on_data)
+        except TracingError:
+            return None
+
+    found = attempt({size for size, _ in hints})
+    if found is not None:
+        return found
+    varying = {size for size, is_auto in hints if not is_auto}
+    found = attempt(varying)
+    if found is None:
+        raise refusal
+    for size in sorted({size for size, _ in hints} - varying):
+        more = attempt({*varying, size})
+        if more is not None:
+            found = more
+            varying.add(size)
+    return found
+
+
+def _hint(given: Any) -> bool:
+    return given is Dim.AUTO or given is Dim.DYNAMIC
+
+
 def register_dataclass(cls: type, *, serialized_type_name: str | None = None) -> None:
     """Checks that objects of a class can be arguments and results of a program: every dataclass can, without
     being registered. A program that was loaded, where the class may not be, gives dicts. ValueError for what
@@ -139,7 +190,7 @@ def register_dataclass(cls: type, *, serialized_type_name: str | None = None) ->
 
 def _named(m: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """Arguments by the names that `dynamic_shapes` knows them by."""
-    return {**dict(zip(_parameter_names(m, len(args)), args)), **(kwargs or {})}
+    return {**dict(zip(parameter_names(m, len(args)), args)), **(kwargs or {})}
 
 
 def _specs(value: Any, of: Callable[[Any], Any]) -> Any:

@@ -197,3 +197,24 @@ def test_what_is_no_number_stays_so() -> None:
     program = again(export(model, (kiln.ones(2, 3),)))
     same = kiln.equal(program.weight.view(kiln.int32), model.weight.view(kiln.int32))
     assert same and bool(program(kiln.ones(2, 3)).isnan()[:, 0].all())
+
+
+def test_layers_that_a_program_calls_stay_within_their_operands(product: bytes) -> None:
+    head = "graph 2\n%0 = input float32[2]\n%1 = input float32[2]\n%2 = constant(; 0): int64[]\n"
+    rows = [("5, 2, 3", 3), ("1, 1, 3, 32", 4), ("2, 3", 5), ("3", 6)]
+    head += "".join(f'%{k} = full(%2; ({s}), "float32"): float32[{s}]\n' for s, k in rows)
+    call = '%7 = recurrent_hidden(%3, %4, %5, %6; "RNN_TANH", false, true): float32[5, 2, 3]\n'
+    tail = "%8 = reshape(%7; (30)): float32[30]\n%9 = slice(%8; 0, (0, 2, 1)): float32[2]\nreturn %9\n"
+    load(with_texts(product, graph=head + call + tail))
+    for old, new, told in (
+        ("(1, 1, 3, 32)", "(1, 1, 2, 32)", "operands of other sizes"),
+        ("(1, 1, 3, 32)", "(0, 1, 3, 32)", "operands of other sizes"),
+        ('"RNN_TANH"', '"NONE"', "refuses its arguments"),
+        ("false, true)", "2, true)", "no recurrence"),
+        (", %6;", ", %6, %6;", "operands of RNN_TANH"),
+        (", %5, %6;", ";", "refuses its arguments|does not take"),
+        ("%6;", "%5;", "is no operand of it"),
+    ):
+        changed = (head + call).replace(old, new).replace(f"[{old[1:-1]}]", f"[{new[1:-1]}]")
+        with pytest.raises(ValueError, match=told):
+            load(with_texts(product, graph=changed + tail))

@@ -251,3 +251,21 @@ def test_what_pytorchs_programs_ask_for() -> None:
     x = kiln.rand(2, 4)
     assert kiln.equal(plain(x), again(plain)(x)) and tensors(plain(x))[0].shape == (2, 3)
     assert json.dumps(list(plain.state_dict)) == '["0.weight", "0.bias"]'
+
+
+STEPS = {
+    "cond": lambda x, w: kiln.cond(x.sum() > 1.0, lambda x: x.sin() * x * w[0], lambda x: x.exp(), (x,)),
+    "while_loop": lambda x, w: kiln.while_loop(
+        lambda n, x: n < 2, lambda n, x: (n + 1, kiln.tanh(x * w[0]) + x * x * 0.1), (kiln.tensor(0), x)
+    )[1],
+    "scan": lambda x, w: kiln.graph.scan(lambda c, v: (kiln.tanh(c * v), c * c), x, w),
+    "map": lambda x, w: kiln.graph.map(lambda v: (v * x).sin(), w),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_gradients_of_control_flow_to_second_order_after_a_file(name: str) -> None:
+    kiln.manual_seed(2)
+    given = tuple(kiln.rand(*shape, dtype=kiln.float64, requires_grad=True) for shape in ((2,), (2, 2)))
+    program = again(export(STEPS[name], given))
+    assert kiln.autograd.gradcheck(program, given) and kiln.autograd.gradgradcheck(program, given)

@@ -79,3 +79,26 @@ def test_dataclasses_are_arguments_and_results() -> None:
     assert again(program)({"x": kiln.ones(2), "scale": 2.0})["x"].tolist() == [2.0, 2.0]
     with pytest.raises(ValueError, match="expected a dataclass"):
         register_dataclass(int)
+
+
+def test_sizes_that_are_left_open_are_equal_where_the_model_needs_it() -> None:
+    x, y = kiln.ones(3, 4), kiln.ones(3, 4)
+    for hint in (Dim.AUTO, Dim.DYNAMIC):
+        program = export(lambda x, y: x + y, (x, y), dynamic_shapes=({0: hint}, {0: hint}))
+        assert program(kiln.ones(7, 4), kiln.ones(7, 4)).shape == (7, 4)
+        with pytest.raises(RuntimeError, match="y: dim 0 must be"):
+            program(kiln.ones(7, 4), kiln.ones(5, 4))
+    alone = export(lambda x, y: (x * 2, y), (x, y), dynamic_shapes=({0: Dim.AUTO}, {0: Dim.AUTO}))
+    assert [t.shape[0] for t in alone(kiln.ones(7, 4), kiln.ones(5, 4))] == [7, 5]
+
+
+def test_what_the_model_fixes_is_as_in_the_example_where_that_is_left_to_it() -> None:
+    def g(x: Any) -> Any:
+        return x.reshape(x.shape[0], 2, 2)
+
+    program = export(g, (kiln.ones(3, 4),), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
+    assert program(kiln.ones(6, 4)).shape == (6, 2, 2)
+    with pytest.raises(RuntimeError, match="x: dim 1 must be 4, got 5"):
+        program(kiln.ones(6, 5))
+    with pytest.raises(RuntimeError):
+        export(g, (kiln.ones(3, 4),), dynamic_shapes=({0: Dim.AUTO, 1: Dim.DYNAMIC},))

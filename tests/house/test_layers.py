@@ -129,7 +129,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.fx.backends": "few programs have a backend of their own",
     },
     "kiln/export/program.py": {
-        "kiln.tracing.capture": "for who makes a program, not for who loads one",
+        "kiln.export.shapes": "for who makes a program, not for who loads one",
         "kiln.export.files": "for who saves one",
         "kiln.export.verification": "with NumPy, for who verifies",
         "kiln.export.shown": "for who looks at a program",
@@ -138,7 +138,6 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.graph.verify": "for who asks whether a program is right",
     },
     "kiln/export/__init__.py": {"*": "as kiln's own parts"},
-    "kiln/export/shapes.py": {"kiln.tracing.capture": "for who makes a program"},
     "kiln/export/files.py": {
         "kiln.codegen.store.identity": "for who writes a program",
         "kiln.passes.rewrite": "for who writes a program",
