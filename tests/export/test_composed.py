@@ -59,11 +59,12 @@ def test_control_flow_comes_back_with_its_bits_and_gradients(tmp_path: Path) -> 
     again_path = tmp_path / "again.kiln"
     save(program, again_path)
     assert all(map(kiln.equal, load(again_path)(x), got))
-    command = [sys.executable, "-m", "kiln", "show", str(path), "--graph"]
+    command = [sys.executable, "-m", "kiln", "show", str(path), "--graph", "--picture", str(path) + ".svg"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert shown.returncode == 0 and "while_loop" in shown.stdout and "called @0" in shown.stdout, (
         shown.stderr
     )
+    assert "while_loop" in Path(f"{path}.svg").read_text()
 
 
 def test_control_flow_of_a_size_that_varies() -> None:

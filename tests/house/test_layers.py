@@ -162,7 +162,6 @@ LATE_IN: dict[str, dict[str, str]] = {
     },
     "kiln/tracing/sizes.py": {"kiln.tracing.graphs": "a program that was loaded checks sizes alone"},
     "kiln/export/command.py": {
-        "kiln.viz": "for who draws",
         "kiln.random": "for who gives a seed",
     },
     "kiln/cpu/__init__.py": {"kiln.cpu.amp": "as kiln's own parts"},
@@ -179,6 +178,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/__main__.py": {
         "kiln.as_torch.reading": "a program is read, not run",
         "kiln.export.command": "few command lines are about program files",
+        "kiln.symbolic.pictures": "and fewer ask for a picture",
     },
     "kiln/profiler.py": {"kiln.capture.flops": "few profiles count operations"},
     "kiln/tracing/recorder.py": {
