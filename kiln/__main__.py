@@ -8,6 +8,7 @@ import sys
 
 import kiln
 from kiln.as_torch import __version__, missing, run
+from kiln.late import later
 
 USAGE = """usage: python -m kiln [--missing] (program.py | -m module | -c text | -) [argument ...]
        python -m kiln (show | run) program.kiln [option ...]
@@ -40,7 +41,10 @@ def main() -> None:
     if args[0] in ("show", "run") and not os.path.exists(args[0]):
         from kiln.export import command
 
-        (command.show if args[0] == "show" else command.run)(args[1:])
+        if args[0] == "run":
+            command.run(args[1:])
+        else:
+            command.show(args[1:], later("kiln.symbolic.pictures", "drawn"))
         return
     if args[0] in ("-m", "-c") and len(args) < 2:
         print(f"Argument expected for the {args[0]} option\n{USAGE}", end="", file=sys.stderr)

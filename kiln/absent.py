@@ -49,9 +49,9 @@ _HINTS = (
     ),
     (
         "kiln writes no programs that run elsewhere; kiln.compile makes functions and modules faster",
-        r"(jit|onnx|export)\..+ package sym_.+ import_ir_.+",
+        r"(jit|onnx)\..+ package sym_.+ import_ir_.+",
     ),
-    ("PyTorch has it, kiln has not", r"fx\..+"),
+    ("PyTorch has it, kiln has not", r"(fx|export)\..+"),
     (
         "kiln runs in one process",
         r"(distributed|numa)\..+ numa is_distributed fork wait",

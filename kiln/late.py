@@ -36,12 +36,15 @@ def names_of(package: str, module: str) -> None:
     those that are not there get the hint of `kiln.absent`.
     """
     home = sys.modules[package]
+    filled: list[bool] = []
 
     def fill() -> dict[str, Any]:
         made = import_module(module)
         names = {name: value for name, value in vars(made).items() if name[:2] != "__"}
-        if not getattr(made.__spec__, "_initializing", False):
-            vars(home).update(names)
+        if not filled and not getattr(made.__spec__, "_initializing", False):
+            for name, value in names.items():
+                vars(home).setdefault(name, value)  # a program may have put its own there
+            filled.append(True)
         return names
 
     def found(name: str) -> Any:

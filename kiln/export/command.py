@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +17,8 @@ from kiln.graph.text import text
 from kiln.ops.creation.data import from_numpy
 
 
-def show(args: list[str]) -> None:
-    """Prints what a program file holds."""
+def show(args: list[str], drawn: Callable[..., Any]) -> None:
+    """Prints what a program file holds; `drawn` makes a picture of it (kiln/symbolic/pictures.py)."""
     parser = argparse.ArgumentParser("python -m kiln show", description="What a program's file holds.")
     parser.add_argument("program")
     parser.add_argument("--graph", action="store_true", help="the graph's text too")
@@ -27,9 +29,7 @@ def show(args: list[str]) -> None:
     if given.graph:
         print("\n" + text(program.graph), end="")
     if given.picture:
-        from kiln import viz
-
-        viz.graph(program.graph, given.picture)
+        drawn(program._captured, program.graph, None, program._captured.name, program).save(given.picture)
 
 
 def run(args: list[str]) -> None:

@@ -139,6 +139,9 @@ def load(
             raise ValueError(f"export.load: {where} keeps no text called {name!r}")
         assert extra_files is not None
         extra_files[name] = texts[f"extra.{name}"]
-    made = ExportedProgram(captured)
+    try:
+        made = ExportedProgram(captured)
+    except ValueError as error:
+        raise ValueError(f"export.load: {where}: {error}") from None
     made.train(False)
     return made

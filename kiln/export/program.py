@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kiln import _core
-from kiln.errors import describe, message
+from kiln.errors import describe, message, warn
 from kiln.graph.graph import Graph
 from kiln.late import later
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
-from kiln.tracing.captured import Captured, State
+from kiln.tracing.captured import Captured, Kept, State
 from kiln.tracing.program import Program
 from kiln.tracing.trees import build, flatten
 
-_capture = later("kiln.tracing.capture", "capture")
+_settled = later("kiln.export.shapes", "settled")
 _save = later("kiln.export.files", "save")
 
 
@@ -183,8 +183,10 @@ def _home(root: Module, state: State, saved: bool) -> tuple[dict[str, Any], str]
     for part in path:
         found = module._modules.get(part)
         if found is None:
+            _check_free(module, part, name)
             found = module._modules[part] = _Part()
         module = found
+    _check_free(module, key, name)
     if kind == "parameter":
         own = (
             tensor if isinstance(tensor, Parameter) else Parameter(tensor, requires_grad=tensor.requires_grad)
@@ -194,6 +196,14 @@ def _home(root: Module, state: State, saved: bool) -> tuple[dict[str, Any], str]
     module._buffers[key] = tensor
     module._keep(key, saved)
     return module._buffers, key
+
+
+def _check_free(module: Module, key: str, name: str) -> None:
+    """ValueError where a module has something of a name already, its own tables among that."""
+    if key in vars(module) or any(key in x for x in (module._parameters, module._buffers, module._modules)):
+        raise ValueError(
+            f"export: a program holds no tensor called {name!r:.80}: it has something else as {key!r:.40}"
+        )
 
 
 @_core.Function
@@ -209,8 +219,9 @@ def export(
 ) -> ExportedProgram:
     """What a module or function computes of arguments like these, as a program.
 
-    `dynamic_shapes` says which sizes may vary, by input (`{"x": {0: Dim("batch")}}`) or one entry for each
-    argument; the others are those of `args`. The model is traced in the mode it is in, `train()` or `eval()`.
+    `dynamic_shapes` says which sizes may vary, by input (`{"x": {0: Dim("batch")}}`), one entry for each
+    argument, a `ShapesCollection` or `AdditionalInputs`; the others are those of `args`. The model is traced
+    in the mode it is in, `train()` or `eval()`.
     What depends on the value of a tensor is refused with its line, by a RuntimeError. The model's parameters
     and buffers are the program's too, not copies.
 
@@ -219,12 +230,56 @@ def export(
     >>> program(kiln.ones(4, 3)).shape
     kiln.Size([4, 2])
     """
+    return _exported(mod, args, kwargs, dynamic_shapes, "refuse")
+
+
+@_core.Function
+def draft_export(
+    mod: Module | Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    preserve_module_call_signature: tuple[str, ...] = (),
+    strict: bool = False,
+    prefer_deferred_runtime_asserts_over_guards: bool = False,
+) -> ExportedProgram:
+    """As `export`, of a model that goes by the values of tensors too: it goes by those of the example, and a
+    call with others raises. A UserWarning lists the lines that read them.
+
+    >>> import kiln
+    >>> program = kiln.export.draft_export(lambda x: x * 2 if x.sum() > 0 else -x, (kiln.ones(2),))
+    >>> program(kiln.tensor([3.0, 1.0]))
+    tensor([6., 2.])
+    >>> program(kiln.tensor([-3.0, 1.0]))
+    Traceback (most recent call last):
+        ...
+    RuntimeError: ... read True when the program was made, which goes by that value; here it is False
+    """
+    made = _exported(mod, args, kwargs, dynamic_shapes, "check")
+    lines = dict.fromkeys(check.line for check in made._captured.checks if isinstance(check, Kept))
+    if lines:
+        warn(
+            f"draft_export: {made._captured.name} goes by values of the example, which every call checks: "
+            f"{'; '.join(lines)}",
+            UserWarning,
+        )
+    return made
+
+
+def _exported(
+    mod: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, on_data: str
+) -> ExportedProgram:
     if not isinstance(args, tuple):
         raise TypeError(message("export", "a tuple of example arguments", describe(args), "(x,) holds one"))
     if not callable(mod):
         raise TypeError(message("export", "a module or a function", describe(mod)))
     kwargs = dict(kwargs or {})
-    captured = _capture(mod, args, kwargs, dynamic_shapes)
-    made = ExportedProgram(captured, mod, (args, kwargs))
+    shapes = dynamic_shapes
+    if hasattr(shapes, "dynamic_shapes"):  # a ShapesCollection, or AdditionalInputs
+        shapes = shapes.dynamic_shapes(mod, args, kwargs)
+    made = ExportedProgram(_settled(mod, args, kwargs, shapes, on_data), mod, (args, kwargs))
     made.train(getattr(mod, "training", False))
+    if hasattr(dynamic_shapes, "verify"):
+        dynamic_shapes.verify(made)
     return made

@@ -19,13 +19,18 @@ from kiln.tracing.expand import expand
 from kiln.tracing.restore import Restored
 from kiln.tracing.sizes import Guard, Sizes
 
+# Graphs that call graphs may be much larger than their text: how many nodes they may come to, for each line.
+_LEAST, _FOLDS = 1 << 16, 16
+# layers that stand in programs by themselves: composites that call them leave out what a node cannot
+_CALLED = ("attend", "recurrent_hidden", "recurrent_cell", "recurrent_kept")
+
 
 def read(text: str, signature: str, tensors: dict[str, Any]) -> tuple[Captured, list[bool]]:
     """A program as `capture` gives it, and which of its state takes gradients. TextError, with the line, for
     what is none.
     """
     try:
-        graph = verify(parse(text, find))
+        graph = verify(parse(text, find, _LEAST + _FOLDS * text.count("\n")))
     except VerifyError as error:
         raise TextError(str(error)) from None
     found, trains = from_signature(graph, signature, tensors)  # type: ignore[arg-type]  # it says as much
@@ -76,7 +81,8 @@ def decomposed(found: Captured, tensors: list[Any]) -> Captured:
 
 def check_places(found: Captured, graph: Graph) -> None:
     """TextError for a node that leaves its operands' memory; where that depends on sizes, a guard more."""
-    if layer := next((n for n in graph.nodes if n.op.kind == "layer" and n.op.name != "attend"), None):
+    layers = [n for n in graph.nodes if n.op.kind == "layer" and n.op.name not in _CALLED]
+    if layer := next(iter(layers), None):
         raise TextError(f"{layer.op.name} is a part of ops, not one that a program calls")
     try:
         asked = conditions(graph)

@@ -169,6 +169,8 @@ class _Entries:
     def __init__(self, source: str) -> None:
         try:
             held = json.loads(source, parse_constant=_no_float, parse_float=_no_float)
+            if "\\ud" in source.lower():
+                json.dumps(held, ensure_ascii=False).encode()  # half a pair is no text
         except (ValueError, RecursionError) as error:
             raise TextError(f"signature: no JSON: {str(error)[:100]}") from None
         if not isinstance(held, dict):
@@ -242,7 +244,8 @@ def from_signature(graph: Looks, source: str, tensors: dict[str, Any]) -> tuple[
         )
         _need(not wanted or v.dtype in FLOATS, f"{own} takes no gradient")
         _need(all(own != s.name for s in found.state), f"{own} stands twice")
-        _need(kind == "constant" or all(own.split(".")), f"no name {own!r:.60}")
+        parts = own.split(".")
+        _need(kind == "constant" or (all(parts) and len(parts) <= _DEPTH), f"no name {own!r:.60}")
         found.state.append(State(own, kind, tensor))
     found.unsaved = set(entries.rows("unsaved", str))
     found.parameters = entries.rows("parameters", str)
@@ -270,7 +273,10 @@ def _error_of(name: str, told: str) -> BaseException:
     """An exception that a program raises; one of a type that Python has not is a RuntimeError."""
     kind = getattr(builtins, name, RuntimeError)
     plain = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError)
-    return kind(told) if plain else RuntimeError(told)
+    try:
+        return kind(told) if plain else RuntimeError(told)
+    except TypeError:  # one that a text does not make
+        return RuntimeError(told)
 
 
 def _check_counts(found: Captured, graph: Looks, numbers: list[Any]) -> None:

@@ -377,7 +377,7 @@ def _remember(key: Any, functions: tuple[Any, ...], made: _Made, count: int) -> 
         _calls.clear()
     known = {(id(cell), None) for f in functions for cell in f.__closure__ or ()}
     places = [p for at, p in {(id(p.container), p.key): p for p in made.places}.items() if at not in known]
-    asked = [
+    asked: list[tuple[Callable[[Any], Any], Any, Any]] = [
         (p.container.get if type(p.container) is dict else partial(_held, p), p.key, p.held) for p in places
     ]
     _calls[key] = made, (count, made.text, 0), asked

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kiln.graph.control import Attrs
-from kiln.graph.graph import Graph, Node, Value
-from kiln.graph.size import Dim, Size, product, slots_named, substitute
+from kiln.graph.graph import Graph, Node, Shape, Value
+from kiln.graph.size import Dim, Size, product, quotient, slots_named, substitute
 from kiln.graph.text import DTYPES
 
 
@@ -65,17 +65,21 @@ class _Node:
     def strided(self, sizes: Any, strides: Any, offset: Any, memory: Value) -> None:
         """Places of a memory: from `offset` on, so far apart."""
         self.sizes(sizes)
-        self.sizes(strides)
+        self.numbers(strides)
         if len(sizes) != len(strides):
             self.refuse(f"{len(sizes)} sizes and {len(strides)} strides")
         self.numbers(offset, 1)
-        self.at_most(0, offset[0], "a negative offset")
-        if any(type(n) is int and n == 0 for n in sizes):
-            return
-        last: Dim = offset[0]
-        for n, stride in zip(sizes, strides):
-            last = last + (n - 1) * stride
-        self.at_most(last + 1, product(memory.shape), "places outside of the memory")
+        low: Dim = offset[0]
+        high: Dim = offset[0]
+        if not any(type(n) is int and n == 0 for n in sizes):
+            for n, stride in zip(sizes, strides):
+                if type(stride) is int and stride < 0:
+                    low = low + (n - 1) * stride
+                else:
+                    self.at_most(0, stride, "a negative stride")
+                    high = high + (n - 1) * stride
+            self.at_most(high + 1, product(memory.shape), "places outside of the memory")
+        self.at_most(0, low, "a negative offset")
 
     def along(self, dim: int, size: Dim, start: Dim, length: Dim, step: Any) -> None:
         """Places start, start + step, ... of a dim."""
@@ -104,7 +108,7 @@ def conditions(graph: Graph, within: str = "") -> list[Condition]:
             found += _called(_Node(node, where, found), Attrs(*node.attrs))
         elif rule is not None:
             rule(_Node(node, where, found), node.inputs, node.attrs)
-        elif kind not in ("composite", "constant", "recurrence"):
+        elif kind not in ("composite", "constant"):
             raise PlaceError(f"{where}: what it may read is not known")
     return found
 
@@ -261,7 +265,44 @@ def _attention(n: _Node, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> N
         n.refuse(f"a mask of {inputs[-1].dtype}")
 
 
+# of a recurrence's cells: gates, states, whether it keeps its gates; and of a packed weight the columns
+# (kiln/ops/nn/recurrent_layers.py)
+_CELLS = {"LSTM": (4, 2, True), "GRU": (3, 1, True), "RNN_TANH": (1, 1, False), "RNN_RELU": (1, 1, False)}
+_COLUMNS = 32
+
+
+def _recurrence(n: _Node, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> None:
+    mode, reverse, whole = attrs
+    if not isinstance(mode, str) or mode not in _CELLS or {type(reverse), type(whole)} != {bool}:
+        n.refuse(f"no recurrence {attrs!r}")
+    gates, states, keeps = _CELLS[mode]
+    op: Any = n.node.op
+    if (op.rule == "cell" and states < 2) or (op.rule == "kept" and not keeps):
+        n.refuse(f"{mode} has no {op.rule}")
+    if len(inputs) - 2 - states not in (0, 1) or any(v.weak for v in inputs):
+        n.refuse(f"{len(inputs)} operands of {mode}")
+    x, weight, hidden = inputs[:3]
+    if (x.ndim, weight.ndim, hidden.ndim) != (3, 4, 2) or x.dtype not in ("float32", "float64"):
+        n.refuse("input, weight and state have 3, 4 and 2 dims, of float32 or float64")
+    rows, size = hidden.shape
+    looks: list[tuple[Value, Shape]] = [
+        (x, (x.shape[0], rows, size * gates)),
+        (weight, (quotient(size + _COLUMNS - 1, _COLUMNS), gates, size, _COLUMNS)),
+        *((v, (rows, size)) for v in inputs[2 : 2 + states]),
+        *((v, (size * gates,)) for v in inputs[2 + states :]),
+    ]
+    for value, shape in looks:
+        if value.dtype != x.dtype or value.ndim != len(shape):
+            n.refuse(f"{value!r} is no operand of it")
+        for own, wanted in zip(value.shape, shape):
+            n.at_most(own, wanted, "operands of other sizes")
+            n.at_most(wanted, own, "operands of other sizes")
+    n.at_most(1, x.shape[0], "no step")
+    n.at_most(1, size, "a state without elements")
+
+
 _RULES = {
+    "recurrence": _recurrence,
     "pointwise": _pointwise,
     "full": _full,
     "iota": _iota,

@@ -149,7 +149,7 @@ Token = tuple[str, str]
 def _tokens(line: str, number: int) -> list[Token]:
     """The tokens of a line: (class, text)."""
     found: list[Token] = []
-    token = re.compile(_TOKEN)  # which re keeps
+    token = re.compile(_TOKEN, re.ASCII)  # which re keeps
     place, end = 0, len(line.rstrip())
     while place < end:
         match = token.match(line, place)
@@ -217,8 +217,9 @@ def _integer(line: _Line, digits: str) -> int:
 class _Reader:
     """Builds a graph line by line."""
 
-    def __init__(self, find_op: FindOp, slots: int) -> None:
+    def __init__(self, find_op: FindOp, slots: int, most: int | None = None) -> None:
         self.graph = Graph()
+        self.unfolded, self.most = 0, most
         self.graph.slots = slots
         self.numbers: set[int] = set()
         self.values: list[Value] = []
@@ -226,6 +227,7 @@ class _Reader:
         self.checks: list[tuple[Dim, Dim]] = []
         self.outputs: list[Value] | None = None
         self.called: list[Subgraph] = []
+        self.sizes: list[int] = []  # of each of them, the nodes with those of the graphs that it calls
 
     def items(self, line: _Line, close: str, read: Callable[[_Line], Any]) -> tuple[Any, ...]:
         """A comma-separated list up to `close`."""
@@ -267,7 +269,7 @@ class _Reader:
         if kind == "int":
             line.place += 1
             return _integer(line, word)
-        if kind == "name" and re.fullmatch(r"s\d+", word):
+        if kind == "name" and re.fullmatch(r"s\d+", word, re.ASCII):
             line.place += 1
             slot = _integer(line, word[1:])
             if slot >= self.graph.slots:
@@ -302,6 +304,9 @@ class _Reader:
             index = _integer(line, word[1:])
             if index >= len(self.called):
                 raise line.error(f"there is no graph {word}")
+            self.unfolded += self.sizes[index]
+            if self.most is not None and self.unfolded > self.most:
+                raise line.error("graphs that call graphs come to too many nodes")
             return self.called[index]
         if line.accept("("):
             return self.items(line, ")", lambda inner: self.attr(inner, depth + 1))
@@ -366,6 +371,7 @@ class _Reader:
         if not takes(op, len(inputs), len(attrs)):
             raise line.error(f"{name} does not take {len(inputs)} values and {len(attrs)} attributes")
         before = len(self.graph.checks)
+        self.unfolded += 1
         try:
             out = self.graph.add(op, tuple(inputs), attrs)
         except Exception as error:
@@ -441,35 +447,37 @@ def _string(line: _Line, word: str) -> str:
     return found
 
 
-def parse(source: str, find_op: FindOp) -> Graph:
+def parse(source: str, find_op: FindOp, most: int | None = None) -> Graph:
     """The graph a text describes; TextError names the line of what is wrong.
 
     `find_op` gives the op of a name, KeyError if there is none. Dtypes and shapes are inferred and compared.
+    `most`: how many nodes there may be, those of a graph counted each time that it is called.
     """
     lines = source.split("\n")
-    head = re.fullmatch(r"graph (\d{1,7})\s*", lines[0])
+    head = re.fullmatch(r"graph (\d{1,7})\s*", lines[0], re.ASCII)
     if head is None:
         raise TextError("graph text, line 1: expected 'graph' and the number of slots")
-    return _parse(lines[1:], 2, int(head[1]), find_op, 0)
+    return _parse(lines[1:], 2, _Reader(find_op, int(head[1]), most), 0)
 
 
 _CALLED = r"called @(\d{1,7}) (\d{1,7})\s*"
 
 
-def _parse(lines: list[str], first: int, slots: int, find_op: FindOp, depth: int) -> Graph:
+def _parse(lines: list[str], first: int, reader: _Reader, depth: int) -> Graph:
     """The graph of some lines, of which the first has the number `first`."""
     if depth > DEPTH:
         raise TextError(f"graph text, line {first}: nested too deeply")
-    reader = _Reader(find_op, slots)
     at = 0
-    while at < len(lines) and (head := re.fullmatch(_CALLED, lines[at])):
+    while at < len(lines) and (head := re.fullmatch(_CALLED, lines[at], re.ASCII)):
         end = at + 1
         while end < len(lines) and lines[end].startswith("  "):
             end += 1
         if int(head[1]) != len(reader.called):
             raise TextError(f"graph text, line {first + at}: expected @{len(reader.called)}, got @{head[1]}")
         inside = [line[2:] for line in lines[at + 1 : end]]
-        reader.called.append(Subgraph(_parse(inside, first + at + 1, int(head[2]), find_op, depth + 1)))
+        inner = _Reader(reader.find_op, int(head[2]), reader.most)
+        reader.called.append(Subgraph(_parse(inside, first + at + 1, inner, depth + 1)))
+        reader.sizes.append(inner.unfolded)
         at = end
     rows = [_Line(row, k) for k, row in enumerate(lines[at:], first + at) if row.strip()]
     count = next((k for k, row in enumerate(rows) if not _is_input(row)), len(rows))

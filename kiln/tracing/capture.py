@@ -206,22 +206,25 @@ def _declare(
     found: Captured, recorder: Recorder, leaves: list[Any], names: list[str], dims: Any
 ) -> dict[int, Shape]:
     """The shapes of arguments with the sizes that vary as symbols; ValueError for what does not fit."""
-    items = found.in_tree.items
-    keys = list(items[1].keys)
-    if isinstance(dims, (tuple, list)) and len(dims) == len(items[0].items) and not keys:
-        specs = [s for item, d in zip(items[0].items, dims) for s in specs_of(item, d, [])]
-    else:
-        whole = Tree("dict", (*items[0].items, *items[1].items), (*found.parameters, *keys))
-        if isinstance(dims, dict) and len(whole.items) == 1 and whole.items[0].kind == "leaf":
-            if all(isinstance(k, int) for k in dims):
-                dims = {whole.keys[0]: dims}
-        specs = specs_of(whole, dims, [])
     spec_of: dict[int, dict[int, Any]] = {}
-    for x, spec in zip(leaves, specs):
+    for x, spec in zip(leaves, specs_for(found.in_tree, found.parameters, dims)):
         spec_of.setdefault(id(x), {}).update({d: n for d, n in spec.items() if n is not None})
     distinct = {id(x): (x, name) for x, name in reversed(list(zip(leaves, names)))}
     ordered = [distinct[k] for k in dict.fromkeys(map(id, leaves))]
     return declared(found.dims, recorder.known, ordered, spec_of)
+
+
+def specs_for(in_tree: Tree, parameters: list[str], dims: Any) -> list[dict[int, Any]]:
+    """What is said of the dims of each tensor among the arguments: {dim: Dim, size or None}."""
+    items = in_tree.items
+    keys = list(items[1].keys)
+    if isinstance(dims, (tuple, list)) and len(dims) == len(items[0].items) and not keys:
+        return [s for item, d in zip(items[0].items, dims) for s in specs_of(item, d, [])]
+    whole = Tree("dict", (*items[0].items, *items[1].items), (*parameters, *keys))
+    if isinstance(dims, dict) and len(whole.items) == 1 and whole.items[0].kind == "leaf":
+        if all(isinstance(k, int) for k in dims):
+            dims = {whole.keys[0]: dims}
+    return specs_of(whole, dims, [])
 
 
 def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:

@@ -12,7 +12,7 @@ from kiln.graph.size import Size, evaluate
 from kiln.table.arguments import recorder_here
 from kiln.tracing import nested
 from kiln.tracing.captured import Captured, Check
-from kiln.tracing.trees import alike, build, constants, flatten
+from kiln.tracing.trees import Tree, alike, build, constants, flatten
 
 _OFTEN, _EVERY = (
     16,
@@ -261,11 +261,17 @@ def _is_plain(found: Captured) -> bool:
     counts = [found.drawn, *(n for _, n in found.random)]
     return (
         found.op is not None
+        and not _has_objects(found.in_tree)
         and len(checks) == len(found.checks)
         and all(kind == "state" for kind, _ in found.mutated)
         and not varies
         and not any(isinstance(n, Size) for n in (*numbers, *counts))
     )
+
+
+def _has_objects(tree: Tree) -> bool:
+    """Whether tensors are attributes of objects, which the core does not look into."""
+    return tree.kind == "data" or any(map(_has_objects, tree.items))
 
 
 def _are_tensors(tensors: list[Any]) -> bool:

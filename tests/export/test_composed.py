@@ -59,11 +59,12 @@ def test_control_flow_comes_back_with_its_bits_and_gradients(tmp_path: Path) -> 
     again_path = tmp_path / "again.kiln"
     save(program, again_path)
     assert all(map(kiln.equal, load(again_path)(x), got))
-    command = [sys.executable, "-m", "kiln", "show", str(path), "--graph"]
+    command = [sys.executable, "-m", "kiln", "show", str(path), "--graph", "--picture", str(path) + ".svg"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert shown.returncode == 0 and "while_loop" in shown.stdout and "called @0" in shown.stdout, (
         shown.stderr
     )
+    assert "while_loop" in Path(f"{path}.svg").read_text()
 
 
 def test_control_flow_of_a_size_that_varies() -> None:
@@ -251,3 +252,21 @@ def test_what_pytorchs_programs_ask_for() -> None:
     x = kiln.rand(2, 4)
     assert kiln.equal(plain(x), again(plain)(x)) and tensors(plain(x))[0].shape == (2, 3)
     assert json.dumps(list(plain.state_dict)) == '["0.weight", "0.bias"]'
+
+
+STEPS = {
+    "cond": lambda x, w: kiln.cond(x.sum() > 1.0, lambda x: x.sin() * x * w[0], lambda x: x.exp(), (x,)),
+    "while_loop": lambda x, w: kiln.while_loop(
+        lambda n, x: n < 2, lambda n, x: (n + 1, kiln.tanh(x * w[0]) + x * x * 0.1), (kiln.tensor(0), x)
+    )[1],
+    "scan": lambda x, w: kiln.graph.scan(lambda c, v: (kiln.tanh(c * v), c * c), x, w),
+    "map": lambda x, w: kiln.graph.map(lambda v: (v * x).sin(), w),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_gradients_of_control_flow_to_second_order_after_a_file(name: str) -> None:
+    kiln.manual_seed(2)
+    given = tuple(kiln.rand(*shape, dtype=kiln.float64, requires_grad=True) for shape in ((2,), (2, 2)))
+    program = again(export(STEPS[name], given))
+    assert kiln.autograd.gradcheck(program, given) and kiln.autograd.gradgradcheck(program, given)

@@ -51,3 +51,19 @@ def test_a_program_that_was_read_before_runs_without_what_makes_programs(
     _loaded(tmp_path / "m.kiln", 2, tmp_path)
     modules = _loaded(tmp_path / "m.kiln", 2, tmp_path)
     assert [name for name in modules if f"{name}.".startswith(tuple(f"{own}." for own in UNUSED))] == []
+
+
+def test_names_that_come_late_leave_a_programs_own_alone() -> None:
+    program = """
+import kiln.nn.module
+import kiln.nn as nn
+nn.Linear = 3
+assert nn.ReLU and nn.Linear == 3
+nn.ReLU = 4
+assert not hasattr(nn, "Relu") and "Conv2d" in dir(nn) and (nn.Linear, nn.ReLU) == (3, 4)
+names = {}
+exec("from kiln.nn import *", names)
+assert names["Linear"] == 3 and names["Conv2d"] is nn.Conv2d
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

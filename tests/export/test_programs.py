@@ -65,6 +65,9 @@ MODELS = {
         lambda: nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(6, 2)),
         lambda: (kiln.tensor([[1, 6], [0, 3]]),),
     ),
+    "transposed": (lambda: nn.ConvTranspose2d(1, 2, 3, stride=2), lambda: (kiln.rand(2, 1, 3, 3),)),
+    "gru": (lambda: nn.GRU(4, 3, bidirectional=True), lambda: (kiln.rand(3, 2, 4),)),
+    "rnn": (lambda: nn.RNN(4, 3), lambda: (kiln.rand(3, 4),)),
     "half": (lambda: nn.Linear(4, 3).to(kiln.bfloat16), lambda: (kiln.rand(2, 4).to(kiln.bfloat16),)),
 }
 

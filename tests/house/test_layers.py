@@ -133,7 +133,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.fx.backends": "few programs have a backend of their own",
     },
     "kiln/export/program.py": {
-        "kiln.tracing.capture": "for who makes a program, not for who loads one",
+        "kiln.export.shapes": "for who makes a program, not for who loads one",
         "kiln.export.files": "for who saves one",
         "kiln.export.verification": "with NumPy, for who verifies",
         "kiln.export.shown": "for who looks at a program",
@@ -141,6 +141,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.export.reading": "for who changes a program",
         "kiln.graph.verify": "for who asks whether a program is right",
     },
+    "kiln/export/__init__.py": {"*": "as kiln's own parts"},
     "kiln/export/files.py": {
         "kiln.codegen.store.identity": "for who writes a program",
         "kiln.passes.rewrite": "for who writes a program",
@@ -161,7 +162,6 @@ LATE_IN: dict[str, dict[str, str]] = {
     },
     "kiln/tracing/sizes.py": {"kiln.tracing.graphs": "a program that was loaded checks sizes alone"},
     "kiln/export/command.py": {
-        "kiln.viz": "for who draws",
         "kiln.random": "for who gives a seed",
     },
     "kiln/cpu/__init__.py": {"kiln.cpu.amp": "as kiln's own parts"},
@@ -178,6 +178,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/__main__.py": {
         "kiln.as_torch.reading": "a program is read, not run",
         "kiln.export.command": "few command lines are about program files",
+        "kiln.symbolic.pictures": "and fewer ask for a picture",
     },
     "kiln/profiler.py": {"kiln.capture.flops": "few profiles count operations"},
     "kiln/capture/pure/trace.py": {

@@ -1,4 +1,6 @@
-"""Every op's samples, traced: the bits of the op alone. All of them with KILN_TEST_FULL=1, else some."""
+"""Every op's samples, traced, and exported, saved and loaded: the bits of the op alone. All of them with
+KILN_TEST_FULL=1, else some.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from program_files import again
 
 import kiln
 from kiln import ops
@@ -30,6 +33,13 @@ def _tensors(value: Any) -> list[Any]:
     return [y for item in value for y in _tensors(item)] if isinstance(value, (tuple, list)) else []
 
 
+def _same(op: Any, expected: list[Any], came: list[Any]) -> None:
+    assert len(came) == len(expected)
+    for a, b in zip(expected, came):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        assert bool(((a == b) | ((a != a) & (b != b))).all()), op.name
+
+
 @pytest.mark.parametrize("op", OPS if FULL else OPS[::12], ids=lambda op: op.name)
 def test_a_traced_op_has_its_bits(op: Any) -> None:
     """The first sample of an op; numbers and settings are the trace's, tensors are given anew."""
@@ -44,14 +54,16 @@ def test_a_traced_op_has_its_bits(op: Any) -> None:
             expected = _tensors(op.handle(*args, **kwargs))
         except (RuntimeError, NotImplementedError):
             continue  # of floats it is not
+
+        def called(*a: Any, **k: Any) -> Any:
+            return op.handle(*a, **k)
+
         try:
-            traced = kiln.jit.trace(lambda *a, **k: op.handle(*a, **k), args, example_kwarg_inputs=kwargs)
+            traced = kiln.jit.trace(called, args, example_kwarg_inputs=kwargs)
+            program = kiln.export.export(called, args, kwargs)
         except TracingError as error:
             assert "reads" in str(error), f"{op.name}: {error}"
             continue
-        kiln.manual_seed(1)
-        came = _tensors(traced(*args, **kwargs))
-        assert len(came) == len(expected)
-        for a, b in zip(expected, came):
-            assert a.shape == b.shape and a.dtype == b.dtype
-            assert bool(((a == b) | ((a != a) & (b != b))).all()), op.name
+        for made in (traced, again(program)):
+            kiln.manual_seed(1)
+            _same(op, expected, _tensors(made(*args, **kwargs)))

@@ -1,0 +1,104 @@
+"""Sizes that vary, said by tensors and by examples; programs of models that go by values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from program_files import again
+
+import kiln
+from kiln.export import AdditionalInputs, Dim, ShapesCollection, draft_export, export, register_dataclass
+
+
+def _sum(x: Any, rest: Any, *, scale: Any) -> Any:
+    return (x + rest["y"][0]) * scale
+
+
+def test_a_collection_says_which_sizes_vary_by_the_tensors_themselves() -> None:
+    x, y, scale = kiln.ones(3, 2), kiln.ones(3, 2), kiln.ones(1)
+    shapes = ShapesCollection()
+    shapes[x] = (Dim("n", max=9), None)
+    shapes[y][0] = Dim("n", max=9)
+    assert len(shapes) == 2
+    program = again(export(_sum, (x, {"y": [y]}), {"scale": scale}, dynamic_shapes=shapes))
+    assert program.range_constraints == {"n": (0, 9)}
+    assert program(kiln.ones(5, 2), {"y": [kiln.ones(5, 2)]}, scale=scale).shape == (5, 2)
+    with pytest.raises(AssertionError, match="do not match"):
+        shapes[x] = (None, None)
+    with pytest.raises(AssertionError, match="non-tensor"):
+        shapes["x"] = (None,)
+    shapes[kiln.ones(7)] = (None,)
+    with pytest.raises(ValueError, match=r"not found in args: tensors of shapes \[7\]"):
+        export(_sum, (x, {"y": [y]}), {"scale": scale}, dynamic_shapes=shapes)
+
+
+def test_further_examples_say_which_sizes_vary() -> None:
+    more = AdditionalInputs()
+    more.add((kiln.ones(5, 2), {"y": [kiln.ones(5, 2)]}), {"scale": kiln.ones(1)})
+    args = kiln.ones(3, 2), {"y": [kiln.ones(3, 2)]}
+    program = export(_sum, args, {"scale": kiln.ones(1)}, dynamic_shapes=more)
+    assert program(kiln.ones(4, 2), {"y": [kiln.ones(4, 2)]}, scale=kiln.ones(1)).shape == (4, 2)
+    with pytest.raises(RuntimeError, match="x: dim 1 must be 2, got 3"):
+        program(kiln.ones(4, 3), {"y": [kiln.ones(4, 3)]}, scale=kiln.ones(1))
+    with pytest.raises(AssertionError, match="must be a tuple"):
+        more.add([kiln.ones(1)])  # type: ignore[arg-type]  # what is refused
+    more.add((kiln.ones(5), {"y": [kiln.ones(5, 2)]}), {"scale": kiln.ones(1)})
+    with pytest.raises(ValueError, match="but for sizes"):
+        export(_sum, args, {"scale": kiln.ones(1)}, dynamic_shapes=more)
+
+
+def test_a_draft_goes_by_the_values_of_the_example_and_checks_them() -> None:
+    def f(x: Any, n: Any) -> Any:
+        return x[: int(n)] if x.sum() > 0 else -x
+
+    with pytest.raises(RuntimeError, match=r"test_shapes\.py:\d+"):
+        export(f, (kiln.ones(4), kiln.tensor(2)))
+    with pytest.warns(UserWarning, match=r"goes by values of the example.*test_shapes\.py:\d+"):
+        program = draft_export(f, (kiln.ones(4), kiln.tensor(2)))
+    for made in (program, again(program)):
+        assert made(kiln.tensor([1.0, 2.0, 3.0, 4.0]), kiln.tensor(2)).tolist() == [1.0, 2.0]
+        for x, n in ((-kiln.ones(4), 2), (kiln.ones(4), 3)):
+            with pytest.raises(RuntimeError, match="when the program was made"):
+                made(x, kiln.tensor(n))
+
+
+def test_dataclasses_are_arguments_and_results() -> None:
+    @dataclass
+    class Batch:
+        x: Any
+        scale: float = 2.0
+
+    register_dataclass(Batch)
+    batch = Batch(kiln.ones(2))
+    program = export(lambda b: Batch(b.x * b.scale, b.scale), (batch,))
+    for k in range(4):  # the core learns calls, not what is in objects
+        made = program(Batch(kiln.ones(2) * k))
+        assert type(made) is Batch and made.x.tolist() == [2.0 * k] * 2 and made.scale == 2.0
+    assert again(program)({"x": kiln.ones(2), "scale": 2.0})["x"].tolist() == [2.0, 2.0]
+    with pytest.raises(ValueError, match="expected a dataclass"):
+        register_dataclass(int)
+
+
+def test_sizes_that_are_left_open_are_equal_where_the_model_needs_it() -> None:
+    x, y = kiln.ones(3, 4), kiln.ones(3, 4)
+    for hint in (Dim.AUTO, Dim.DYNAMIC):
+        program = export(lambda x, y: x + y, (x, y), dynamic_shapes=({0: hint}, {0: hint}))
+        assert program(kiln.ones(7, 4), kiln.ones(7, 4)).shape == (7, 4)
+        with pytest.raises(RuntimeError, match="y: dim 0 must be"):
+            program(kiln.ones(7, 4), kiln.ones(5, 4))
+    alone = export(lambda x, y: (x * 2, y), (x, y), dynamic_shapes=({0: Dim.AUTO}, {0: Dim.AUTO}))
+    assert [t.shape[0] for t in alone(kiln.ones(7, 4), kiln.ones(5, 4))] == [7, 5]
+
+
+def test_what_the_model_fixes_is_as_in_the_example_where_that_is_left_to_it() -> None:
+    def g(x: Any) -> Any:
+        return x.reshape(x.shape[0], 2, 2)
+
+    program = export(g, (kiln.ones(3, 4),), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
+    assert program(kiln.ones(6, 4)).shape == (6, 2, 2)
+    with pytest.raises(RuntimeError, match="x: dim 1 must be 4, got 5"):
+        program(kiln.ones(6, 5))
+    with pytest.raises(RuntimeError):
+        export(g, (kiln.ones(3, 4),), dynamic_shapes=({0: Dim.AUTO, 1: Dim.DYNAMIC},))
