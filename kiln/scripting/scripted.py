@@ -7,6 +7,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import os
+import sys
 import warnings
 from collections.abc import Callable
 from types import FunctionType, MethodType
@@ -14,23 +16,22 @@ from typing import Any
 
 import kiln.scripting.runtime  # noqa: F401  (what rewritten code calls)
 from kiln import _core, export
-from kiln.capture.pure.guards import Read
+from kiln.capture.pure.guards import Read, names_in
 from kiln.errors import describe, message
 from kiln.graph.graph import Value
 from kiln.nn import Module
 from kiln.nn.calls import HOOKS
 from kiln.scripting.annotations import check_arguments
 from kiln.scripting.calls import call
-from kiln.scripting.context import Context, entered
+from kiln.scripting.context import Context, entered, reachable
 from kiln.scripting.items import contents
 from kiln.scripting.numbers import Number
 from kiln.table.arguments import recorder_here
-from kiln.tracing.capture import capture
 from kiln.tracing.captured import Captured
 from kiln.tracing.modules import TopLevelTracedModule, TracerWarning
 from kiln.tracing.program import Program, held_in
 from kiln.tracing.recorder import WAYS, TracingError
-from kiln.tracing.scripts import ScriptFunction, ScriptModule
+from kiln.tracing.scripts import ScriptFunction, ScriptModule, captured_twice
 from kiln.tracing.trees import build, constants, flatten
 
 KEPT = 64  # looks of one function
@@ -54,17 +55,25 @@ class Variant:
         self.numbers: list[Any] = []  # which of the results' leaves are numbers
         self.prints: list[Any] = []
         self.places: list[Any] = []  # what a call changes besides tensors: containers of arguments, others
+        self._twins = len(containers((args, kwargs), (), {})) < _count(args, kwargs)
         ran: dict[Any, dict[str, Any]] = {}
         run = self._runner(function, root, ran)
         on_data = "refuse" if refused is None else "check"
-        self.captured: Captured = capture(run, args, kwargs, root=root, on_data=on_data)
+        self.captured: Captured = captured_twice(run, args, kwargs, None, on_data, True, root)
         self._program = Program(self.captured, held_in(self.captured))
         self._state = [s.tensor for s in self.captured.state]
         read = Read(ran, self._state)
         read.follow(function)
         if root is not None:
             read.follow(root)
+        self._objects = objects_in((args, kwargs))
+        for thing in self._objects:
+            read.follow(thing)
         self._inside, self._outside = read.guards()
+        self._arrays = _arrays(reachable([function, root, *self._objects]))
+        asks = {"environ", "getenv"}
+        self._environ = dict(os.environ) if any(asks & names_in(code) for code in ran) else None
+        self.writes_inputs = any(kind == "input" for kind, _ in self.captured.mutated)
 
     def _runner(self, function: Any, root: Any, ran: dict[Any, dict[str, Any]]) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -76,6 +85,8 @@ class Variant:
                     made = call(function, *args, **kwargs)
                     context.finish()
                 effects = context.take_effects()
+                if effects and self._twins:
+                    context.refuse("changes a list or dict in the place of another argument too")
                 self.places = [given.get(key[0], slot) for key, slot, _ in effects]
                 self.prints = context.prints or []
                 parts = (_as_given(made, given), self.prints, [after for _, _, after in effects])
@@ -96,7 +107,12 @@ class Variant:
 
     def holds(self) -> bool:
         """Whether what the program was made of is as it was."""
-        return bool(self._inside.hold()) and bool(self._outside.hold())
+        return (
+            bool(self._inside.hold())
+            and bool(self._outside.hold())
+            and (self._environ is None or self._environ == dict(os.environ))
+            and all(x.shape == y.shape and x.tobytes() == y.tobytes() for x, y in self._arrays)
+        )
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.result(self._program(args, kwargs), args, kwargs)
@@ -148,6 +164,33 @@ class Given:
         for key in self.path:
             given = given[key]
         return given
+
+
+def objects_in(value: Any) -> list[Any]:
+    """What of a value is neither a tensor, nor a number or text, nor a container."""
+    if type(value) in (list, tuple) or hasattr(value, "_fields"):
+        return [x for v in value for x in objects_in(v)]
+    if type(value) is dict:
+        return [x for v in value.values() for x in objects_in(v)]
+    return [] if isinstance(value, (*_PLAIN, _core.Tensor)) else [value]
+
+
+def _arrays(things: dict[int, Any]) -> list[tuple[Any, Any]]:
+    """NumPy's arrays, each with a copy: what a script reads of one it keeps."""
+    numpy = sys.modules.get("numpy")
+    return [] if numpy is None else [(x, x.copy()) for x in things.values() if isinstance(x, numpy.ndarray)]
+
+
+def _count(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """How many lists and dicts arguments have, those that are one counted as often as they stand there."""
+
+    def count(value: Any) -> int:
+        if not (type(value) in (list, dict, tuple) or hasattr(value, "_fields")):
+            return 0
+        inner = value.values() if isinstance(value, dict) else value
+        return isinstance(value, (list, dict)) + sum(map(count, inner))
+
+    return count(args) + sum(map(count, kwargs.values()))
 
 
 def containers(value: Any, path: tuple[Any, ...], found: dict[int, Given]) -> dict[int, Given]:
@@ -208,7 +251,7 @@ class Calls:
             check_arguments(self.function, args, kwargs)
         state = _core.random_state()
         for made in kept:
-            if not made.holds():
+            if not made.holds() or (made.writes_inputs and _overlap(args, kwargs)):
                 continue
             try:
                 return self._ran(kept, made, args, kwargs)
@@ -220,7 +263,12 @@ class Calls:
                     self.function(*args, **kwargs)  # raises it, with its text and its lines
                     raise
         try:
-            return self._ran(kept, self._made(kept, args, kwargs), args, kwargs)
+            made = self._made(kept, args, kwargs)
+            if made.writes_inputs and _overlap(args, kwargs):
+                raise TracingError(
+                    f"{made.captured.name}: writes into an argument in place that shares memory with another one"
+                )
+            return self._ran(kept, made, args, kwargs)
         except TracingError:
             raise
         except Exception:
@@ -273,6 +321,14 @@ class Calls:
         if self.last is None:
             raise RuntimeError("a script is made for the arguments of a call: call it once before")
         return self.last
+
+
+def _overlap(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether two tensors among arguments share memory without being one tensor."""
+    leaves: list[Any] = []
+    flatten((args, kwargs), leaves)
+    distinct = {id(x): x for x in leaves}
+    return len({_core.place(x)[0] for x in distinct.values()}) < len(distinct)
 
 
 def inside(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
