@@ -55,7 +55,7 @@ class Variant:
         self.numbers: list[Any] = []  # which of the results' leaves are numbers
         self.prints: list[Any] = []
         self.places: list[Any] = []  # what a call changes besides tensors: containers of arguments, others
-        self._twins = len(containers((args, kwargs), (), {})) < _count(args, kwargs)
+        self._twins = len(containers((args, kwargs), (), {})) < _count((args, kwargs))
         ran: dict[Any, dict[str, Any]] = {}
         run = self._runner(function, root, ran)
         on_data = "refuse" if refused is None else "check"
@@ -181,16 +181,12 @@ def _arrays(things: dict[int, Any]) -> list[tuple[Any, Any]]:
     return [] if numpy is None else [(x, x.copy()) for x in things.values() if isinstance(x, numpy.ndarray)]
 
 
-def _count(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """How many lists and dicts arguments have, those that are one counted as often as they stand there."""
-
-    def count(value: Any) -> int:
-        if not (type(value) in (list, dict, tuple) or hasattr(value, "_fields")):
-            return 0
-        inner = value.values() if isinstance(value, dict) else value
-        return isinstance(value, (list, dict)) + sum(map(count, inner))
-
-    return count(args) + sum(map(count, kwargs.values()))
+def _count(value: Any) -> int:
+    """How many lists and dicts a value holds, one that stands there twice counted twice."""
+    if not (type(value) in (list, dict, tuple) or hasattr(value, "_fields")):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return isinstance(value, (list, dict)) + sum(map(_count, inner))
 
 
 def containers(value: Any, path: tuple[Any, ...], found: dict[int, Given]) -> dict[int, Given]:
