@@ -39,6 +39,31 @@ WAYS_KEPT = 16  # programs of one look that each hold one way
 _PLAIN = (int, float, bool, complex, str, bytes, type(None), _core.dtype)
 
 
+class Way(Program):
+    """The program of a variant, which the core runs by itself where nothing of Python's is to be done."""
+
+    def __init__(self, variant: Variant, fast: Any) -> None:
+        super().__init__(variant.captured, held_in(variant.captured))
+        self.variant, self.fast = variant, fast
+        self._told = tuple([id(s.tensor) for s in self.captured.state])
+        tree, plain = variant.tree.items[0], not (variant.numbers or variant.prints or variant.places)
+        self._is_one = plain and tree.kind == "leaf"
+        leaves = tree.kind == "tuple" and tree.type is None and all(x.kind == "leaf" for x in tree.items)
+        self._is_tuple = plain and leaves
+        self._is_plain = self._is_plain and variant.is_seen and not (variant.prints or variant.places)
+
+    def _guards(self) -> tuple[Any, Any]:
+        return self.variant.guards
+
+    def _returned(self, given: Any) -> Any:
+        return given if self._is_one or self._is_tuple else self.variant.result(given)
+
+    def run(self, due: bool | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the function returns."""
+        made = self._slow(due, args, kwargs)
+        return made if self._is_one or self._is_tuple else self.variant.result(made, args, kwargs)
+
+
 class Variant:
     """A program for arguments that look alike, as long as what it was made of is as it was."""
 
@@ -49,6 +74,7 @@ class Variant:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         refused: TracingError | None = None,
+        fast: Any = None,
     ) -> None:
         self.refused = refused  # why it is for one way that the function goes alone
         self.tree: Any = None
@@ -60,7 +86,6 @@ class Variant:
         run = self._runner(function, root, ran)
         on_data = "refuse" if refused is None else "check"
         self.captured: Captured = captured_twice(run, args, kwargs, None, on_data, True, root)
-        self._program = Program(self.captured, held_in(self.captured))
         self._state = [s.tensor for s in self.captured.state]
         read = Read(ran, self._state)
         read.follow(function)
@@ -69,11 +94,14 @@ class Variant:
         self._objects = objects_in((args, kwargs))
         for thing in self._objects:
             read.follow(thing)
-        self._inside, self._outside = read.guards()
+        self.guards = read.guards()
         self._arrays = _arrays(reachable([function, root, *self._objects]))
+        self.is_seen = not self._arrays  # whether the guards are all that it depends on
         asks = {"environ", "getenv"}
         self._environ = dict(os.environ) if any(asks & names_in(code) for code in ran) else None
+        self.is_seen = self.is_seen and self._environ is None
         self.writes_inputs = any(kind == "input" for kind, _ in self.captured.mutated)
+        self.run = Way(self, _core.Cell(None) if fast is None else fast).run
 
     def _runner(self, function: Any, root: Any, ran: dict[Any, dict[str, Any]]) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -108,14 +136,11 @@ class Variant:
     def holds(self) -> bool:
         """Whether what the program was made of is as it was."""
         return (
-            bool(self._inside.hold())
-            and bool(self._outside.hold())
+            bool(self.guards[0].hold())
+            and bool(self.guards[1].hold())
             and (self._environ is None or self._environ == dict(os.environ))
             and all(x.shape == y.shape and x.tobytes() == y.tobytes() for x, y in self._arrays)
         )
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.result(self._program(args, kwargs), args, kwargs)
 
     def result(self, leaves: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """What the function returns, of the program's results; prints, and changes what the function does."""
@@ -234,8 +259,9 @@ class Calls:
         self.variants: dict[Any, list[Variant]] = {}
         self.last: Variant | None = None
         self.told = False  # that a program holds one way alone
+        self.fast = _core.Cell(self._slow)  # the call: those that look like an earlier one the core runs alone
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _slow(self, due: bool | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if recorder_here() is not None:
             return inside(self.function, args, kwargs)
         look: list[Any] = [_core.modes(), _core.default_dtype_name()]
@@ -250,7 +276,7 @@ class Calls:
             if not made.holds() or (made.writes_inputs and _overlap(args, kwargs)):
                 continue
             try:
-                return self._ran(kept, made, args, kwargs)
+                return self._ran(kept, made, due, args, kwargs)
             except Exception as error:
                 if made.refused is None and not hasattr(error, "_kiln_program"):
                     raise
@@ -264,7 +290,7 @@ class Calls:
                 raise TracingError(
                     f"{made.captured.name}: writes into an argument in place that shares memory with another one"
                 )
-            return self._ran(kept, made, args, kwargs)
+            return self._ran(kept, made, due, args, kwargs)
         except TracingError:
             raise
         except Exception:
@@ -272,10 +298,17 @@ class Calls:
             self.function(*args, **kwargs)
             raise
 
-    def _ran(self, kept: list[Variant], made: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _ran(
+        self,
+        kept: list[Variant],
+        made: Variant,
+        due: bool | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """The result of a program, which becomes the first that is asked."""
         self.last = made
-        result = made(args, kwargs)
+        result = made.run(due, args, kwargs)
         if not kept or kept[0] is not made:
             if made in kept:
                 kept.remove(made)
@@ -296,14 +329,14 @@ class Calls:
         refused = next((v.refused for v in kept if v.refused is not None), None)
         if refused is None:
             try:
-                return Variant(self.function, self.root, args, kwargs)
+                return Variant(self.function, self.root, args, kwargs, None, self.fast)
             except TracingError as error:
                 refused = error
             except Exception as error:  # the function's own, or of a number that is none of Python's
                 name = getattr(self.function, "__qualname__", "script")
                 refused = TracingError(f"{name}: {type(error).__name__}: {error}")
         try:
-            made = Variant(self.function, self.root, args, kwargs, refused)
+            made = Variant(self.function, self.root, args, kwargs, refused, self.fast)
         except TracingError:
             raise refused from None
         if not self.told:
@@ -372,7 +405,7 @@ class Scripted(ScriptFunction):
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._calls(args, kwargs)
+        return self._calls.fast(*args, **kwargs)
 
     def __get__(self, held: Any, owner: Any = None) -> Any:
         return self if held is None else MethodType(self, held)
@@ -429,20 +462,23 @@ class RecursiveScriptModule(ScriptModule):
         state["_programs"]["forward"] = Calls(module.forward, module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        state, held = self.__dict__, self._original.__dict__
+        state, original = self.__dict__, self._original
+        if not original._hooked:
+            return state["_programs"]["forward"].fast(*args, **kwargs)
+        held = original.__dict__
         for name in ("_hooked", "_is_full_backward_hook"):  # hooks are called around the program
             if name in held:
                 state[name] = held[name]
         return super().__call__(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._programs["forward"](args, kwargs)
+        return self._programs["forward"].fast(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         state = self.__dict__
         calls = state.get("_programs", {}).get(name)
         if calls is not None:
-            return lambda *args, **kwargs: calls(args, kwargs)
+            return calls.fast
         original = state.get("_original")
         if original is None:
             return super().__getattr__(name)
