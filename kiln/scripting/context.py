@@ -78,10 +78,12 @@ class Context:
         """Something that Python gives no way to put back is about to change."""
         if self._was_there(thing):
             kind = type(thing).__name__
-            self.refuse(f"changes a {kind}, which is there before the call: that would happen once, at the capture")
+            self.refuse(
+                f"changes a {kind}, which is there before the call: that would happen once, at the capture"
+            )
 
     def take_effects(self) -> list[tuple[Any, Any, Any]]:
-        """Of each place that was there before the call and is changed: its key, the place, what it holds now."""
+        """Of each place that was there before the call and is changed: its key, it, what it holds now."""
         found = []
         for key, (slot, _) in (self.effects or {}).items():
             after = slot.read()

@@ -73,8 +73,8 @@ class Variant:
         root: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        refused: TracingError | None = None,
-        fast: Any = None,
+        refused: TracingError | None,
+        fast: Any,
     ) -> None:
         self.refused = refused  # why it is for one way that the function goes alone
         self.tree: Any = None
@@ -101,7 +101,7 @@ class Variant:
         self._environ = dict(os.environ) if any(asks & names_in(code) for code in ran) else None
         self.is_seen = self.is_seen and self._environ is None
         self.writes_inputs = any(kind == "input" for kind, _ in self.captured.mutated)
-        self.run = Way(self, _core.Cell(None) if fast is None else fast).run
+        self.run = Way(self, fast).run
 
     def _runner(self, function: Any, root: Any, ran: dict[Any, dict[str, Any]]) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -170,8 +170,8 @@ class Variant:
             raise RuntimeError("jit.save: a program in a file does not print")
         if self.places:
             raise RuntimeError(
-                f"jit.save: {self.captured.name} changes what is there before its calls, which a program in a "
-                "file cannot"
+                f"jit.save: {self.captured.name} changes what is there before its calls, which a program in "
+                "a file cannot"
             )
         made = copy.copy(self.captured)
         made.out_tree = self.tree.items[0]
@@ -259,7 +259,7 @@ class Calls:
         self.variants: dict[Any, list[Variant]] = {}
         self.last: Variant | None = None
         self.told = False  # that a program holds one way alone
-        self.fast = _core.Cell(self._slow)  # the call: those that look like an earlier one the core runs alone
+        self.fast = _core.Cell(self._slow)  # the call; those like an earlier one the core runs by itself
 
     def _slow(self, due: bool | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if recorder_here() is not None:
@@ -288,7 +288,7 @@ class Calls:
             made = self._made(kept, args, kwargs)
             if made.writes_inputs and _overlap(args, kwargs):
                 raise TracingError(
-                    f"{made.captured.name}: writes into an argument in place that shares memory with another one"
+                    f"{made.captured.name}: writes into an argument in place that shares memory with another"
                 )
             return self._ran(kept, made, due, args, kwargs)
         except TracingError:
@@ -318,7 +318,7 @@ class Calls:
 
     def variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
         """A program for these arguments, which is not kept."""
-        return Variant(self.function, self.root, args, kwargs)
+        return Variant(self.function, self.root, args, kwargs, None, self.fast)
 
     def _made(self, kept: list[Variant], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
         """A program for these arguments: of all ways that the function may go, or, where one program cannot
@@ -589,10 +589,12 @@ def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs:
     once, when a program is made: for each look of the arguments (dtypes, sizes, the values of what is no
     tensor) and when attributes, globals or closures that it reads have changed.
 
-    RuntimeError, with the line and the reason, for what a program cannot hold: a size or slice that depends
-    on values, a name that has another type or shape after one branch than after the other, a list that grows
-    in a loop of unknown length, Python's own state that is changed. `example_inputs`: a list of calls, each a
-    tuple, that are made at once. `optimize` is PyTorch's, and changes nothing.
+    What one program cannot hold (a size or slice that depends on values, a name that has another type or shape
+    after one branch than after the other, a list that grows in a loop of unknown length) makes a program for
+    each way that calls go, which checks the values it was made for: a `TracerWarning` says the line and the
+    reason. Such scripts cannot be saved. RuntimeError, with the line and the reason, for what no program can
+    do again, and for arguments that are not what their annotations say. `example_inputs`: a list of calls,
+    each a tuple, that are made at once. `optimize` is PyTorch's, and changes nothing.
 
     >>> @kiln.jit.script
     ... def collatz(n):

@@ -1,5 +1,5 @@
-"""What a script cannot keep is refused, with the line and the reason, and never computed wrong; what one program
-cannot hold is a program for each way.
+"""What a script cannot keep is refused, with the line and the reason, and never computed wrong; what
+one program cannot hold is a program for each way.
 """
 
 from __future__ import annotations
