@@ -8,7 +8,6 @@ import copy
 import functools
 import inspect
 import os
-import sys
 import warnings
 from collections.abc import Callable
 from types import FunctionType, MethodType
@@ -24,6 +23,7 @@ from kiln.nn.calls import HOOKS
 from kiln.scripting.annotations import check_arguments
 from kiln.scripting.calls import call
 from kiln.scripting.context import Context, entered, reachable
+from kiln.scripting.given import PLAIN, Given, arrays, as_given, containers, count, objects_in, overlap
 from kiln.scripting.items import contents
 from kiln.scripting.numbers import Number
 from kiln.table.arguments import recorder_here
@@ -36,7 +36,6 @@ from kiln.tracing.trees import build, constants, flatten
 
 KEPT = 64  # looks of one function
 WAYS_KEPT = 16  # programs of one look that each hold one way
-_PLAIN = (int, float, bool, complex, str, bytes, type(None), _core.dtype)
 
 
 class Way(Program):
@@ -81,7 +80,7 @@ class Variant:
         self.numbers: list[Any] = []  # which of the results' leaves are numbers
         self.prints: list[Any] = []
         self.places: list[Any] = []  # what a call changes besides tensors: containers of arguments, others
-        self._twins = len(containers((args, kwargs), (), {})) < _count((args, kwargs))
+        self._twins = len(containers((args, kwargs), (), {})) < count((args, kwargs))
         ran: dict[Any, dict[str, Any]] = {}
         run = self._runner(function, root, ran)
         on_data = "refuse" if refused is None else "check"
@@ -95,7 +94,7 @@ class Variant:
         for thing in self._objects:
             read.follow(thing)
         self.guards = read.guards()
-        self._arrays = _arrays(reachable([function, root, *self._objects]))
+        self._arrays = arrays(reachable([function, root, *self._objects]))
         self.is_seen = not self._arrays  # whether the guards are all that it depends on
         asks = {"environ", "getenv"}
         self._environ = dict(os.environ) if any(asks & names_in(code) for code in ran) else None
@@ -117,7 +116,7 @@ class Variant:
                     context.refuse("changes a list or dict in the place of another argument too")
                 self.places = [given.get(key[0], slot) for key, slot, _ in effects]
                 self.prints = context.prints or []
-                parts = (_as_given(made, given), self.prints, [after for _, _, after in effects])
+                parts = (as_given(made, given), self.prints, [after for _, _, after in effects])
                 whole = _numbers_as_tensors(parts, self.numbers)
             finally:
                 context.undo()
@@ -178,59 +177,6 @@ class Variant:
         return made
 
 
-class Given:
-    """A list or dict among the arguments, by the keys that lead to it."""
-
-    def __init__(self, path: tuple[Any, ...]) -> None:
-        self.path = path
-
-    def of(self, given: Any) -> Any:
-        """That of a call."""
-        for key in self.path:
-            given = given[key]
-        return given
-
-
-def objects_in(value: Any) -> list[Any]:
-    """What of a value is neither a tensor, nor a number or text, nor a container."""
-    if type(value) in (list, tuple) or hasattr(value, "_fields"):
-        return [x for v in value for x in objects_in(v)]
-    if type(value) is dict:
-        return [x for v in value.values() for x in objects_in(v)]
-    return [] if isinstance(value, (*_PLAIN, _core.Tensor)) else [value]
-
-
-def _arrays(things: dict[int, Any]) -> list[tuple[Any, Any]]:
-    """NumPy's arrays, each with a copy: what a script reads of one it keeps."""
-    numpy = sys.modules.get("numpy")
-    return [] if numpy is None else [(x, x.copy()) for x in things.values() if isinstance(x, numpy.ndarray)]
-
-
-def _count(value: Any) -> int:
-    """How many lists and dicts a value holds, one that stands there twice counted twice."""
-    if not (type(value) in (list, dict, tuple) or hasattr(value, "_fields")):
-        return 0
-    inner = value.values() if isinstance(value, dict) else value
-    return isinstance(value, (list, dict)) + sum(map(_count, inner))
-
-
-def containers(value: Any, path: tuple[Any, ...], found: dict[int, Given]) -> dict[int, Given]:
-    """The lists and dicts that a value holds, by their ids."""
-    if type(value) in (list, dict, tuple) or hasattr(value, "_fields"):
-        if isinstance(value, (list, dict)):
-            found.setdefault(id(value), Given(path))
-        for key, x in value.items() if isinstance(value, dict) else enumerate(value):
-            containers(x, (*path, key), found)
-    return found
-
-
-def _as_given(made: Any, given: dict[int, Given]) -> Any:
-    """A result in which arguments that are given back are told as such."""
-    if type(made) is tuple:
-        return tuple([given[id(x)] if id(x) in given else x for x in made])
-    return given[id(made)] if id(made) in given else made
-
-
 def _numbers_as_tensors(value: Any, found: list[Any]) -> Any:
     """A value in which Numbers are tensors of no dims, each a new one, which `found` gets."""
     tensors: list[Any] = []
@@ -246,7 +192,7 @@ def _numbers_as_tensors(value: Any, found: list[Any]) -> Any:
 
 
 def _given(context: Context, x: Any) -> Any:
-    if not isinstance(x, (*_PLAIN, Given)):
+    if not isinstance(x, (*PLAIN, Given)):
         context.refuse(f"returns a {type(x).__name__}, which holds neither tensors nor numbers")
     return x
 
@@ -273,7 +219,7 @@ class Calls:
             check_arguments(self.function, args, kwargs)
         state = _core.random_state()
         for made in kept:
-            if not made.holds() or (made.writes_inputs and _overlap(args, kwargs)):
+            if not made.holds() or (made.writes_inputs and overlap(args, kwargs)):
                 continue
             try:
                 return self._ran(kept, made, due, args, kwargs)
@@ -286,7 +232,7 @@ class Calls:
                     raise
         try:
             made = self._made(kept, args, kwargs)
-            if made.writes_inputs and _overlap(args, kwargs):
+            if made.writes_inputs and overlap(args, kwargs):
                 raise TracingError(
                     f"{made.captured.name}: writes into an argument in place that shares memory with another"
                 )
@@ -352,14 +298,6 @@ class Calls:
         return self.last
 
 
-def _overlap(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether two tensors among arguments share memory without being one tensor."""
-    leaves: list[Any] = []
-    flatten((args, kwargs), leaves)
-    distinct = {id(x): x for x in leaves}
-    return len({_core.place(x)[0] for x in distinct.values()}) < len(distinct)
-
-
 def inside(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A script that is called while something is captured: a part of that."""
     recorder = recorder_here()
@@ -391,7 +329,7 @@ def _look(value: Any, parts: list[Any], seen: dict[int, int]) -> bool:
     if kind is dict:
         parts.append((kind, tuple(value), seen.setdefault(id(value), len(seen))))
         return not [item for item in value.values() if not _look(item, parts, seen)]
-    parts.append((kind, repr(value) if kind is float else value) if kind in _PLAIN else (kind, id(value)))
+    parts.append((kind, repr(value) if kind is float else value) if kind in PLAIN else (kind, id(value)))
     return not isinstance(value, (_core.Tensor, Value))
 
 
@@ -589,10 +527,10 @@ def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs:
     once, when a program is made: for each look of the arguments (dtypes, sizes, the values of what is no
     tensor) and when attributes, globals or closures that it reads have changed.
 
-    What one program cannot hold (a size or slice that depends on values, a name that has another type or shape
-    after one branch than after the other, a list that grows in a loop of unknown length) makes a program for
-    each way that calls go, which checks the values it was made for: a `TracerWarning` says the line and the
-    reason. Such scripts cannot be saved. RuntimeError, with the line and the reason, for what no program can
+    What one program cannot hold (a size or slice that depends on values, a name that has another type or
+    shape after one branch than after the other, a list that grows in a loop of unknown length) makes a program
+    for each way that calls go, which checks the values it was made for: a `TracerWarning` says the line and
+    the reason. Such scripts cannot be saved. RuntimeError, with the line and the reason, for what no program can
     do again, and for arguments that are not what their annotations say. `example_inputs`: a list of calls,
     each a tuple, that are made at once. `optimize` is PyTorch's, and changes nothing.
 

@@ -11,7 +11,7 @@ import typing
 from types import FunctionType, MethodType
 from typing import Any
 
-import kiln
+from kiln import _core
 from kiln.scripting.scripted import Scripted, script
 
 _count = itertools.count()
@@ -20,7 +20,8 @@ _NAMES = ("Any", "Dict", "List", "NamedTuple", "Optional", "Tuple", "Union")
 
 def functions_of(source: str, around: dict[str, Any]) -> dict[str, FunctionType]:
     """The functions that a text defines; they see each other, what is `around`, and what scripts may name."""
-    known = {"torch": kiln, "kiln": kiln, "Tensor": kiln.Tensor, "math": math, "inf": math.inf}
+    own = sys.modules["kiln"]
+    known = {"torch": own, "kiln": own, "Tensor": _core.Tensor, "math": math, "inf": math.inf}
     space = {**known, **{name: getattr(typing, name) for name in _NAMES}, **around}
     before = dict(space)
     name = f"<script {next(_count)}>"
