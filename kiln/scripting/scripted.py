@@ -31,7 +31,7 @@ from kiln.tracing.captured import Captured
 from kiln.tracing.modules import TopLevelTracedModule, TracerWarning
 from kiln.tracing.program import Program, held_in
 from kiln.tracing.recorder import WAYS, TracingError
-from kiln.tracing.scripts import ScriptFunction, ScriptModule, captured_twice
+from kiln.tracing.scripts import ScriptFunction, ScriptModule, above, captured_twice
 from kiln.tracing.trees import build, constants, flatten
 
 KEPT = 64  # looks of one function
@@ -512,6 +512,9 @@ def save(made: Any, f: Any, extra_files: Any = None) -> None:
     export.save(program, f, extra_files=extra_files)
 
 
+above["save"] = save
+
+
 def load(f: Any, extra_files: Any = None) -> Any:
     """A program that `save` wrote."""
     return export.load(f, extra_files=extra_files)
@@ -528,11 +531,11 @@ def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs:
     tensor) and when attributes, globals or closures that it reads have changed.
 
     What one program cannot hold (a size or slice that depends on values, a name that has another type or
-    shape after one branch than after the other, a list that grows in a loop of unknown length) makes a program
-    for each way that calls go, which checks the values it was made for: a `TracerWarning` says the line and
-    the reason. Such scripts cannot be saved. RuntimeError, with the line and the reason, for what no program can
-    do again, and for arguments that are not what their annotations say. `example_inputs`: a list of calls,
-    each a tuple, that are made at once. `optimize` is PyTorch's, and changes nothing.
+    shape after one branch than after the other, a list that grows in a loop of unknown length) makes a
+    program for each way that calls go, which checks the values it was made for: a `TracerWarning` says the
+    line and the reason. Such scripts cannot be saved. RuntimeError, with the line and the reason, for what no
+    program can do again, and for arguments that are not what their annotations say. `example_inputs`: a list
+    of calls, each a tuple, that are made at once. `optimize` is PyTorch's, and changes nothing.
 
     >>> @kiln.jit.script
     ... def collatz(n):

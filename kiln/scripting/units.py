@@ -13,6 +13,7 @@ from typing import Any
 
 from kiln import _core
 from kiln.scripting.scripted import Scripted, script
+from kiln.tracing.scripts import above
 
 _count = itertools.count()
 _NAMES = ("Any", "Dict", "List", "NamedTuple", "Optional", "Tuple", "Union")
@@ -69,6 +70,9 @@ class CompilationUnit:
 
 def define(module: Any, source: str) -> None:
     """Gives a module the functions of a text as methods."""
-    frame = sys._getframe(4)
+    frame = sys._getframe(2)
     for name, f in functions_of(source, frame.f_globals).items():
         module.__dict__[name] = MethodType(f, module)
+
+
+above["define"] = define

@@ -152,10 +152,6 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.tracing.recorder": "for a trace that meets a program",
         "kiln.tracing.symbolic": "for a trace that meets a program",
     },
-    "kiln/tracing/scripts.py": {
-        "kiln.scripting.scripted": "for who writes a program",
-        "kiln.scripting.units": "for source that is a text",
-    },
     "kiln/tracing/sizes.py": {"kiln.tracing.graphs": "a program that was loaded checks sizes alone"},
     "kiln/export/command.py": {
         "kiln.viz": "for who draws",
