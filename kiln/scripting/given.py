@@ -70,3 +70,10 @@ def overlap(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     flatten((args, kwargs), leaves)
     distinct = {id(x): x for x in leaves}
     return len({_core.place(x)[0] for x in distinct.values()}) < len(distinct)
+
+
+def all_contiguous(value: Any) -> bool:
+    """Whether the tensors in a value are contiguous."""
+    leaves: list[Any] = []
+    flatten(value, leaves)
+    return all(x.is_contiguous() for x in leaves)

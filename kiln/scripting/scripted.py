@@ -15,7 +15,7 @@ from typing import Any
 
 import kiln.scripting.runtime  # noqa: F401  (what rewritten code calls)
 from kiln import _core, export
-from kiln.capture.pure.guards import Read, names_in
+from kiln.capture.pure.guards import Read, names_in, ways_to
 from kiln.errors import describe, message
 from kiln.graph.graph import Value
 from kiln.nn import Module
@@ -23,7 +23,17 @@ from kiln.nn.calls import HOOKS
 from kiln.scripting.annotations import check_arguments
 from kiln.scripting.calls import call
 from kiln.scripting.context import Context, entered, reachable
-from kiln.scripting.given import PLAIN, Given, arrays, as_given, containers, count, objects_in, overlap
+from kiln.scripting.given import (
+    PLAIN,
+    Given,
+    all_contiguous,
+    arrays,
+    as_given,
+    containers,
+    count,
+    objects_in,
+    overlap,
+)
 from kiln.scripting.items import contents
 from kiln.scripting.numbers import Number
 from kiln.table.arguments import recorder_here
@@ -87,6 +97,9 @@ class Variant:
         self.captured: Captured = captured_twice(run, args, kwargs, None, on_data, True, root)
         self._state = [s.tensor for s in self.captured.state]
         read = Read(ran, self._state)
+        for places in ways_to([function, root, args, kwargs], self._state).values():
+            for place in places:  # so that a parameter which is exchanged is seen
+                read.place(place)
         read.follow(function)
         if root is not None:
             read.follow(root)
@@ -96,6 +109,12 @@ class Variant:
         self.guards = read.guards()
         self._arrays = arrays(reachable([function, root, *self._objects]))
         self.is_seen = not self._arrays  # whether the guards are all that it depends on
+        lies = {"stride", "is_contiguous", "storage_offset"}
+        if any(lies & names_in(code) for code in ran) and not all_contiguous((args, kwargs)):
+            raise TracingError(
+                f"{self.captured.name}: asks how a tensor lies in memory, of an argument that is not "
+                "contiguous: give x.contiguous()"
+            )
         asks = {"environ", "getenv"}
         self._environ = dict(os.environ) if any(asks & names_in(code) for code in ran) else None
         self.is_seen = self.is_seen and self._environ is None
@@ -321,7 +340,8 @@ def _look(value: Any, parts: list[Any], seen: dict[int, int]) -> bool:
     kind = type(value)
     if issubclass(kind, _core.Tensor):
         again = seen.setdefault(id(value), len(seen))
-        parts.append((value.dtype, tuple(value.shape), value.requires_grad, again))
+        strides = None if value.is_contiguous() else value.stride()
+        parts.append((value.dtype, tuple(value.shape), value.requires_grad, again, strides))
         return True
     if kind is tuple or kind is list or hasattr(value, "_fields"):
         parts.append((kind, len(value), seen.setdefault(id(value), len(seen)) if kind is list else 0))

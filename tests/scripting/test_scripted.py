@@ -374,3 +374,36 @@ def test_dtype_as_setting_in_a_file() -> None:
     held.seek(0)
     came = kiln.jit.load(held)(kiln.tensor(X))
     assert expected.dtype == came.dtype == kiln.float64 and expected.item() == came.item() == 3.0
+
+
+def test_exchanged_parameters_and_objects() -> None:
+    module, x = net(), kiln.tensor(X)
+    script = kiln.jit.script(module)
+    for _ in range(3):
+        assert script(x).tolist() == module(x).tolist()
+    module.a.weight = nn.Parameter(kiln.ones(2, 2))
+    assert script(x).tolist() == module(x).tolist()
+    module.a = nn.Linear(2, 2)
+    assert script(x).tolist() == module(x).tolist()
+
+    class Box:
+        def __init__(self, n: int) -> None:
+            self.n = n
+
+    @kiln.jit.script
+    def times(x, box):
+        return x * box.n
+
+    for k in range(4):
+        box = Box(k)
+        assert times(x, box).tolist() == [k, 2 * k]
+        box.n = 7
+        assert times(x, box).tolist() == [7, 14]
+
+    @kiln.jit.script
+    def contiguous(x):
+        return x + 1 if x.is_contiguous() else x
+
+    assert contiguous(kiln.ones(2, 2)).tolist() == [[2.0, 2.0], [2.0, 2.0]]
+    with pytest.raises(RuntimeError, match="lies in memory"):
+        contiguous(kiln.ones(2, 3).T)
