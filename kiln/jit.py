@@ -31,8 +31,8 @@ from kiln.tracing.recorder import TracingError as TracingCheckError
 from kiln.tracing.scripts import ScriptFunction, ScriptModule, TracedModule, trace
 
 __all__ = [
-    "Attribute", "CompilationUnit", "Error", "Final", "Future", "RecursiveScriptModule", "ScriptFunction", "ScriptModule",
-    "TopLevelTracedModule", "TracedModule", "TracerWarning", "TracingCheckError", "annotate",
+    "Attribute", "CompilationUnit", "Error", "Final", "Future", "RecursiveScriptModule", "ScriptFunction",
+    "ScriptModule", "TopLevelTracedModule", "TracedModule", "TracerWarning", "TracingCheckError", "annotate",
     "enable_onednn_fusion", "export", "fork", "freeze", "fuser", "ignore", "interface", "is_scripting",
     "is_tracing", "isinstance", "load", "onednn_fusion_enabled", "optimize_for_inference",
     "optimized_execution", "save", "script", "script_if_tracing", "script_method", "set_fusion_strategy",

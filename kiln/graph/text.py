@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from kiln import _core
 from kiln.graph.graph import Graph, OpLike, Shape, Value, takes
 from kiln.graph.size import Atom, Dim, Size, quotient, single_slot, symbol
 
@@ -94,10 +95,10 @@ def attr_text(attr: Any, called: dict[Subgraph, int] | None = None) -> str:
         return dim_text(attr)
     if isinstance(attr, float):
         return repr(attr) if math.isfinite(attr) else {"nan": "nan", "inf": "inf", "-inf": "-inf"}[repr(attr)]
-    if isinstance(attr, str):
+    if isinstance(attr, (str, _core.dtype)):  # (an op takes a dtype by its name too)
         import json  # 2 ms, and seldom needed
 
-        return json.dumps(attr)
+        return json.dumps(attr if isinstance(attr, str) else attr.name)
     if isinstance(attr, tuple):
         return f"({', '.join([attr_text(a, called) for a in attr])})"
     if isinstance(attr, Subgraph) and called is not None:

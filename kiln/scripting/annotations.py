@@ -38,8 +38,9 @@ def check_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             many = [value]
         for x in many:
             if not fits(x, hints[name]):
+                wanted = told(hints[name])
                 raise RuntimeError(
-                    f"{plain.__name__}() Expected a value of type '{told(hints[name])}' for argument '{name}' "
+                    f"{plain.__name__}() Expected a value of type '{wanted}' for argument '{name}' "
                     f"but instead found type '{type(x).__name__}'."
                 )
 

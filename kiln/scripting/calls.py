@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import builtins
 import copy
+import dis
 import functools
 import inspect
 import math
 import os
 import re
+from collections import deque
 from collections.abc import Callable
-from types import BuiltinMethodType, FunctionType, MethodType
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from kiln import _core, ops
@@ -26,7 +28,7 @@ from kiln.scripting.conditions import and_, choose, compared, just, or_
 from kiln.scripting.context import Context, running
 from kiln.scripting.failing import fail_where, raised
 from kiln.scripting.functions import is_rewritten, rewrite
-from kiln.scripting.items import changes, set_attr
+from kiln.scripting.items import cell_slot, changes, global_slot, set_attr
 from kiln.scripting.numbers import KINDS, Number, Tensor, cast, dtype_of, number, of_item, truth
 from kiln.scripting.statements import Range, shown
 from kiln.tracing.recorder import TracingError
@@ -35,7 +37,7 @@ _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 DEPTH = 24  # of a function that calls itself, in branches that depend on values
 _CHANGING = frozenset((
     "append", "extend", "insert", "pop", "remove", "clear", "sort", "reverse", "update", "setdefault",
-    "popitem", "add", "discard", "__setitem__", "__delitem__",
+    "popitem", "add", "discard", "subtract", "move_to_end", "__setitem__", "__delitem__",
 ))  # fmt: skip
 _FOLDS = (any, all, sum, min, max)
 _MAKERS = (sorted, copy.copy, copy.deepcopy)
@@ -108,6 +110,8 @@ def _function(context: Context, f: FunctionType, args: tuple[Any, ...], kwargs: 
             error.add_note(f"the source of {f.__name__} is not to be found, so that it runs as it is")
             raise
     context.ran[f.__code__] = f.__globals__
+    if made is not f:
+        _expect_writes(context, f)
     code = made.__code__
     if context.logs and context.calls.count(code) >= DEPTH:
         context.deepest += 1
@@ -123,6 +127,37 @@ def _function(context: Context, f: FunctionType, args: tuple[Any, ...], kwargs: 
         raise
     finally:
         context.calls.pop()
+
+
+def _expect_writes(context: Context, f: FunctionType) -> None:
+    """What a function declares `global` or `nonlocal` and writes is changed by every call."""
+    names, free = written_names(f.__code__)
+    if not names and not free:
+        return
+    if not context.pinned:
+        context.refuse(f"writes {', '.join(sorted(names | free))}, which is there before the call")
+    cells = dict(zip(f.__code__.co_freevars, f.__closure__ or ()))
+    for name in sorted(names):
+        context.outside(f.__globals__, name, global_slot(f.__globals__, name))
+    for name in sorted(free):
+        context.outside(cells[name], None, cell_slot(cells[name], name))
+
+
+@functools.cache
+def written_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The globals that code writes, and the names of functions around it."""
+    names, free = set(), set()
+    for i in dis.get_instructions(code):
+        if i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            names.add(i.argval)
+        elif i.opname in ("STORE_DEREF", "DELETE_DEREF") and i.argval in code.co_freevars:
+            free.add(i.argval)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            more, around = written_names(inner)
+            names |= more
+            free |= around & set(code.co_freevars)
+    return frozenset(names), frozenset(free)
 
 
 def _explain(context: Context, error: NameError) -> None:
@@ -148,6 +183,8 @@ def _wrapped(context: Context, f: Any, wrapped: Any, args: Any, kwargs: Any) -> 
 
 def _method(context: Context, f: MethodType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     held, function = f.__self__, f.__func__
+    if isinstance(held, (list, dict, set)) and f.__name__ in _CHANGING and is_left_alone(function):
+        changes(held)
     if isinstance(held, Module) and f.__name__ in ("forward", "__call__"):
         patch(context, held)
     if isinstance(held, Tensor) and not context.pinned:
@@ -173,9 +210,18 @@ def _builtin(context: Context, f: Any, args: tuple[Any, ...], kwargs: dict[str, 
             changes(held)
         made = f(*args, **kwargs)
         return context.new(made) if f.__name__ == "copy" else made
+    if _goes_on(held):
+        context.touch(held)
+    elif f is next and args and _goes_on(args[0]):
+        context.touch(args[0])
     if isinstance(held, str) and context.lenient and f.__name__ == "format":
         return f(*map(shown, args), **{n: shown(v) for n, v in kwargs.items()})
     return _native(context, f, args, kwargs)
+
+
+def _goes_on(thing: Any) -> bool:
+    """Whether methods of an object change it: an iterator, a deque."""
+    return isinstance(thing, (deque, bytearray)) or hasattr(type(thing), "__next__")
 
 
 # -- kiln's functions -------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ class Context:
         self.raised: list[BaseException] = []
         self.logs: list[dict[Any, tuple[Any, Any]]] = []  # of each branch: what it changes, as it was
         self.made: dict[int, tuple[Any, int]] = {}  # containers and objects of this run: in which branch
-        self.given: set[int] | None = None  # ids of objects that were there before
+        self.given: dict[int, Any] | None = None  # ids of objects that were there before
         self.roots: list[Any] = []
         self.unset: dict[str, str] = {}  # names that have no value, and why
         self.ran: dict[Any, dict[str, Any]] = {}  # code -> globals
@@ -67,9 +67,30 @@ class Context:
         elif not self.logs:
             self.effects.setdefault((id(thing), key), (slot, slot.read()))
 
+    def outside(self, thing: Any, key: Any, slot: Any) -> None:
+        """A place outside that is about to be changed."""
+        if self.effects is None:
+            self.refuse(f"sets {slot.name}, which is there before the call")
+        else:
+            self.effects.setdefault((id(thing), key), (slot, slot.read()))
+
+    def touch(self, thing: Any) -> None:
+        """Something that Python gives no way to put back is about to change."""
+        if self._was_there(thing):
+            kind = type(thing).__name__
+            self.refuse(
+                f"changes a {kind}, which is there before the call: that would happen once, at the capture"
+            )
+
     def take_effects(self) -> list[tuple[Any, Any, Any]]:
-        """Of each place that was there before the call and is changed: its key, the place, what it holds now."""
-        return [(key, slot, slot.read()) for key, (slot, _) in (self.effects or {}).items()]
+        """Of each place that was there before the call and is changed: its key, it, what it holds now."""
+        found = []
+        for key, (slot, _) in (self.effects or {}).items():
+            after = slot.read()
+            if isinstance(after, (list, dict)) and key[1] is None:
+                after = list(after) if isinstance(after, list) else dict(after)
+            found.append((key, slot, after))
+        return found
 
     def undo(self) -> None:
         """Puts back what was there before the call: every call changes it by itself."""
@@ -103,15 +124,15 @@ class Context:
         return id(thing) in self.given
 
 
-def reachable(roots: list[Any]) -> set[int]:
-    """The ids of containers and objects that can be reached from some."""
-    found: set[int] = set()
+def reachable(roots: list[Any]) -> dict[int, Any]:
+    """Containers and objects that can be reached from some, by their ids."""
+    found: dict[int, Any] = {}
     stack = list(roots)
     while stack and len(found) < _MOST:
         thing = stack.pop()
         if isinstance(thing, _ENDS) or id(thing) in found:
             continue
-        found.add(id(thing))
+        found[id(thing)] = thing
         stack += [place.held for place in entries_of(thing)]
     return found
 

@@ -95,6 +95,27 @@ def contents(held: Any) -> Slot:
     return Slot(f"a {type(held).__name__}", read, write)
 
 
+def global_slot(names: dict[str, Any], name: str) -> Slot:
+    """A global name."""
+
+    def write(value: Any) -> None:
+        if value is _ABSENT:
+            names.pop(name, None)
+        else:
+            names[name] = value
+
+    return Slot(f"the global {name}", lambda: names.get(name, _ABSENT), write)
+
+
+def cell_slot(cell: Any, name: str) -> Slot:
+    """A name of the function around."""
+
+    def write(value: Any) -> None:
+        cell.cell_contents = value
+
+    return Slot(f"the name {name} of the function around", lambda: cell.cell_contents, write)
+
+
 def changes(held: Any) -> None:
     """A container is about to be changed."""
     running().change(held, None, contents(held), f"changes a {type(held).__name__}")

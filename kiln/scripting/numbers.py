@@ -56,7 +56,7 @@ class Number:
     def __int__(self) -> Any:
         return self.read("reads")
 
-    __float__ = __complex__ = __index__ = __int__
+    __float__ = __complex__ = __int__
 
     def __hash__(self) -> Any:
         return self.read("takes as a key")

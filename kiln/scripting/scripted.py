@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import os
 import warnings
 from collections.abc import Callable
 from types import FunctionType, MethodType
@@ -14,28 +15,62 @@ from typing import Any
 
 import kiln.scripting.runtime  # noqa: F401  (what rewritten code calls)
 from kiln import _core, export
-from kiln.capture.pure.guards import Read
+from kiln.capture.pure.guards import Read, names_in, ways_to
 from kiln.errors import describe, message
 from kiln.graph.graph import Value
 from kiln.nn import Module
 from kiln.nn.calls import HOOKS
 from kiln.scripting.annotations import check_arguments
 from kiln.scripting.calls import call
-from kiln.scripting.context import Context, entered
+from kiln.scripting.context import Context, entered, reachable
+from kiln.scripting.given import (
+    PLAIN,
+    Given,
+    all_contiguous,
+    arrays,
+    as_given,
+    containers,
+    count,
+    objects_in,
+    overlap,
+)
 from kiln.scripting.items import contents
 from kiln.scripting.numbers import Number
 from kiln.table.arguments import recorder_here
-from kiln.tracing.capture import capture
 from kiln.tracing.captured import Captured
 from kiln.tracing.modules import TopLevelTracedModule, TracerWarning
 from kiln.tracing.program import Program, held_in
 from kiln.tracing.recorder import WAYS, TracingError
-from kiln.tracing.scripts import ScriptFunction, ScriptModule
+from kiln.tracing.scripts import ScriptFunction, ScriptModule, above, captured_twice
 from kiln.tracing.trees import build, constants, flatten
 
 KEPT = 64  # looks of one function
 WAYS_KEPT = 16  # programs of one look that each hold one way
-_PLAIN = (int, float, bool, complex, str, bytes, type(None), _core.dtype)
+
+
+class Way(Program):
+    """The program of a variant, which the core runs by itself where nothing of Python's is to be done."""
+
+    def __init__(self, variant: Variant, fast: Any) -> None:
+        super().__init__(variant.captured, held_in(variant.captured))
+        self.variant, self.fast = variant, fast
+        self._told = tuple([id(s.tensor) for s in self.captured.state])
+        tree, plain = variant.tree.items[0], not (variant.numbers or variant.prints or variant.places)
+        self._is_one = plain and tree.kind == "leaf"
+        leaves = tree.kind == "tuple" and tree.type is None and all(x.kind == "leaf" for x in tree.items)
+        self._is_tuple = plain and leaves
+        self._is_plain = self._is_plain and variant.is_seen and not (variant.prints or variant.places)
+
+    def _guards(self) -> tuple[Any, Any]:
+        return self.variant.guards
+
+    def _returned(self, given: Any) -> Any:
+        return given if self._is_one or self._is_tuple else self.variant.result(given)
+
+    def run(self, due: bool | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the function returns."""
+        made = self._slow(due, args, kwargs)
+        return made if self._is_one or self._is_tuple else self.variant.result(made, args, kwargs)
 
 
 class Variant:
@@ -47,24 +82,44 @@ class Variant:
         root: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        refused: TracingError | None = None,
+        refused: TracingError | None,
+        fast: Any,
     ) -> None:
         self.refused = refused  # why it is for one way that the function goes alone
         self.tree: Any = None
         self.numbers: list[Any] = []  # which of the results' leaves are numbers
         self.prints: list[Any] = []
         self.places: list[Any] = []  # what a call changes besides tensors: containers of arguments, others
+        self._twins = len(containers((args, kwargs), (), {})) < count((args, kwargs))
         ran: dict[Any, dict[str, Any]] = {}
         run = self._runner(function, root, ran)
         on_data = "refuse" if refused is None else "check"
-        self.captured: Captured = capture(run, args, kwargs, root=root, on_data=on_data)
-        self._program = Program(self.captured, held_in(self.captured))
+        self.captured: Captured = captured_twice(run, args, kwargs, None, on_data, True, root)
         self._state = [s.tensor for s in self.captured.state]
         read = Read(ran, self._state)
+        for places in ways_to([function, root, args, kwargs], self._state).values():
+            for place in places:  # so that a parameter which is exchanged is seen
+                read.place(place)
         read.follow(function)
         if root is not None:
             read.follow(root)
-        self._inside, self._outside = read.guards()
+        self._objects = objects_in((args, kwargs))
+        for thing in self._objects:
+            read.follow(thing)
+        self.guards = read.guards()
+        self._arrays = arrays(reachable([function, root, *self._objects]))
+        self.is_seen = not self._arrays  # whether the guards are all that it depends on
+        lies = {"stride", "is_contiguous", "storage_offset"}
+        if any(lies & names_in(code) for code in ran) and not all_contiguous((args, kwargs)):
+            raise TracingError(
+                f"{self.captured.name}: asks how a tensor lies in memory, of an argument that is not "
+                "contiguous: give x.contiguous()"
+            )
+        asks = {"environ", "getenv"}
+        self._environ = dict(os.environ) if any(asks & names_in(code) for code in ran) else None
+        self.is_seen = self.is_seen and self._environ is None
+        self.writes_inputs = any(kind == "input" for kind, _ in self.captured.mutated)
+        self.run = Way(self, fast).run
 
     def _runner(self, function: Any, root: Any, ran: dict[Any, dict[str, Any]]) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -76,9 +131,11 @@ class Variant:
                     made = call(function, *args, **kwargs)
                     context.finish()
                 effects = context.take_effects()
+                if effects and self._twins:
+                    context.refuse("changes a list or dict in the place of another argument too")
                 self.places = [given.get(key[0], slot) for key, slot, _ in effects]
                 self.prints = context.prints or []
-                parts = (_as_given(made, given), self.prints, [after for _, _, after in effects])
+                parts = (as_given(made, given), self.prints, [after for _, _, after in effects])
                 whole = _numbers_as_tensors(parts, self.numbers)
             finally:
                 context.undo()
@@ -96,10 +153,12 @@ class Variant:
 
     def holds(self) -> bool:
         """Whether what the program was made of is as it was."""
-        return bool(self._inside.hold()) and bool(self._outside.hold())
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.result(self._program(args, kwargs), args, kwargs)
+        return (
+            bool(self.guards[0].hold())
+            and bool(self.guards[1].hold())
+            and (self._environ is None or self._environ == dict(os.environ))
+            and all(x.shape == y.shape and x.tobytes() == y.tobytes() for x, y in self._arrays)
+        )
 
     def result(self, leaves: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """What the function returns, of the program's results; prints, and changes what the function does."""
@@ -129,42 +188,12 @@ class Variant:
             raise RuntimeError("jit.save: a program in a file does not print")
         if self.places:
             raise RuntimeError(
-                f"jit.save: {self.captured.name} changes what is there before its calls, which a program in a "
-                "file cannot"
+                f"jit.save: {self.captured.name} changes what is there before its calls, which a program in "
+                "a file cannot"
             )
         made = copy.copy(self.captured)
         made.out_tree = self.tree.items[0]
         return made
-
-
-class Given:
-    """A list or dict among the arguments, by the keys that lead to it."""
-
-    def __init__(self, path: tuple[Any, ...]) -> None:
-        self.path = path
-
-    def of(self, given: Any) -> Any:
-        """That of a call."""
-        for key in self.path:
-            given = given[key]
-        return given
-
-
-def containers(value: Any, path: tuple[Any, ...], found: dict[int, Given]) -> dict[int, Given]:
-    """The lists and dicts that a value holds, by their ids."""
-    if type(value) in (list, dict, tuple) or hasattr(value, "_fields"):
-        if isinstance(value, (list, dict)):
-            found.setdefault(id(value), Given(path))
-        for key, x in value.items() if isinstance(value, dict) else enumerate(value):
-            containers(x, (*path, key), found)
-    return found
-
-
-def _as_given(made: Any, given: dict[int, Given]) -> Any:
-    """A result in which arguments that are given back are told as such."""
-    if type(made) is tuple:
-        return tuple([given[id(x)] if id(x) in given else x for x in made])
-    return given[id(made)] if id(made) in given else made
 
 
 def _numbers_as_tensors(value: Any, found: list[Any]) -> Any:
@@ -182,7 +211,7 @@ def _numbers_as_tensors(value: Any, found: list[Any]) -> Any:
 
 
 def _given(context: Context, x: Any) -> Any:
-    if not isinstance(x, (*_PLAIN, Given)):
+    if not isinstance(x, (*PLAIN, Given)):
         context.refuse(f"returns a {type(x).__name__}, which holds neither tensors nor numbers")
     return x
 
@@ -195,8 +224,9 @@ class Calls:
         self.variants: dict[Any, list[Variant]] = {}
         self.last: Variant | None = None
         self.told = False  # that a program holds one way alone
+        self.fast = _core.Cell(self._slow)  # the call; those like an earlier one the core runs by itself
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _slow(self, due: bool | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if recorder_here() is not None:
             return inside(self.function, args, kwargs)
         look: list[Any] = [_core.modes(), _core.default_dtype_name()]
@@ -208,10 +238,10 @@ class Calls:
             check_arguments(self.function, args, kwargs)
         state = _core.random_state()
         for made in kept:
-            if not made.holds():
+            if not made.holds() or (made.writes_inputs and overlap(args, kwargs)):
                 continue
             try:
-                return self._ran(kept, made, args, kwargs)
+                return self._ran(kept, made, due, args, kwargs)
             except Exception as error:
                 if made.refused is None and not hasattr(error, "_kiln_program"):
                     raise
@@ -220,7 +250,12 @@ class Calls:
                     self.function(*args, **kwargs)  # raises it, with its text and its lines
                     raise
         try:
-            return self._ran(kept, self._made(kept, args, kwargs), args, kwargs)
+            made = self._made(kept, args, kwargs)
+            if made.writes_inputs and overlap(args, kwargs):
+                raise TracingError(
+                    f"{made.captured.name}: writes into an argument in place that shares memory with another"
+                )
+            return self._ran(kept, made, due, args, kwargs)
         except TracingError:
             raise
         except Exception:
@@ -228,10 +263,17 @@ class Calls:
             self.function(*args, **kwargs)
             raise
 
-    def _ran(self, kept: list[Variant], made: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _ran(
+        self,
+        kept: list[Variant],
+        made: Variant,
+        due: bool | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """The result of a program, which becomes the first that is asked."""
         self.last = made
-        result = made(args, kwargs)
+        result = made.run(due, args, kwargs)
         if not kept or kept[0] is not made:
             if made in kept:
                 kept.remove(made)
@@ -241,7 +283,7 @@ class Calls:
 
     def variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
         """A program for these arguments, which is not kept."""
-        return Variant(self.function, self.root, args, kwargs)
+        return Variant(self.function, self.root, args, kwargs, None, self.fast)
 
     def _made(self, kept: list[Variant], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
         """A program for these arguments: of all ways that the function may go, or, where one program cannot
@@ -252,14 +294,14 @@ class Calls:
         refused = next((v.refused for v in kept if v.refused is not None), None)
         if refused is None:
             try:
-                return Variant(self.function, self.root, args, kwargs)
+                return Variant(self.function, self.root, args, kwargs, None, self.fast)
             except TracingError as error:
                 refused = error
             except Exception as error:  # the function's own, or of a number that is none of Python's
                 name = getattr(self.function, "__qualname__", "script")
                 refused = TracingError(f"{name}: {type(error).__name__}: {error}")
         try:
-            made = Variant(self.function, self.root, args, kwargs, refused)
+            made = Variant(self.function, self.root, args, kwargs, refused, self.fast)
         except TracingError:
             raise refused from None
         if not self.told:
@@ -298,7 +340,8 @@ def _look(value: Any, parts: list[Any], seen: dict[int, int]) -> bool:
     kind = type(value)
     if issubclass(kind, _core.Tensor):
         again = seen.setdefault(id(value), len(seen))
-        parts.append((value.dtype, tuple(value.shape), value.requires_grad, again))
+        strides = None if value.is_contiguous() else value.stride()
+        parts.append((value.dtype, tuple(value.shape), value.requires_grad, again, strides))
         return True
     if kind is tuple or kind is list or hasattr(value, "_fields"):
         parts.append((kind, len(value), seen.setdefault(id(value), len(seen)) if kind is list else 0))
@@ -306,7 +349,7 @@ def _look(value: Any, parts: list[Any], seen: dict[int, int]) -> bool:
     if kind is dict:
         parts.append((kind, tuple(value), seen.setdefault(id(value), len(seen))))
         return not [item for item in value.values() if not _look(item, parts, seen)]
-    parts.append((kind, repr(value) if kind is float else value) if kind in _PLAIN else (kind, id(value)))
+    parts.append((kind, repr(value) if kind is float else value) if kind in PLAIN else (kind, id(value)))
     return not isinstance(value, (_core.Tensor, Value))
 
 
@@ -320,7 +363,7 @@ class Scripted(ScriptFunction):
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._calls(args, kwargs)
+        return self._calls.fast(*args, **kwargs)
 
     def __get__(self, held: Any, owner: Any = None) -> Any:
         return self if held is None else MethodType(self, held)
@@ -377,20 +420,23 @@ class RecursiveScriptModule(ScriptModule):
         state["_programs"]["forward"] = Calls(module.forward, module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        state, held = self.__dict__, self._original.__dict__
+        state, original = self.__dict__, self._original
+        if not original._hooked:
+            return state["_programs"]["forward"].fast(*args, **kwargs)
+        held = original.__dict__
         for name in ("_hooked", "_is_full_backward_hook"):  # hooks are called around the program
             if name in held:
                 state[name] = held[name]
         return super().__call__(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._programs["forward"](args, kwargs)
+        return self._programs["forward"].fast(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         state = self.__dict__
         calls = state.get("_programs", {}).get(name)
         if calls is not None:
-            return lambda *args, **kwargs: calls(args, kwargs)
+            return calls.fast
         original = state.get("_original")
         if original is None:
             return super().__getattr__(name)
@@ -486,6 +532,9 @@ def save(made: Any, f: Any, extra_files: Any = None) -> None:
     export.save(program, f, extra_files=extra_files)
 
 
+above["save"] = save
+
+
 def load(f: Any, extra_files: Any = None) -> Any:
     """A program that `save` wrote."""
     return export.load(f, extra_files=extra_files)
@@ -501,10 +550,12 @@ def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs:
     once, when a program is made: for each look of the arguments (dtypes, sizes, the values of what is no
     tensor) and when attributes, globals or closures that it reads have changed.
 
-    RuntimeError, with the line and the reason, for what a program cannot hold: a size or slice that depends
-    on values, a name that has another type or shape after one branch than after the other, a list that grows
-    in a loop of unknown length, Python's own state that is changed. `example_inputs`: a list of calls, each a
-    tuple, that are made at once. `optimize` is PyTorch's, and changes nothing.
+    What one program cannot hold (a size or slice that depends on values, a name that has another type or
+    shape after one branch than after the other, a list that grows in a loop of unknown length) makes a
+    program for each way that calls go, which checks the values it was made for: a `TracerWarning` says the
+    line and the reason. Such scripts cannot be saved. RuntimeError, with the line and the reason, for what no
+    program can do again, and for arguments that are not what their annotations say. `example_inputs`: a list
+    of calls, each a tuple, that are made at once. `optimize` is PyTorch's, and changes nothing.
 
     >>> @kiln.jit.script
     ... def collatz(n):

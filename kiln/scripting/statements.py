@@ -103,7 +103,7 @@ def for_(
         _for_range(over, body, go, get, put, names, line)
         return
     item: Any
-    for item in over:
+    for item in entered_in(over):
         held = True if go is None else go()
         if not isinstance(held, Number):
             if not held:
@@ -214,4 +214,11 @@ class _Shown:
 
 def over(x: Any) -> Any:
     """What a comprehension goes through."""
+    return entered_in(x)
+
+
+def entered_in(x: Any) -> Any:
+    """What a loop goes through: an iterator that is there before the call would be left further on."""
+    if hasattr(type(x), "__next__"):
+        running().touch(x)
     return x

@@ -11,8 +11,9 @@ import typing
 from types import FunctionType, MethodType
 from typing import Any
 
-import kiln
+from kiln import _core
 from kiln.scripting.scripted import Scripted, script
+from kiln.tracing.scripts import above
 
 _count = itertools.count()
 _NAMES = ("Any", "Dict", "List", "NamedTuple", "Optional", "Tuple", "Union")
@@ -20,7 +21,8 @@ _NAMES = ("Any", "Dict", "List", "NamedTuple", "Optional", "Tuple", "Union")
 
 def functions_of(source: str, around: dict[str, Any]) -> dict[str, FunctionType]:
     """The functions that a text defines; they see each other, what is `around`, and what scripts may name."""
-    known = {"torch": kiln, "kiln": kiln, "Tensor": kiln.Tensor, "math": math, "inf": math.inf}
+    own = sys.modules["kiln"]
+    known = {"torch": own, "kiln": own, "Tensor": _core.Tensor, "math": math, "inf": math.inf}
     space = {**known, **{name: getattr(typing, name) for name in _NAMES}, **around}
     before = dict(space)
     name = f"<script {next(_count)}>"
@@ -68,6 +70,9 @@ class CompilationUnit:
 
 def define(module: Any, source: str) -> None:
     """Gives a module the functions of a text as methods."""
-    frame = sys._getframe(4)
+    frame = sys._getframe(2)
     for name, f in functions_of(source, frame.f_globals).items():
         module.__dict__[name] = MethodType(f, module)
+
+
+above["define"] = define

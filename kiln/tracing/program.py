@@ -164,21 +164,26 @@ class Program:
         plain = plain and all(_flows(y, operands, history) for y, history in zip(results, found.history))
 
         def give(results: tuple[Any, ...], leaves: list[Any]) -> Any:
-            return self._given([*(leaves[k] for k in order), *self.state()], results)
+            return self._returned(self._given([*(leaves[k] for k in order), *self.state()], results))
 
         self.fast.add(
-            args, kwargs, self._guards(), _core.Guards([]), sizes,
+            args, kwargs, *self._guards(), sizes,
             [*part, *(part[k] for k in found.again), *found.random], found.drawn,
             found.op.handle, found.op.structure, plain and self._is_one, None if plain else give,
             checks, {}, set(), [operands[count + k] for _, k in found.mutated],
         )  # fmt: skip
 
-    def _guards(self) -> Any:
+    def _returned(self, given: Any) -> Any:
+        """What a call returns, of the results in their containers."""
+        return given
+
+    def _guards(self) -> tuple[Any, Any]:
         """That every tensor of the program is where it was."""
         held: dict[int, tuple[dict[str, Any], list[tuple[str, Any]]]] = {}
         for home, key in self.homes:
             held.setdefault(id(home), (home, []))[1].append((key, home[key]))
-        return _core.Guards([(home, tuple(entries), False) for home, entries in held.values()])
+        own = _core.Guards([(home, tuple(entries), False) for home, entries in held.values()])
+        return own, _core.Guards([])
 
     # -- arguments --------------------------------------------------------------------------------------
 

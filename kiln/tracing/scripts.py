@@ -9,7 +9,6 @@ from typing import Any
 from kiln import _core
 from kiln.errors import describe, message
 from kiln.graph.text import text
-from kiln.late import later
 from kiln.nn import Module
 from kiln.tracing.capture import capture
 from kiln.tracing.captured import Captured
@@ -18,8 +17,7 @@ from kiln.tracing.program import Program, held_in
 from kiln.tracing.recorder import TracingError
 from kiln.tracing.trees import flatten
 
-_save = later("kiln.scripting.scripted", "save")
-_define = later("kiln.scripting.units", "define")
+above: dict[str, Callable[..., None]] = {}  # what writes a program, and makes one of text: kiln/scripting's
 
 
 class ScriptModule(Module):
@@ -29,11 +27,11 @@ class ScriptModule(Module):
 
     def save(self, f: Any, _extra_files: Any = None) -> None:
         """Writes the program into a file, as `kiln.jit.save`."""
-        _save(self, f, _extra_files)
+        above["save"](self, f, _extra_files)
 
     def define(self, src: str) -> None:
         """Gives the module the functions of a text as methods."""
-        _define(self, src)
+        above["define"](self, src)
 
 
 class ScriptFunction:
@@ -52,7 +50,7 @@ class ScriptFunction:
 
     def save(self, f: Any, _extra_files: Any = None) -> None:
         """Writes the program into a file, as `kiln.jit.save`."""
-        _save(self, f, _extra_files)
+        above["save"](self, f, _extra_files)
 
     @property
     def graph(self) -> Any:

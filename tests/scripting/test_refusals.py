@@ -1,15 +1,21 @@
-"""What a script cannot keep is refused, with the line and the reason, and never computed wrong."""
+"""What a script cannot keep is refused, with the line and the reason, and never computed wrong; what
+one program cannot hold is a program for each way.
+"""
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
 
 import kiln
+from kiln.tracing.trees import flatten
 
 X = [1.0, 2.0]
 CASES: list[tuple[Any, str]] = []
+WAYS: list[tuple[Any, str]] = []  # what one program cannot hold, and one for each way can
+EFFECTS: list[Any] = []  # functions that change what is there before the call
 
 
 def case(pattern: str) -> Any:
@@ -22,14 +28,30 @@ def case(pattern: str) -> Any:
     return add
 
 
-@case("has no value: y is set in one branch alone")
+def way(pattern: str) -> Any:
+    """Adds a function whose ways are programs of their own, for this reason."""
+
+    def add(f: Any) -> Any:
+        WAYS.append((f, pattern))
+        return f
+
+    return add
+
+
+def effect(f: Any) -> Any:
+    """Adds a function that changes SEEN, STATE or BOX."""
+    EFFECTS.append(f)
+    return f
+
+
+@way("has no value: y is set in one branch alone")
 def one_branch_alone(x):
     if x.sum() > 0:
         y = x * 2
     return y
 
 
-@case(r"y is a float32 tensor of shape \(2,\) and a float32 tensor of shape \(4,\)")
+@way(r"y is a float32 tensor of shape \(2,\) and a float32 tensor of shape \(4,\)")
 def other_shapes(x):
     if x.sum() > 0:
         y = x
@@ -38,7 +60,7 @@ def other_shapes(x):
     return y + 1
 
 
-@case("y is a float32 tensor .* and a float64 tensor")
+@way("y is a float32 tensor .* and a float64 tensor")
 def other_dtypes(x):
     if x.sum() > 0:
         y = x
@@ -47,7 +69,7 @@ def other_dtypes(x):
     return y + 1
 
 
-@case("y is a float32 tensor .* and 3")
+@way("y is a float32 tensor .* and 3")
 def tensor_or_number(x):
     if x.sum() > 0:
         y = x
@@ -56,7 +78,7 @@ def tensor_or_number(x):
     return y + 1
 
 
-@case("y is 3.5 and 2")
+@way("y is 3.5 and 2")
 def int_or_float(x):
     y = 2
     if x.sum() > 0:
@@ -64,7 +86,7 @@ def int_or_float(x):
     return x * y
 
 
-@case("None")
+@way("None")
 def none_or_tensor(x):
     y = None
     if x.sum() > 0:
@@ -72,20 +94,20 @@ def none_or_tensor(x):
     return y
 
 
-@case("what the function returns .* and a tuple of 2|what the function returns is")
+@way("what the function returns .* and a tuple of 2|what the function returns is")
 def returns_differ(x):
     if x.sum() > 0:
         return x
     return x, x
 
 
-@case("nothing on another")
+@way("nothing on another")
 def returns_nothing_on_one_path(x):
     if x.sum() > 0:
         return x
 
 
-@case("a list of 2 and a list of 1|a list of 1 and a list of 2")
+@way("a list of 2 and a list of 1|a list of 1 and a list of 2")
 def appends_in_one_branch(x):
     items = [x]
     if x.sum() > 0:
@@ -93,7 +115,7 @@ def appends_in_one_branch(x):
     return kiln.stack(items)
 
 
-@case("a list")
+@way("a list")
 def grows_in_loop(x):
     items = [x]
     while x.sum() < 100:
@@ -102,14 +124,14 @@ def grows_in_loop(x):
     return kiln.stack(items)
 
 
-@case("x is a float32 tensor of shape")
+@way("x is a float32 tensor of shape")
 def shape_grows_in_loop(x):
     while x.sum() < 100:
         x = kiln.cat([x, x])
     return x
 
 
-@case("s is 0 and a float32 tensor")
+@way("s is 0 and a float32 tensor")
 def number_becomes_tensor(x):
     s = 0
     while x.sum() < 100:
@@ -118,52 +140,52 @@ def number_becomes_tensor(x):
     return s
 
 
-@case("i is set in the loop alone")
+@way("i is set in the loop alone")
 def loop_variable_afterwards(x):
     for i in range(int(x[0])):
         x = x + i
     return x * i
 
 
-@case("random numbers")
+@way("random numbers")
 def random_in_branch(x):
     if x.sum() > 0:
         x = x + kiln.rand(2)
     return x
 
 
-@case("slice whose length depends")
+@way("slice whose length depends")
 def slice_by_value(x):
     return x[: int(x[0])]
 
 
-@case("number that depends on")
+@way("number that depends on")
 def size_by_value(x):
     return kiln.zeros(int(x[0]))
 
 
-@case("number that depends on|reads (a|the) value")
+@way("number that depends on|reads (a|the) value")
 def view_by_value(x):
     return x.view(int(x[0]), -1)
 
 
-@case("key")
+@way("key")
 def key_by_value(x):
     return {1: x}[int(x[0])]
 
 
-@case("makes a text|reads (a|the) value")
+@way("makes a text|reads (a|the) value")
 def text_of_a_value(x):
     name = f"{x.sum()}"
     return x * len(name)
 
 
-@case("makes a text")
+@way("makes a text")
 def text_of_a_number(x):
     return str(int(x[0]))
 
 
-@case("inside a try")
+@way("inside a try")
 def raise_inside_try(x):
     try:
         if x.sum() > 0:
@@ -173,7 +195,7 @@ def raise_inside_try(x):
     return x
 
 
-@case("inside a try")
+@way("inside a try")
 def assert_inside_try(x):
     try:
         assert x.sum() > 0
@@ -182,12 +204,12 @@ def assert_inside_try(x):
     return x
 
 
-@case("comprehension")
+@way("comprehension")
 def filtered_comprehension(x):
     return [v for v in x if v > 0]
 
 
-@case("range whose length depends")
+@way("range whose length depends")
 def list_of_range(x):
     return [i * 2 for i in range(int(x[0]))]
 
@@ -197,40 +219,40 @@ STATE = {"n": 0}
 BOX: Any = type("Box", (), {"n": 1})()
 
 
-@case("there before the call")
+@effect
 def changes_a_global_list(x):
     SEEN.append(1)
     return x
 
 
-@case("there before the call")
+@effect
 def changes_a_global_in_branch(x):
     if x.sum() > 0:
         STATE["n"] = 1
     return x
 
 
-@case("there before the call")
+@effect
 def sets_an_attribute(x):
     BOX.n = 3
     return x
 
 
-@case("there before the call")
+@effect
 def sets_an_attribute_in_branch(x):
     if x.sum() > 0:
         BOX.n = 3
     return x
 
 
-@case("prints")
+@way("prints")
 def prints_in_branch(x):
     if x.sum() > 0:
         print(x)
     return x
 
 
-@case("written by another name|may be an argument")
+@way("written by another name|may be an argument")
 def alias_of_argument_written(x):
     if x.sum() > 0:
         y = x
@@ -240,7 +262,7 @@ def alias_of_argument_written(x):
     return y
 
 
-@case("written by another name")
+@way("written by another name")
 def alias_of_local_written(x):
     z = x * 3
     if x.sum() > 0:
@@ -251,7 +273,7 @@ def alias_of_local_written(x):
     return y, z
 
 
-@case("in place")
+@way("in place")
 def loop_writes_what_it_rebinds(x):
     a = x * 1
     b = x * 1
@@ -266,7 +288,7 @@ def returns_an_object(x):
     return object()
 
 
-@case("calls _tree in itself without a bound")
+@way("calls _tree in itself without a bound")
 def endless_recursion(x):
     return _tree(x)
 
@@ -284,7 +306,7 @@ def backward_inside(x):
     return x
 
 
-@case("numpy|reads (a|the) value")
+@way("numpy|reads (a|the) value")
 def numpy_inside(x):
     return x * float(x.numpy()[0])
 
@@ -295,14 +317,14 @@ def wrong_annotation(x):
     return n
 
 
-@case("sets an item of a list")
+@way("sets an item of a list")
 def list_store_by_value(x):
     items = [x, x]
     items[int(x[0])] = x * 2
     return items
 
 
-@case("power")
+@way("power")
 def float_power_of_number(x):
     return x[0].item() ** 0.5
 
@@ -312,3 +334,47 @@ def test_refused_with_its_line(function: Any, pattern: str) -> None:
     with pytest.raises(RuntimeError, match=pattern) as caught:
         kiln.jit.script(function)(kiln.tensor(X, requires_grad=function.__name__ == "backward_inside"))
     assert "test_refusals.py:" in str(caught.value)
+
+
+_LOOPS = (  # which never end below 0
+    "grows_in_loop", "shape_grows_in_loop", "number_becomes_tensor", "loop_writes_what_it_rebinds",
+    "endless_recursion",
+)  # fmt: skip
+
+
+def _outcome(function: Any, x: Any) -> Any:
+    """What a call gives or raises, and what it leaves."""
+    given = kiln.tensor(x)
+    kiln.manual_seed(5)
+    try:
+        result = function(given)
+    except Exception as error:
+        result = type(error)
+    leaves: list[Any] = []
+    tree = flatten(result, leaves)
+    drawn = kiln.rand(1)
+    left = [SEEN, STATE, BOX.n]
+    return repr(tree), [(y.dtype, y.tolist()) for y in [*leaves, given, drawn]], repr(left)
+
+
+@pytest.mark.parametrize(("function", "pattern"), WAYS, ids=lambda x: getattr(x, "__name__", ""))
+def test_each_way_is_a_program(function: Any, pattern: str) -> None:
+    script = kiln.jit.script(function)
+    with pytest.warns(kiln.jit.TracerWarning, match=pattern) as told:
+        assert _outcome(script, X) == _outcome(function, X)
+    assert len(told) == 1 and "test_refusals.py:" in str(told[0].message)
+    loops = function.__name__ in _LOOPS
+    for x in ([20.0, 90.0] if loops else [-1.0, -2.0], X, [2.0, 1.0], [1.0, 3.0]):
+        assert _outcome(script, x) == _outcome(function, x)
+    with pytest.raises(RuntimeError, match=pattern):
+        script.save(io.BytesIO())
+
+
+@pytest.mark.parametrize("function", EFFECTS, ids=lambda x: x.__name__)
+def test_every_call_changes_what_is_there(function: Any) -> None:
+    results = []
+    for f in (function, kiln.jit.script(function)):
+        SEEN[:], BOX.n = [], 1
+        STATE.update(n=0)
+        results.append([_outcome(f, x) for x in (X, [-1.0, -2.0], X, X)])
+    assert results[0] == results[1]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import copy
 import io
+import os
+import time
+from collections import deque
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kiln
@@ -227,3 +231,179 @@ def test_lines_stay() -> None:
 @pytest.mark.parametrize("seed", range(24))
 def test_random_programs(seed: int) -> None:
     assert check(seed, interpreted=True) == ""
+
+
+def test_annotations_are_checked() -> None:
+    @kiln.jit.script
+    def f(x: kiln.Tensor, n: int, scale: float = 1.0, more: list[kiln.Tensor] | None = None) -> Any:
+        return x * n * scale
+
+    x = kiln.tensor(X)
+    assert f(x, 2).tolist() == [2.0, 4.0] and f(x, kiln.tensor(3), 2, [x]).tolist() == [6.0, 12.0]
+    for wrong, name in (((2, 2), "x"), ((x, "a"), "n"), ((x, 2, x), "scale"), ((x, 2, 1.0, [1]), "more")):
+        with pytest.raises(RuntimeError, match=f"Expected a value of type .* for argument '{name}'"):
+            f(*wrong)
+
+
+def test_text_as_source() -> None:
+    unit = kiln.jit.CompilationUnit("""
+        def double(x: Tensor, limit: Optional[int] = None):
+            while bool(x.sum() < (20 if limit is None else limit)):
+                x = x * 2
+            return x
+
+        def twice(x: Tensor) -> Tensor:
+            return double(double(x), 50)
+    """)
+    assert unit.twice(kiln.tensor(X)).tolist() == [32.0, 64.0]
+    with pytest.raises(AttributeError, match="no attribute 'thrice'"):
+        _ = unit.thrice
+
+    class Old(kiln.jit.ScriptModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(kiln.tensor(3.0))
+            self.define("def scaled(self, x):\n    return self.scale * x if x.sum() > 0 else x\n")
+
+        @kiln.jit.script_method
+        def forward(self, x: Any) -> Any:
+            return self.scaled(x)
+
+    for module in (Old(), kiln.jit.script(Old())):
+        assert module(kiln.tensor(X)).tolist() == [3.0, 6.0]
+        assert module(kiln.tensor([-1.0, 0.0])).tolist() == [-1.0, 0.0]
+
+
+def test_hooks_and_prepared_modules() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * 2 if x.sum() > 0 else x
+
+    module = Twice()
+    module.register_forward_pre_hook(lambda _, given: (given[0] + 1,))
+    script = kiln.jit.script(module)
+    assert script(kiln.tensor(X)).tolist() == module(kiln.tensor(X)).tolist() == [4.0, 6.0]
+    handle = script.register_forward_hook(lambda _, given, result: -result)
+    assert script(kiln.tensor(X)).tolist() == module(kiln.tensor(X)).tolist() == [-4.0, -6.0]
+    handle.remove()
+    assert script(kiln.tensor(X)).tolist() == [4.0, 6.0]
+
+    class Other(nn.Module):
+        def __prepare_scriptable__(self) -> Any:
+            return nn.ReLU()
+
+    script = kiln.jit.script(nn.Sequential(Other(), nn.Identity()))
+    assert script(kiln.tensor([-1.0, 2.0])).tolist() == [0.0, 2.0]
+
+
+COUNTS: dict[str, Any] = {}
+TOTAL = 0
+TABLE = np.array([1.0, 2.0])
+
+
+def counted(x: Any, items: list[Any], start: int = 0, seen: Any = []) -> Any:  # noqa: B006
+    """Changes its argument, its default, a global and a dict; reads an array and the environment."""
+    global TOTAL
+    TOTAL += 1
+    seen.append(start)
+    COUNTS["calls"] = COUNTS.get("calls", 0) + 1
+    if x.sum() > 0:
+        items.append(x * 2)
+    else:
+        items[0] = start
+    more = float(TABLE[0]) + len(os.environ.get("KILN_TEST_WORD", ""))
+    return items, TOTAL + len(seen) + more
+
+
+def test_what_calls_change(monkeypatch: Any) -> None:
+    results = []
+    for f in (counted, kiln.jit.script(counted)):
+        globals()["TOTAL"], TABLE[0] = 0, 1.0
+        monkeypatch.delenv("KILN_TEST_WORD", raising=False)
+        COUNTS.clear()
+        counted.__defaults__[1].clear()  # type: ignore[index]
+        told: list[Any] = []
+        for k, x in enumerate((X, [-1.0, 0.0], X, X)):
+            items: list[Any] = [7]
+            made, n = f(kiln.tensor(x), items)
+            assert made is items
+            told.append((repr(items), n, TOTAL, dict(COUNTS)))
+            if k == 1:
+                TABLE[0] = 5.0
+                monkeypatch.setenv("KILN_TEST_WORD", "abc")
+        results.append(told)
+    assert results[0] == results[1]
+    monkeypatch.setitem(globals(), "TOTAL", 0)
+
+
+def _deque(x: Any) -> Any:
+    QUEUE.append(1)
+    return x + len(QUEUE)
+
+
+def _iterator(x: Any) -> Any:
+    return x + next(NUMBERS)
+
+
+def _clock(x: Any) -> Any:
+    return x.double() + time.perf_counter_ns()
+
+
+def _shared(x: Any, y: Any) -> Any:
+    x.add_(1)
+    return y * 2
+
+
+QUEUE: Any = deque()
+NUMBERS: Any = iter(range(100))
+
+
+@pytest.mark.parametrize("function", [_deque, _iterator, _clock, _shared], ids=lambda f: f.__name__)
+def test_changes_that_no_call_can_make(function: Any) -> None:
+    x = kiln.tensor(X)
+    with pytest.raises(RuntimeError, match="there before the call|twice on one example|shares memory"):
+        kiln.jit.script(function)(*((x, x[:1]) if function is _shared else (x,)))
+    assert x.tolist() == X
+
+
+def test_dtype_as_setting_in_a_file() -> None:
+    script = kiln.jit.script(lambda x: x.sum(0, dtype=kiln.float64))
+    expected = script(kiln.tensor(X))
+    held = io.BytesIO()
+    script.save(held)
+    held.seek(0)
+    came = kiln.jit.load(held)(kiln.tensor(X))
+    assert expected.dtype == came.dtype == kiln.float64 and expected.item() == came.item() == 3.0
+
+
+def test_exchanged_parameters_and_objects() -> None:
+    module, x = net(), kiln.tensor(X)
+    script = kiln.jit.script(module)
+    for _ in range(3):
+        assert script(x).tolist() == module(x).tolist()
+    module.a.weight = nn.Parameter(kiln.ones(2, 2))
+    assert script(x).tolist() == module(x).tolist()
+    module.a = nn.Linear(2, 2)
+    assert script(x).tolist() == module(x).tolist()
+
+    class Box:
+        def __init__(self, n: int) -> None:
+            self.n = n
+
+    @kiln.jit.script
+    def times(x, box):
+        return x * box.n
+
+    for k in range(4):
+        box = Box(k)
+        assert times(x, box).tolist() == [k, 2 * k]
+        box.n = 7
+        assert times(x, box).tolist() == [7, 14]
+
+    @kiln.jit.script
+    def contiguous(x):
+        return x + 1 if x.is_contiguous() else x
+
+    assert contiguous(kiln.ones(2, 2)).tolist() == [[2.0, 2.0], [2.0, 2.0]]
+    with pytest.raises(RuntimeError, match="lies in memory"):
+        contiguous(kiln.ones(2, 3).T)
