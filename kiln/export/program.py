@@ -15,7 +15,7 @@ from kiln.tracing.captured import Captured, State
 from kiln.tracing.program import Program
 from kiln.tracing.trees import build, flatten
 
-_capture = later("kiln.tracing.capture", "capture")
+captured_twice = later("kiln.tracing.scripts", "captured_twice")
 _save = later("kiln.export.files", "save")
 
 
@@ -223,7 +223,7 @@ def export(
     if not callable(mod):
         raise TypeError(message("export", "a module or a function", describe(mod)))
     kwargs = dict(kwargs or {})
-    captured = _capture(mod, args, kwargs, dynamic_shapes)
+    captured = captured_twice(mod, args, kwargs, dynamic_shapes, "refuse", True)
     made = ExportedProgram(captured, mod, (args, kwargs))
     made.train(getattr(mod, "training", False))
     return made
