@@ -16,6 +16,7 @@ import inspect
 import operator
 import sys
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from threading import RLock
 from types import CellType, MethodType
@@ -55,6 +56,9 @@ class Backed(Compiled):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if STATE.capturing:
             return self._function(*args, **kwargs)
+        leaves = pytree.tree_leaves((args, kwargs))
+        if any(isinstance(x, _core.Tensor) for x in leaves) and _found_outside(self._function, leaves):
+            return self._function(*args, **kwargs)
         capture = Capture(self, {id(tensor): path for path, tensor in _owned(self._function)})
         args, kwargs = self._given(capture, args, kwargs)
         try:
@@ -66,6 +70,8 @@ class Backed(Compiled):
                 try:
                     capture.flush()
                 finally:
+                    _stand([args, kwargs], _real, set())
+                    _settle(capture.finish())
                     shorten(error)
                 raise
         finally:
@@ -311,6 +317,23 @@ def _owned(function: Any) -> list[tuple[str, Any]]:
                 if tensor is not None:
                     found.append((f"{above}{kind}_{name}", tensor))
     return found
+
+
+def _found_outside(function: Any, leaves: list[Any]) -> bool:
+    """Whether an argument is also what the function finds outside: no stand-in would be that tensor."""
+    own = getattr(function, "__func__", function)
+    code = getattr(own, "__code__", None)
+    if code is None:
+        return False
+    found = [own.__globals__[name] for name in code.co_names if name in own.__globals__]
+    for cell in own.__closure__ or ():
+        with suppress(ValueError):  # nothing is in it yet
+            found.append(cell.cell_contents)
+    for x in list(found):
+        if type(x) in (list, tuple, set, dict) and len(x) < 100:
+            found += [*x, *x.values()] if isinstance(x, dict) else x
+    outside = {id(x) for x in found if isinstance(x, _core.Tensor)}
+    return any(id(x) in outside for x in leaves)
 
 
 def _argument_names(function: Any, spec: Any, leaves: list[Any]) -> list[str]:

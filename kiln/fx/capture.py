@@ -23,9 +23,10 @@ from kiln.capture.capturing import STATE
 from kiln.device import device
 from kiln.errors import is_own, place
 from kiln.fx import names
-from kiln.fx.proxy import StandIn, TracerBase
+from kiln.fx.proxy import StandIn, TracerBase, in_assert
 from kiln.nn import Module as _Module
 from kiln.ops.random.generator import Generator
+from kiln.switches import _assert
 
 if TYPE_CHECKING:
     from kiln.fx.backends import Backed
@@ -44,21 +45,29 @@ _METADATA = frozenset(
 )
 # sizes of the result depend on values
 _OF_VALUES = frozenset(
-    "nonzero argwhere masked_select unique unique_consecutive bincount repeat_interleave one_hot "
-    "tensor_split combinations unique_dim histogramdd pack_padded_sequence pad_packed_sequence".split()
+    "nonzero argwhere masked_select unique unique_consecutive bincount combinations unique_dim histogramdd "
+    "pack_padded_sequence pad_packed_sequence".split()
 )
-# what is done at once: it reads values, or changes what no step can, or calls what the program gave it
+# ... unless this argument, by position and name, is a number
+_BY_NUMBERS = {"repeat_interleave": (1, "repeats"), "tensor_split": (1, "indices_or_sections")}
+# what is done at once: it reads values
+_READS = frozenset(
+    "backward grad item tolist equal allclose is_nonzero data_ptr to_dlpack untyped_storage storage "
+    "save".split()
+)
+# ... or changes what no step can, and reads none
 _AT_ONCE = frozenset(
-    "backward grad register_hook register_post_accumulate_grad_hook retain_grad requires_grad_ numpy item "
-    "tolist manual_seed seed initial_seed get_rng_state set_rng_state fork_rng save load share_memory_ "
-    "apply_ map_ resize_ resize_as_ set_ t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ detach_ equal "
-    "allclose is_nonzero set_default_dtype set_num_threads use_deterministic_algorithms data_ptr "
-    "untyped_storage storage from_numpy as_tensor_ set_printoptions compile pin_memory to_dlpack "
-    "from_dlpack".split()
+    "register_hook register_post_accumulate_grad_hook retain_grad requires_grad_ numpy from_numpy manual_seed "
+    "seed initial_seed get_rng_state set_rng_state load share_memory_ apply_ map_ resize_ resize_as_ set_ t_ "
+    "transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ detach_ set_default_dtype set_num_threads "
+    "use_deterministic_algorithms set_printoptions compile pin_memory from_dlpack".split()
 )
 _ASKED_OF_REAL = frozenset(("grad", "grad_fn", "_version", "_backward_hooks", "_grad", "_base", "names"))
 _VIEWS = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), _core.dtype, device)
+
+
+_GIVE_NOTHING = ("setitem", "set_grad_enabled", "set_modes", "_assert", "_check")
 
 
 class Break(Exception):
@@ -214,14 +223,22 @@ class Value(StandIn):
 
 def _method(value: Value, name: str, /, *args: Any, **kwargs: Any) -> Any:
     if name == "type" and not args and not kwargs:
-        return value.value.type()
+        before = _core.take_all(False)
+        try:
+            return value.value.type()
+        finally:
+            _core.take_all(before)
     return value.tracer.create_proxy("call_method", name, (value, *args), kwargs)
 
 
 def _reader(name: str) -> Any:
+    why = "it is copied" if name in ("__deepcopy__", "__reduce_ex__", "__array__") else "a value was read"
+
     def read(self: Value, *args: Any) -> Any:
-        real = self.tracer.real(self, "a value was read")
-        return getattr(real, name)(*mapped(args, Value, lambda v: self.tracer.real(v, "a value was read")))
+        if name == "__bool__" and self.tracer.asserts(self):
+            return True
+        real = self.tracer.real(self, why)
+        return getattr(real, name)(*mapped(args, Value, lambda v: self.tracer.real(v, why)))
 
     return read
 
@@ -285,6 +302,14 @@ class Capture(TracerBase):
             self.flush()
         return value.value
 
+    def asserts(self, value: Value) -> bool:
+        """Keeps `assert value` as a step, where one graph was asked for."""
+        frame = asking() if self.owner.fullgraph and not self.passing else None
+        if frame is None or not in_assert(frame):
+            return False
+        self.create_proxy("call_function", _assert, (value, "assertion failed"), {})
+        return True
+
     def _refuse(self, why: str) -> None:
         """Raises where one graph was asked for."""
         if self.owner.fullgraph and not self.passing and STATE.capture is self:
@@ -301,7 +326,8 @@ class Capture(TracerBase):
         known = path or self.paths.get(id(tensor), "")
         if not known and not tensor.requires_grad and number not in segment.kept:
             segment.kept[number] = (tensor._version, tensor.detach().clone())
-        segment.names.append(f"L_{known or f'tensor_{number}'}_")
+        name = f"L_{known or f'tensor_{number}'}_"
+        segment.names.append(name if name not in segment.names else f"{name}{number}_")
         segment.copies.append(_copy(tensor) if segment.shadows is not None else None)
         return ("input", number, look(tensor), known), Place("input", number)
 
@@ -339,8 +365,10 @@ class Capture(TracerBase):
         if self.passing or name in _METADATA:
             return NotImplemented
         if frame is not None and is_own(frame):
-            if self.segment.path and (name in _AT_ONCE or _writes(name) or "normal" in name or "uni" in name):
-                self._now(lambda: None, (), {}, name)
+            if self.segment.path and (
+                name in _AT_ONCE or name in _READS or _writes(name) or "normal" in name or "uni" in name
+            ):
+                self._now(lambda: None, (), {}, "")
             return NotImplemented
         return self.create_proxy("call_function", function, args, kwargs)
 
@@ -357,13 +385,13 @@ class Capture(TracerBase):
                 return self._call(kind, target, *mapped((args, kwargs), Value, lambda v: v.value))
             if _calls_back(target, (args, kwargs)):
                 return self._now(partial(self._call, kind, target), args, kwargs, "")
-            if called in _AT_ONCE or _sized_by_values(called, args):
-                why = (
-                    "the sizes of what it gives depend on values"
-                    if called not in _AT_ONCE
-                    else "it is called"
-                )
-                return self._now(partial(self._call, kind, target), args, kwargs, f"{called}: {why}")
+            call = partial(self._call, kind, target)
+            if called in _AT_ONCE:
+                return self._now(call, args, kwargs, "")
+            if called in _READS:
+                return self._now(call, args, kwargs, f"a value was read: {called}()")
+            if _sized_by_values(called, args, kwargs):
+                return self._now(call, args, kwargs, f"the sizes of what {called} gives depend on values,")
             return self._step(kind, target, args, kwargs, called)
         finally:
             _core.take_all(before)
@@ -413,7 +441,11 @@ class Capture(TracerBase):
         self._check_kept()
         step = self._append(kind, target, args, kwargs)
         if step is None:
-            return self._now(partial(self._call, kind, target), args, kwargs, f"{called}: a value was read")
+            found: list[Any] = []
+            _find((args, kwargs), found)
+            if not found:  # what it gives is no tensor's
+                return self._call(kind, target, args, kwargs)
+            return self._now(partial(self._call, kind, target), args, kwargs, f"a value was read: {called}()")
         return self._values(step, args, kwargs, called)
 
     def _append(self, kind: str, target: Any, args: Any, kwargs: Any) -> Step | None:
@@ -490,13 +522,19 @@ class Capture(TracerBase):
                 place_ = self._arguments(x)[1]
                 if (place_.kind, place_.number) == (step.same.kind, step.same.number):
                     return x if issubclass(type(x), Value) else self._behind(x)
+        return self._shown(result, index)
+
+    def _shown(self, result: Any, index: int) -> Any:
+        """A step's result with values for its tensors; each part of a tuple is a step of its own."""
+        if result is None:
+            return None
         if isinstance(result, _core.Tensor):
             return self._value(result, index)
         items = []
         for k, item in enumerate(result):
-            part = self._append("call_function", operator.getitem, (_At(index), k), {})
-            assert part is not None
-            items.append(self._value(item, len(self.segment.path) - 1))
+            if item is not None:
+                self._append("call_function", operator.getitem, (_At(index), k), {})
+            items.append(self._shown(item, len(self.segment.path) - 1))
         if isinstance(result, list):
             return items
         return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
@@ -633,18 +671,21 @@ def _hollow(tensor: Any) -> Any:
 def _is_kept(step: Step, result: Any) -> bool:
     """Whether a step's result can be stood for."""
     if result is None:
-        return getattr(step.target, "__name__", "") in ("setitem", "set_grad_enabled", "set_modes") or (
-            step.target in ("__setitem__",)
-        )
+        return step.target == "__setitem__" or getattr(step.target, "__name__", "") in _GIVE_NOTHING
+    if getattr(step.target, "__name__", "") in _GIVE_NOTHING:
+        return True
+    found: list[Any] = []
+    return _holds_tensors(result, found) and bool(found)
+
+
+def _holds_tensors(result: Any, found: list[Any]) -> bool:
+    """Whether tensors, and None, are all that is in a result."""
     if isinstance(result, _core.Tensor):
+        found.append(result)
         return True
-    if getattr(step.target, "__name__", "") in ("set_grad_enabled", "set_modes"):
-        return True
-    return (
-        isinstance(result, (tuple, list))
-        and bool(result)
-        and all(isinstance(x, _core.Tensor) for x in result)
-    )
+    if isinstance(result, (tuple, list)):
+        return all(_holds_tensors(x, found) for x in result)
+    return result is None
 
 
 def _calls_back(target: Any, a: Any) -> bool:
@@ -683,8 +724,13 @@ def _writes(called: str) -> bool:
     )
 
 
-def _sized_by_values(called: str, args: Any) -> bool:
+def _sized_by_values(called: str, args: Any, kwargs: Any) -> bool:
     """Whether the sizes of a result depend on values: as with a mask, or with a slice to a tensor."""
+    if called == "one_hot":
+        return kwargs.get("num_classes", args[1] if len(args) > 1 else -1) == -1
+    if called in _BY_NUMBERS:
+        at, name = _BY_NUMBERS[called]
+        return isinstance(kwargs.get(name, args[at] if len(args) > at else args[0]), _core.Tensor)
     if called in _OF_VALUES or (called == "where" and len(args) == 1):
         return True
     if (

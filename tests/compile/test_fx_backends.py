@@ -183,12 +183,14 @@ def _backward(x):
 
 @pytest.mark.parametrize("f", [_branches, _reads, _masks, _numpy, _backward])
 def test_where_a_value_is_read_another_graph_begins(f: Any) -> None:
-    """With fullgraph=True it raises."""
+    """With fullgraph=True it raises, but for NumPy, which PyTorch keeps in one graph."""
     seen = Backend()
     compiled = kiln.compile(f, backend=seen)
     for x in (kiln.ones(2), -kiln.ones(2), kiln.ones(2)):
         assert kiln.equal(compiled(x), f(x))
     assert len(seen.graphs) in (1, 2, 3)
+    if f is _numpy:
+        return
     with pytest.raises(RuntimeError, match="fullgraph=True, but .*test_fx_backends"):
         kiln.compile(f, backend=seen, fullgraph=True)(kiln.ones(2))
 
