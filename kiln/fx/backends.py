@@ -27,11 +27,12 @@ from kiln.autograd.function import Function
 from kiln.capture.capturing import STATE
 from kiln.capture.compile import Compiled
 from kiln.errors import shorten, warn
-from kiln.fx.capture import Capture, Place, Segment, Step, Value
+from kiln.fx.capture import Capture, Segment, Step
 from kiln.fx.graph import Graph
 from kiln.fx.graph_module import GraphModule
 from kiln.fx.immutable_collections import immutable_dict, immutable_list
 from kiln.fx.node import Node
+from kiln.fx.values import Place, Value
 from kiln.nn import Module as _Module
 from kiln.nn import Parameter
 from kiln.utils import _pytree as pytree
@@ -59,7 +60,10 @@ class Backed(Compiled):
         leaves = pytree.tree_leaves((args, kwargs))
         if any(isinstance(x, _core.Tensor) for x in leaves) and _found_outside(self._function, leaves):
             return self._function(*args, **kwargs)
-        capture = Capture(self, {id(tensor): path for path, tensor in _owned(self._function)})
+        owned = _owned(self._function) or (
+            _owned(args[0]) if args else []
+        )  # a method's module is an argument
+        capture = Capture(self, {id(tensor): path for path, tensor in owned})
         args, kwargs = self._given(capture, args, kwargs)
         try:
             result = _stood(capture, self._function, args, kwargs)
@@ -200,13 +204,19 @@ def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return _real(capture.at_once(partial(_NEW, cls), args, kwargs))
 
 
+_PATCHED: tuple[tuple[Any, str, Any], ...] = (
+    (_Module, "__getattribute__", _attribute),
+    (Function, "apply", classmethod(_apply)),
+    (Parameter, "__new__", _new),
+)
+
+
 def _stood(capture: Capture, function: Any, args: Any, kwargs: Any) -> Any:
     """Calls a function; what it does with kiln is told to the capture."""
     with _LOCK:
         if not _RUNNING[0]:
-            _Module.__getattribute__ = _attribute  # type: ignore[assignment,method-assign]
-            Function.apply = classmethod(_apply)  # type: ignore[method-assign]
-            Parameter.__new__ = _new  # type: ignore[method-assign]
+            for owner, name, instead in _PATCHED:
+                setattr(owner, name, instead)
         _RUNNING[0] += 1
     STATE.capturing, STATE.capture = True, capture
     before = _core.take_all(True)
@@ -219,8 +229,8 @@ def _stood(capture: Capture, function: Any, args: Any, kwargs: Any) -> Any:
             _RUNNING[0] -= 1
             if not _RUNNING[0]:
                 del _Module.__getattribute__
-                Function.apply = classmethod(_APPLY)  # type: ignore[method-assign]
-                Parameter.__new__ = _NEW
+                setattr(Function, "apply", classmethod(_APPLY))  # noqa: B010
+                setattr(Parameter, "__new__", _NEW)  # noqa: B010
 
 
 def _real(x: Any) -> Any:
@@ -290,9 +300,11 @@ def _put(holder: Any, thing: Any, real: Any, waiting: list[tuple[Any, Any]]) -> 
         made = type(holder)(*items) if hasattr(holder, "_fields") else type(holder)(items)
         waiting.append((holder, made))
     elif isinstance(holder, partial):
-        function, args, keywords, own = holder.__reduce__()[2]
+        state: Any = holder.__reduce__()[2]
+        function, args, keywords, own = state
         new = tuple(real if x is thing else x for x in args)
-        holder.__setstate__((function, new, {k: real if x is thing else x for k, x in keywords.items()}, own))
+        named = {k: real if x is thing else x for k, x in keywords.items()}
+        partial.__setstate__(holder, (function, new, named, own))  # type: ignore[attr-defined]
     else:
         for key, x in list(getattr(holder, "__dict__", {}).items()):
             if x is thing:

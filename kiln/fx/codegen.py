@@ -18,7 +18,7 @@ __all__ = ["CodeGen", "PyTreeCodeGen", "PythonCode"]
 
 
 # the names under which the source shows generic classes
-_SHOWN_AS = {
+_SHOWN_AS: dict[Any, Any] = {
     list: typing.List, dict: typing.Dict, tuple: typing.Tuple, set: typing.Set,  # noqa: UP006
     frozenset: typing.FrozenSet,  # noqa: UP006
 }  # fmt: skip

@@ -201,7 +201,12 @@ class Captured:
         spans = [_span(x) for x in leaves]
         for kind, written in self.mutated:
             for k, (first, last) in enumerate(spans):
-                if kind != "state" and k != written and first < spans[written][1] and spans[written][0] < last:
+                if (
+                    kind != "state"
+                    and k != written
+                    and first < spans[written][1]
+                    and spans[written][0] < last
+                ):
                     raise RuntimeError(
                         f"{self.name}: inputs {self.inputs[written].name} and {self.inputs[k].name} share "
                         "memory, and the program writes into one; in the example they did not"

@@ -30,7 +30,7 @@ class Backend:
 def test_a_backend_gets_graph_and_tensors_and_what_it_returns_runs() -> None:
     seen = Backend()
 
-    @kiln.compile(backend=seen, mode="reduce-overhead", options={"a": 1})
+    @kiln.compile(backend=seen, options={"a": 1})
     def f(a, b):
         x = a / (kiln.abs(a) + 1)
         return x * b, {"n": x.shape[0], "same": a}
@@ -40,7 +40,7 @@ def test_a_backend_gets_graph_and_tensors_and_what_it_returns_runs() -> None:
     assert product.tolist() == [0.5, 0.5] and rest["n"] == 2 and rest["same"] is x
     assert f(x * 3, y)[0].tolist() == [0.75, 0.75] and len(seen.graphs) == 1
     assert [n.op for n in seen.graphs[0].graph.nodes][:2] == ["placeholder"] * 2
-    assert seen.inputs[0][0] is x and seen.more == {"mode": "reduce-overhead", "options": {"a": 1}}
+    assert seen.inputs[0][0] is x and seen.more == {"options": {"a": 1}}
     assert [n.target for n in seen.graphs[0].graph.nodes if n.op == "call_function"][0] is kiln.abs
 
     def other(gm: Any, inputs: Any) -> Any:
