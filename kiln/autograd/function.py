@@ -287,6 +287,9 @@ def _recorded(ctx: FunctionCtx, inputs: list[Any], outputs: tuple[Any, ...], rec
         ctx._dirty = tuple([x for x in ctx._dirty if _among(x, inputs)])
     for x in ctx._dirty:
         _core.increment_version(x)  # whatever forward wrote it by
+    node = next((x for x in inputs if hasattr(type(x), "recorder")), None)
+    if node is not None:  # a tensor whose sizes vary, or a node of a graph
+        node.recorder.refuse("calls an autograd.Function, whose backward is Python")
     recording = recording and True in ctx.needs_input_grad
     if not recording and True not in ctx.needs_input_grad:
         return [y.view_as(y) if _among(y, inputs) and not _among(y, ctx._dirty) else y for y in outputs]

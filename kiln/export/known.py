@@ -15,7 +15,6 @@ import json
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from kiln import _core
 from kiln.codegen.store import kept
 from kiln.codegen.store.identity import digest
 from kiln.export.signature import Looks, asked_last, from_signature
@@ -23,7 +22,7 @@ from kiln.graph.size import Dim
 from kiln.graph.text import dim_text, parse_dim
 from kiln.late import later
 from kiln.table.record import find
-from kiln.tracing.captured import Captured, Check
+from kiln.tracing.captured import Captured, Check, like
 from kiln.tracing.sizes import Guard
 from kiln.tracing.stored import StoredOp
 
@@ -77,7 +76,9 @@ def _from_known(
         for a, sign, b, answer, line in known["guards"]
     ]
     found.checks += [
-        Check(find(op).handle, _tuples(structure), tuple([_part_in(*part) for part in parts]), late)
+        Check(
+            find(op).handle, _tuples(structure), tuple([_part_in(kind, x, slots) for kind, x in parts]), late
+        )
         for op, structure, parts, late in known["checks"]
     ]
     looked = {name: (x.dtype.name, tuple(x.shape)) for name, x in tensors.items()}
@@ -92,12 +93,8 @@ def _from_known(
 
 def _whole(text: str, signature: str, looked: dict[str, tuple[str, tuple[int, ...]]]) -> Captured:
     """The program with its graph and steps, of tensors that only look like its own: ops are never freed."""
-    found: Captured = _read(text, signature, {name: _like(*look) for name, look in looked.items()})[0]
+    found: Captured = _read(text, signature, {name: like(*look) for name, look in looked.items()})[0]
     return found
-
-
-def _like(dtype: str, shape: tuple[int, ...]) -> Any:
-    return _core.from_nested(0, dtype).expand(shape)
 
 
 def _told(found: Captured) -> bytes | None:
@@ -147,14 +144,17 @@ def _look_in(look: Any, slots: int) -> Look:
 
 
 def _part_out(kind: str, x: Any) -> Any:
-    return (kind, [x.dtype.name, list(x.shape)]) if kind == "like" else (kind, x)
+    if kind == "like":
+        return kind, [x.dtype.name, list(x.shape)]
+    return (kind, [x[0], list(map(_dim_out, x[1]))]) if kind == "varies" else (kind, x)
 
 
-def _part_in(kind: str, x: Any) -> tuple[str, Any]:
-    if kind != "like":
+def _part_in(kind: str, x: Any, slots: int) -> tuple[str, Any]:
+    if kind not in ("like", "varies"):
         return kind, x
-    dtype, shape = x
-    return kind, _like(dtype, tuple(shape))
+    dtype, sizes = x
+    shape = tuple([_dim_in(n, slots) for n in sizes])
+    return kind, like(dtype, shape) if kind == "like" else (dtype, shape)
 
 
 def _tuples(x: Any) -> Any:

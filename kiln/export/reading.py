@@ -30,8 +30,8 @@ def read(text: str, signature: str, tensors: dict[str, Any]) -> tuple[Captured, 
         raise TextError(str(error)) from None
     found, trains = from_signature(graph, signature, tensors)  # type: ignore[arg-type]  # it says as much
     _check_named(found, graph)
-    _check_places(found, graph)
-    _follow(found, graph)
+    check_places(found, graph)
+    follow(found, graph)
     return found, trains
 
 
@@ -47,8 +47,8 @@ def _check_named(found: Captured, graph: Graph) -> None:
         raise TextError(f"the graph has a size, s{min(unnamed)}, that no name is given for")
 
 
-def _follow(found: Captured, graph: Graph) -> None:
-    """Makes of the graph what runs it."""
+def follow(found: Captured, graph: Graph) -> list[int]:
+    """Makes of the graph what runs it; the numbers of its results among the steps' values."""
     rest = Restored(graph)
     kept = list(rest.results)
     extra = add_checks(found, rest, len(kept))  # type: ignore[arg-type]  # of a recorder it asks as much
@@ -57,6 +57,7 @@ def _follow(found: Captured, graph: Graph) -> None:
     set_histories(found)
     found.graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
     found.make_op()
+    return kept
 
 
 def decomposed(found: Captured, tensors: list[Any]) -> Captured:
@@ -67,13 +68,13 @@ def decomposed(found: Captured, tensors: list[Any]) -> Captured:
     graph, values = clone(found.graph)
     numbers, made.checks = asked_last(found)
     try:
-        _follow(made, expand(graph.finish([values[id(found.graph.outputs[k])] for k in numbers])))
+        follow(made, expand(graph.finish([values[id(found.graph.outputs[k])] for k in numbers])))
     except TextError as error:  # of sizes that vary some ops make numbers, and compute with them
         raise NotImplementedError(f"run_decompositions: {found.name} has {error}") from None
     return made
 
 
-def _check_places(found: Captured, graph: Graph) -> None:
+def check_places(found: Captured, graph: Graph) -> None:
     """TextError for a node that leaves its operands' memory; where that depends on sizes, a guard more."""
     if layer := next((n for n in graph.nodes if n.op.kind == "layer" and n.op.name != "attend"), None):
         raise TextError(f"{layer.op.name} is a part of ops, not one that a program calls")

@@ -31,7 +31,7 @@ from kiln.func.subgraph import (
 from kiln.func.tree import flatten
 from kiln.graph import control
 from kiln.graph.graph import Graph, Value, building
-from kiln.graph.size import Dim, evaluate
+from kiln.graph.size import Dim, substitute
 from kiln.graph.text import text
 from kiln.table.record import CONTROL, find
 
@@ -267,7 +267,7 @@ def _parts(name: str, tree: Any, dim: int) -> tuple[list[Any], Build]:
         leaves = [
             find("permute").handle(x, _first(dim % x.ndim, x.ndim)) if x.ndim > 1 else x for x in leaves
         ]
-    lengths = {int(x.shape[0]) for x in leaves if isinstance(x, Tensor)}
+    lengths = {x.shape[0] for x in leaves if isinstance(x, Tensor)}
     if len(lengths) > 1:
         raise RuntimeError(f"{name}: leaves of one length expected along dim {dim}, got {sorted(lengths)}")
     return leaves, build
@@ -442,7 +442,7 @@ def _agreed(root: Root, tensors: list[Any]) -> None:
     """Raises where sizes must be equal that are not those of the tensors."""
     env = [n for x in tensors for n in x.shape]
     for a, b in root.checks:
-        if evaluate(a, env.__getitem__) != evaluate(b, env.__getitem__):
+        if substitute(a, env.__getitem__) != substitute(b, env.__getitem__):
             raise ValueError(f"{a} and {b} differ")
 
 
@@ -476,5 +476,5 @@ def _key(name: Any, functions: tuple[Any, ...], given: list[Any]) -> tuple[Any, 
         held = [c.cell_contents for c in f.__closure__ or ()] + list(f.__defaults__ or ())
         alive += [code, *held]
         names.append((id(code), *[id(x) for x in held]))
-    looks = tuple((x.dtype.name, tuple(n == 1 for n in x.shape)) for x in given)
+    looks = tuple((x.dtype.name, tuple(isinstance(n, int) and n == 1 for n in x.shape)) for x in given)
     return (name, tuple(names), looks, _core.default_dtype_name()), tuple(alive)

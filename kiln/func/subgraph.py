@@ -89,7 +89,9 @@ class Root(Graph):
     def operand(self, x: Any) -> Value:
         """An input for a tensor."""
         sizes = [self.new_symbol() for _ in x.shape]
-        shape = tuple(int(n) if self.fixed or n == 1 else s for n, s in zip(x.shape, sizes))
+        # (a size that varies is neither)
+        known = [isinstance(n, int) and (self.fixed or n == 1) for n in x.shape]
+        shape = tuple(int(n) if own else s for n, s, own in zip(x.shape, sizes, known))
         return self.add_input(x.dtype.name, shape)
 
     def tensor(self, x: Any) -> Value:

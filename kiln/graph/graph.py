@@ -65,12 +65,13 @@ class Value:
 class Node:
     """One application of an op."""
 
-    __slots__ = ("attrs", "inputs", "op", "out")
+    __slots__ = ("attrs", "inputs", "line", "op", "out")
 
-    def __init__(self, op: OpLike, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> None:
+    def __init__(self, op: OpLike, inputs: tuple[Value, ...], attrs: tuple[Any, ...], line: str = "") -> None:
         self.op = op
         self.inputs = inputs
         self.attrs = attrs
+        self.line = line  # of the program that made it, where that is known
         self.out: Value
 
 

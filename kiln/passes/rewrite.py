@@ -31,7 +31,7 @@ def clone(graph: Graph) -> tuple[Graph, dict[int, Value]]:
 
 def append(graph: Graph, node: Node, inputs: tuple[Value, ...]) -> Value:
     """A copy of a node on other inputs of the same dtypes and shapes, at the end of a graph."""
-    new = Node(node.op, inputs, node.attrs)
+    new = Node(node.op, inputs, node.attrs, node.line)
     new.out = Value(graph, new, node.out.dtype, node.out.shape)
     new.out.weak = node.out.weak
     graph.nodes.append(new)

@@ -37,17 +37,20 @@ Key = tuple[Any, ...]
 class _Rewriting:
     """The graph being made: `known` nodes by what they compute; `single`: ids of values read once."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, differentiable: bool) -> None:
         self.graph = graph
+        self.differentiable = differentiable
         self.known: dict[Key, Value] = {}
         self.single: set[int] = set()
 
 
-def simplify(graph: Graph) -> Graph:
-    """An equivalent graph with the same inputs, outputs and updates."""
+def simplify(graph: Graph, differentiable: bool = False) -> Graph:
+    """An equivalent graph with the same inputs, outputs and updates; `differentiable`: with the same
+    derivatives too, so what only they tell from a copy is kept.
+    """
     alive = reachable(graph.outputs)
     new, values = begun(graph)
-    state = _Rewriting(new)
+    state = _Rewriting(new, differentiable)
     uses = _uses(graph, alive)
     for node in graph.nodes:
         if id(node.out) in alive:
@@ -122,7 +125,8 @@ def _pointwise(state: _Rewriting, node: Node, inputs: tuple[Value, ...]) -> Valu
     name = node.op.name
     if all(_literal(v) is not None for v in inputs) and inputs:
         return _fold(state, node, inputs)
-    if name in ("convert", "detach", "by_steps") and inputs[0].dtype == node.out.dtype and not inputs[0].weak:
+    copies = name == "convert" or (name in ("detach", "by_steps") and not state.differentiable)
+    if copies and inputs[0].dtype == node.out.dtype and not inputs[0].weak:
         return inputs[0]
     if len(inputs) != 2:
         return None

@@ -45,7 +45,7 @@ def has_values(x: Any) -> bool:
 
 def may_expect(x: Any) -> bool:
     """Whether `expect` may be asked about an array: where it has values, or a program will have them."""
-    return not isinstance(x, g.Value) and (_traced.recorder is not None or not hasattr(type(x), "whole"))
+    return not isinstance(x, g.Value) and (recorder_here(x) is not None or not hasattr(type(x), "whole"))
 
 
 class _Traced(_local):
@@ -71,9 +71,19 @@ def without_values(recorder: Any = None) -> Iterator[None]:
         _traced.recorder = before
 
 
-def recorder_here() -> Any:
-    """Who follows what this thread calls; None where nothing is traced."""
+def recorder_here(*given: Any) -> Any:
+    """Who follows what this thread calls with these, which may be nodes of a graph that is defined; None
+    where nobody does.
+    """
+    for x in given:
+        if hasattr(type(x), "recorder"):
+            return x.recorder
     return _traced.recorder
+
+
+def beside(like: Any, make: Callable[[], Any]) -> Any:
+    """What `make` gives; where `like` is a node of a graph, a node of it, made anew at each run."""
+    return like.recorder.wrapped(like.recorder.during(make)) if hasattr(type(like), "recorder") else make()
 
 
 def is_traced() -> bool:
@@ -85,8 +95,9 @@ def expect(holds: Any, kind: type[Exception], told: str | Callable[[], str]) -> 
     """Raises an error of `kind` unless all elements of a tensor of bools are true: now, or, where a function
     is traced, at each call of the program.
     """
-    if _traced.recorder is not None and isinstance(holds, _core.Tensor):
-        _traced.recorder.expect(holds.all(), kind, told if isinstance(told, str) else told())
+    recorder = recorder_here(holds)
+    if recorder is not None and isinstance(holds, _core.Tensor):
+        recorder.expect(holds.all(), kind, told if isinstance(told, str) else told())
     elif not bool(holds.all()):
         raise kind(told if isinstance(told, str) else told())
 

@@ -330,10 +330,14 @@ class Op:
         """The arguments of a node by their parameters' names."""
         known: dict[str, Any] = {}
         arrays, structure = iter(inputs), iter(attrs)
+        optional = len(inputs) - sum(param.kind in "TVN" for param in self.params)  # that are there
         for param in self.params:
             if param.kind == "L":
                 known[param.name] = inputs
+            elif param.kind == "O" and optional <= 0:
+                known[param.name] = None
             else:
+                optional -= param.kind == "O"
                 known[param.name] = next(structure) if param.kind in "SZ" else next(arrays, None)
         return known
 

@@ -18,7 +18,7 @@ from kiln.graph.size import Size
 from kiln.nn import Module
 from kiln.table.arguments import without_values
 from kiln.table.kinds import FLOATS
-from kiln.tracing.captured import Captured, Check, Input, Raises, State, flat
+from kiln.tracing.captured import Captured, Check, Input, Raises, State, flat, like
 from kiln.tracing.compare import random_states, refuse_drawn
 from kiln.tracing.custom import CUSTOM
 from kiln.tracing.dims import declared, specs_of
@@ -38,10 +38,12 @@ def capture(
     dims: Any = None,
     root: Any = None,
     on_data: str = "refuse",
+    has_values: bool = True,
 ) -> Captured:
     """What `fn(*args, **kwargs)` does, as a graph. `dims`: which sizes vary, as `dynamic_shapes` of
-    `kiln.jit.trace`; `root`: the module whose parameters and buffers it uses (fn itself, if it is one).
-    TracingError for what a graph would not do again, with the line.
+    `kiln.jit.trace`; `root`: the module whose parameters and buffers it uses (fn itself, if it is one);
+    `has_values`: whether the arguments have values, or only say what such look like. TracingError for what a
+    graph would not do again, with the line.
     """
     kwargs = kwargs or {}
     root = fn if root is None and isinstance(fn, Module) else root
@@ -55,7 +57,7 @@ def capture(
     found.aliases = tuple(place.setdefault(id(x), k) for k, x in enumerate(leaves))
     found.distinct = sorted(set(found.aliases))
     distinct = list({id(x): x for x in leaves}.values())
-    recorder = Recorder(name, on_data)
+    recorder = Recorder(name, on_data, has_values)
     shapes = _declare(found, recorder, leaves, names, dims) if dims else {}
     places = _places(root) if root is not None else _places_around(fn)
     found.unsaved = _unsaved(root) if root is not None else set()
@@ -251,8 +253,9 @@ def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
                 parts.append(("result", first + len(extra)))
                 extra.append(k)
             else:  # of which only the sizes matter
-                like = _core.from_nested(0, recorder.dtypes[k]).expand(recorder.sizes[k])
-                parts.append(("like", like))
+                look = recorder.dtypes[k], recorder.sizes_of(k)
+                varies = any(isinstance(n, Size) for n in look[1])
+                parts.append(("varies", look) if varies else ("like", like(*look)))
         else:
             if needed:
                 found.checks.append(Check(step.op.handle, step.structure, tuple(parts), late))

@@ -103,7 +103,7 @@ class Captured:
                 return self._graph
             looks = [_look(x.dtype, x.shape) for x in self.inputs]
             looks += [_look(s.tensor.dtype.name, tuple(s.tensor.shape)) for s in self.state]
-            self._graph = _graph_of(steps, looks, self.shapes)
+            self._graph = _graph_of(steps, looks, self.shapes, self.step_lines)
         return self._graph
 
     @graph.setter
@@ -229,8 +229,8 @@ def _span(x: Any) -> tuple[int, int]:
 class Check(NamedTuple):
     """What an op refuses of values: positions out of range, division of integers by 0.
 
-    `parts`: what the op is called with, each ("number", x), ("operand", k), ("result", k) or ("like",
-    tensor);
+    `parts`: what the op is called with, each ("number", x), ("operand", k), ("result", k), ("like", tensor)
+    or ("varies", (dtype, sizes)).
     """
 
     op: Any
@@ -250,8 +250,22 @@ class Check(NamedTuple):
 
     def _check(self, operands: list[Any], results: tuple[Any, ...]) -> None:
         held = {"operand": operands, "result": results}
-        given = tuple([held[kind][x] if kind in held else x for kind, x in self.parts])
+        given = tuple([
+            held[kind][x] if kind in held else _sized(operands, *x) if kind == "varies" else x
+            for kind, x in self.parts
+        ])  # fmt: skip
         _core.check_op(self.op, self.structure, given)
+
+
+def like(dtype: str, shape: tuple[Any, ...]) -> Any:
+    """An array that looks so."""
+    return _core.from_nested(0, dtype).expand(shape)
+
+
+def _sized(operands: list[Any], dtype: str, shape: tuple[Any, ...]) -> Any:
+    """The same of sizes that are those of operands."""
+    sizes = [n for x in operands for n in x.shape]
+    return like(dtype, tuple([n if isinstance(n, int) else evaluate(n, sizes.__getitem__) for n in shape]))
 
 
 class Kept(NamedTuple):

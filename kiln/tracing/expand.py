@@ -25,8 +25,11 @@ def expand(graph: Graph) -> Graph:
     with building(work):
         for node in graph.nodes:
             inputs = tuple([values[id(v)] for v in node.inputs])
+            before = len(work.nodes)
             made = _made(work, node, inputs, several)
             made.shape = tuple([work.canonical(d) for d in made.shape])
+            for new in work.nodes[before:]:
+                new.line = node.line
             values[id(node.out)] = made
     work.updates.update(graph.updates)
     return work.finish([values[id(v)] for v in graph.outputs])

@@ -6,6 +6,7 @@ nodes    op(values; attributes); of an op with several results, one node for eac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kiln.capture.called import CALLED, parsed
@@ -26,8 +27,8 @@ class Look:
         self.dtype, self.shape = dtype, shape
 
 
-def graph_of(steps: Steps, inputs: list[Look], shapes: dict[int, Shape]) -> Graph:
-    """The graph of steps on inputs that look so; `shapes` of every value by its number."""
+def graph_of(steps: Steps, inputs: list[Look], shapes: dict[int, Shape], lines: Sequence[str] = ()) -> Graph:
+    """The graph of steps on inputs that look so; `shapes` of every value by its number, `lines` of steps."""
     graph = Graph()
     values: dict[int, Value] = {}
     for k, look in enumerate(inputs):
@@ -39,8 +40,11 @@ def graph_of(steps: Steps, inputs: list[Look], shapes: dict[int, Shape]) -> Grap
     for k, letter in enumerate(steps.numbers):
         values[steps.tensors + k] = graph.add_number(NUMBER[letter])
     with building(graph):
-        for step in steps.steps:
+        for k, step in enumerate(steps.steps):
+            before = len(graph.nodes)
             add_step(graph, step, values, shapes)
+            for node in graph.nodes[before:] if k < len(lines) else ():
+                node.line = lines[k]
     return graph.finish([values[k] for k in steps.results])
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from kiln import _core
 from kiln.errors import describe
+from kiln.graph.graph import Value
 from kiln.graph.size import Size, evaluate
 from kiln.table.arguments import recorder_here
 from kiln.tracing import nested
@@ -69,6 +71,8 @@ class Program:
     def _slow(self, due: bool | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves = self.leaves(args, kwargs)
         operands = [*leaves, *self.state()]
+        if any(type(x) is Value for x in leaves):
+            return nested.inlined(self.captured, operands)
         results = self._results(operands)
         if due is False and self._is_told(operands, results):
             self._tell(args, kwargs, operands, results)
@@ -81,15 +85,17 @@ class Program:
     def _results(self, operands: list[Any]) -> tuple[Any, ...]:
         """What the steps give of all tensors."""
         found = self.captured
-        numbers = found.draw(operands)
         if found.op is None:
+            found.draw(operands)
             for check in found.checks:
                 check.before(operands)
             return ()
         tensors = [*operands, *(operands[k] for k in found.again)]
-        recorder = recorder_here()
+        recorder = recorder_here(*tensors)
         if recorder is not None:
-            return nested.within(found, recorder, tensors, numbers)
+            followed: tuple[Any, ...] = recorder.during(partial(nested.within, found, recorder, tensors))
+            return followed
+        numbers = found.draw(operands)
         if not _are_tensors(tensors):  # of a batch, or of a graph
             made = found.op.handle(tensors, *([tuple(numbers)] if numbers else []))
             return tuple(made) if isinstance(made, (tuple, list)) else (made,)
@@ -200,7 +206,7 @@ class Program:
             found.check_apart(leaves)
         sizes: list[int] = []
         for x, own in zip(leaves, found.inputs):
-            if x.dtype.name != own.dtype:
+            if getattr(x.dtype, "name", x.dtype) != own.dtype:
                 raise RuntimeError(f"{own.name}: expected {own.dtype}, got {describe(x)}")
             came = tuple(x.shape)
             if came != own.shape and (len(came) != len(own.shape) or not found.dims):
@@ -261,11 +267,13 @@ def _is_plain(found: Captured) -> bool:
     """
     checks = [check for check in found.checks if isinstance(check, Check) and not check.late]
     numbers = [x for check in checks for kind, x in check.parts if kind == "number"]
+    varies = any(kind == "varies" for check in checks for kind, _ in check.parts)
     counts = [found.drawn, *(n for _, n in found.random)]
     return (
         found.op is not None
         and len(checks) == len(found.checks)
         and all(kind == "state" for kind, _ in found.mutated)
+        and not varies
         and not any(isinstance(n, Size) for n in (*numbers, *counts))
     )
 

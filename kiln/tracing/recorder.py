@@ -6,24 +6,22 @@ be read. What is written into them is a result more; other tensors that are met 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln import _core, ops
 from kiln.capture.pure.steps import CAST, DETACH
-from kiln.capture.pure.trace import Tracer, user_line
+from kiln.capture.pure.trace import user_line
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, Size
 from kiln.late import later
 from kiln.table.record import Op
-from kiln.tracing.captured import Expected, Kept
-from kiln.tracing.sizes import Sizes
+from kiln.tracing.reads import Reads
 
 _made_size = later("kiln.tracing.symbolic", "made_size")
 _traced = later("kiln.tracing.symbolic", "Traced")
 _nested = later("kiln.tracing.symbolic", "nested")
-_called = later("kiln.tracing.ops", "called")
 _applied = later("kiln.tracing.functions", "applied")
 
 
@@ -36,7 +34,6 @@ _MOVES = {
     "of a write": "writes to memory that a trace cannot follow",
     "calls backward": "calls backward: take gradients of what the trace gives",
 }
-_SHOWN = 4  # elements of a tensor that errors show
 _WAYS = (
     "compute it with ops of tensors (where(condition, a, b) for a branch), make it an "
     "argument that is no tensor, "
@@ -49,37 +46,19 @@ def _has_size(data: Any) -> bool:
     return any(map(_has_size, data)) if isinstance(data, (tuple, list)) else isinstance(data, Size)
 
 
-class Read(NamedTuple):
-    """That a value was read: which, what it was for the example, where."""
-
-    value: int
-    example: Any
-    line: str
-
-
-class Recorder(Tracer):
+class Recorder(Reads):
     """A tracer whose operands are stand-ins."""
 
-    def __init__(self, name: str, on_data: str = "refuse") -> None:
-        super().__init__(name, ())
+    def __init__(self, name: str, on_data: str = "refuse", has_values: bool = True) -> None:
+        super().__init__(name, on_data, has_values)
         self._quiet = False
         self.drawn: Dim = 0  # how many random numbers so far
         self._offsets: dict[int, Dim] = {}  # of positions from the first: what they are in general
-        self.read_values: list[Read] = []
-        self.expected: list[tuple[int, type[Exception], str]] = []  # what ops ask of values
-        self._examples: dict[int, Any] = {}  # id of a stand-in -> what it stands for
-        self._computed: dict[int, Any] = {}  # values of the example, where one was read
-        self._known_outside: list[tuple[Any, Any]] = []  # tensors whose memory others know, what is in it
-        self.on_data = on_data
-        self.known = Sizes()
         self.shapes: dict[int, Shape] = {}  # of values some of whose sizes vary
         self._target: Shape | None = None  # of what is written
         self.pending: Any = None  # of the call that is being made: the op, its operands as they were given
-        self._stand_ins: dict[int, tuple[Any, bool]] = {}  # storage of a stand-in -> it, may be written
         self.constants: list[int] = []  # operands that stand for nothing: tensors that were met
         self.apart = 0  # how many forwards of autograd.Functions are being followed
-        self._before_backward: set[int] | None = None  # storages, while a backward is followed
-        self._sealed: dict[int, str] = {}  # storages that may not be written -> why
         # of branches (kiln/scripting)
         self.script: Any = None  # what a script that is called inside keeps
         self.ended: set[int] = set()  # ids of tensors that a branch made which is over
@@ -204,107 +183,25 @@ class Recorder(Tracer):
             return self.dtypes[k]
         return str(self.operands[k].dtype).rpartition(".")[2]
 
+    def sizes_of(self, k: int) -> Shape:
+        """The sizes of a value, those that vary in general."""
+        return self.shapes.get(k) or self.sizes[k]
+
     def numbered_shapes(self, again: int) -> dict[int, Shape]:
         """The sizes of values some of whose sizes vary, as `finish` numbers them."""
         return {self._number(k, again): shape for k, shape in self.shapes.items()}
 
-    # -- values that are read ---------------------------------------------------------------------------
+    def during(self, call: Callable[[], Any]) -> Any:
+        """What a call of ops gives."""
+        return call()
 
-    def read(self, tensor: Any, for_others: bool) -> Any:
-        """The memory of a tensor whose values are read, as a whole; None for one that has them.
+    def ask(self, tensor: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        """A method that reads values, which the core refuses."""
+        return getattr(tensor, name)(*args, **kwargs)
 
-        They are those of the example, kept and checked at each call.
-        """
-        if self._before_backward is not None:
-            self.refuse("reads a value in the backward of an autograd.Function")
-        storage = _core.place(tensor)[0]
-        own = storage in self._stand_ins or storage in self._made
-        value = self.example_of(self.value(tensor))
-        if own and (self.on_data != "check" or value is None):
-            shown = "" if value is None or value.numel() > _SHOWN else f", {value.tolist()!r} for the example"
-            self.refuse(f"reads the value of a tensor{shown}: the trace would keep it ever after")
-        if value is None:
-            return None
-        self.read_values.append(Read(self.value(tensor), value.clone(), user_line()))
-        if not own:
-            return None
-        whole = self._on[storage][0]
-        found = self.example_of(self.value(whole)).contiguous()
-        if for_others:
-            self._sealed[storage] = "memory that others know, as an array of NumPy"
-            self._known_outside.append((whole, found))
-        return found
-
-    def example_of(self, k: int) -> Any:
-        """A value for the example; None where the trace is made with other sizes than the example's."""
-        if any(
-            tuple(self._examples[id(x)].shape) != _core.place(x)[2]
-            for x in self.operands
-            if id(x) in self._examples
-        ):
-            return None
-        needed: list[Any] = []
-        wanted = {k}
-        for step in reversed(self.steps):
-            if any(j in wanted and j not in self._computed for j in step.outs):
-                needed.append(step)
-                wanted.update(j for kind, j in step.args if kind == "value")
-        seed, start = self.random
-        given = [
-            seed if kind == "seed" else start + self.known.value_of(delta) for kind, delta in self.numbers
-        ]
-
-        def put(x: Any) -> Any:
-            return (
-                tuple(map(put, x)) if isinstance(x, tuple) else self.value_of(x) if isinstance(x, Size) else x
-            )
-
-        def argument(kind: str, x: Any) -> Any:
-            return self._now(x) if kind == "value" else given[x] if kind == "operand" else put(x)
-
-        before = _core.set_grad_enabled(False)
-        try:
-            for step in reversed(needed):
-                own = step._replace(structure=put(step.structure)) if isinstance(step.op, str) else step
-                made = _called(own, tuple([argument(*arg) for arg in step.args]))
-                self._computed.update(zip(step.outs, made))
-            return self._now(k)
-        finally:
-            _core.set_grad_enabled(before)
-
-    def _now(self, k: int) -> Any:
-        if k < len(self.operands):
-            x = self.operands[k]
-            return self._examples.get(id(x), x).detach()
-        return self._computed[k]
-
-    def expect_unwritten(self) -> None:
-        """Refuses that memory was written by who else knows it."""
-        for tensor, found in self._known_outside:
-            if not _core.same_bytes(tensor.detach(), found):
-                self.refuse("writes into a tensor's memory from outside, through NumPy for one")
-
-    def expect(self, holds: Any, kind: type[Exception], text: str) -> None:
-        """What an op asks of values: a program raises where it does not hold."""
-        holds = getattr(holds, "whole", holds)
-        self.expected.append((self.value(holds), kind, text))
-
-    def check_reads(self, first: int) -> tuple[list[Any], list[int]]:
-        """The reads as checks; the values that they look at as results more, from number `first` on."""
-        found: list[Any] = []
-        extra: list[int] = []
-        for k, value, line in self.read_values:
-            if k < len(self.operands):
-                found.append(Kept("operand", k, value, line))
-                continue
-            detached = self._new()
-            self._append(DETACH, (), (("value", k),), [detached], [self._dtype_of(k)], [self.sizes[k]], True)
-            found.append(Kept("result", first + len(extra), value, line))
-            extra.append(detached)
-        for k, kind, text in self.expected:
-            found.append(Expected(first + len(extra), kind, text))
-            extra.append(k)
-        return found, extra
+    def text_of(self, tensor: Any) -> str:
+        """A tensor some of whose sizes vary, as text."""
+        return f"Traced({tensor.dtype}, {self.shape_text(tensor)})"
 
     # -- functions with a derivative of their own ------------------------------------------------------
 
@@ -410,6 +307,10 @@ class Recorder(Tracer):
     def size(self, dim: Dim) -> Any:
         """A size as the function is to see it."""
         return _made_size(self, dim)
+
+    def shown(self, dim: Dim, own: bool) -> str:
+        """A size as text, for kiln's own code or the program's, which would keep it."""
+        return self.size_text(dim) if own else str(self.fix(dim, "made a text"))
 
     def size_text(self, dim: Dim) -> str:
         """A size as text."""

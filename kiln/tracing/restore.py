@@ -147,6 +147,10 @@ class Restored:
         self.dtypes[k], self.sizes[k] = dtype, tuple(shape)
         return k
 
+    def sizes_of(self, k: int) -> Shape:
+        """The sizes of a value, those that vary in general."""
+        return self.sizes[k]
+
     def shapes(self, steps: Steps) -> dict[int, Any]:
         """The sizes of what steps make, by the number that `finish` gave it."""
         first = steps.tensors + len(self.numbers)

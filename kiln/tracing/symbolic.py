@@ -140,14 +140,12 @@ class TracedSize(Size):
         return self if self >= 0 else -self
 
     def __repr__(self) -> str:
-        if not _from_own():
-            self.recorder.fix(plain(self), "made a text")
-        return self.recorder.size_text(plain(self))
+        return self.recorder.shown(plain(self), _from_own())
 
     __str__ = __repr__
 
     def __format__(self, how: str) -> str:
-        return str(self.recorder.fix(plain(self), "made a text")) if not _from_own() else repr(plain(self))
+        return self.recorder.shown(plain(self), _from_own())
 
 
 def _arithmetic(name: str) -> Callable[[TracedSize, Any], Any]:
@@ -228,6 +226,8 @@ class Traced:
 
     def stride(self, dim: int | None = None) -> Any:
         """The strides, if the tensor lies in order."""
+        if not any(isinstance(n, Size) for n in self.shape):
+            return self.whole.stride() if dim is None else self.whole.stride(dim)
         if not self.whole.is_contiguous():
             raise self.recorder.size_read(0, "reads strides of a view whose sizes vary")
         strides: list[Any] = []
@@ -262,15 +262,21 @@ class Traced:
     def __len__(self) -> int:
         if not self.ndim:
             raise TypeError("len() of a 0-d tensor")
-        return int(self.shape[0])
+        return self._count("read as a number by len()")
+
+    def _count(self, what: str) -> int:
+        size = self.shape[0]
+        return self.recorder.fix(plain(size), what) if isinstance(size, Size) else size
 
     def __iter__(self) -> Any:
         if not self.ndim:
             raise TypeError("iteration over a 0-d tensor")
-        return iter([getitem.getitem(self, k) for k in range(int(self.shape[0]))])
+        return iter(
+            [getitem.getitem(self, k) for k in range(self._count("read as a number to iterate over it"))]
+        )
 
     def __repr__(self) -> str:
-        return f"Traced({self.whole.dtype}, {self.recorder.shape_text(self.whole)})"
+        return self.recorder.text_of(self.whole)
 
     @property
     def requires_grad(self) -> bool:
@@ -295,27 +301,6 @@ class Traced:
         self.recorder.value(made)
         return Traced(made, self.recorder)
 
-    def item(self) -> Any:
-        """Reads the value, which a trace has not."""
-        return self.whole.item()
-
-    __float__ = __int__ = __index__ = item
-
-    def __bool__(self) -> Any:
-        return bool(self.whole)
-
-    def tolist(self) -> Any:
-        """Reads the values, which a trace has not."""
-        return self.whole.tolist()
-
-    def numpy(self, *args: Any, **kwargs: Any) -> Any:
-        """Reads the values, which a trace has not."""
-        return self.whole.numpy(*args, **kwargs)
-
-    def data_ptr(self) -> Any:
-        """Asks for memory, which a trace has not."""
-        return self.whole.data_ptr()
-
     def backward(self, *args: Any, **kwargs: Any) -> Any:
         """A trace takes no gradients."""
         return self.recorder.refuse("calls backward")
@@ -338,8 +323,22 @@ class Traced:
         return arithmetic.clone(self)
 
 
+def _reading(name: str) -> Callable[..., Any]:
+    """What reads values, which a trace has not."""
+
+    def method(self: Traced, *args: Any, **kwargs: Any) -> Any:
+        return self.recorder.ask(self.whole, name, *args, **kwargs)
+
+    return method
+
+
+_READ = "item tolist numpy data_ptr __bool__ __float__ __int__ __index__ __array__ __complex__".split()
+
+
 def _attach() -> None:
     """Methods and operators as tensors have them."""
+    for name in _READ:
+        setattr(Traced, name, _reading(name))
     own = set(vars(Traced))
     tensor: Any = _core.Tensor
     for name in "dtype grad_fn is_leaf _version device layout itemsize is_cpu is_cuda grad".split():
@@ -389,8 +388,8 @@ def _whole(x: Any) -> Any:
 def interpret(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of an op with a Traced or a size that varies among its arguments."""
     recorder = _recorder_of((args, tuple(kwargs.values())))
-    if recorder is None:
-        return NotImplemented
+    if recorder is None or any(isinstance(x, Value) for x in (*args, *kwargs.values())):
+        return NotImplemented  # (a function that control flow runs meets it: kiln/func/subgraph.py)
     given = {name: value for name, value in kwargs.items() if name != "out"}
     out = kwargs.get("out")
     bound = op.bind(args, given)
@@ -422,9 +421,9 @@ def interpret(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     recorder.pending = (op, symbols)
     try:
         if out is not None:
-            op.handle(*concrete, out=_whole(out))
+            recorder.during(lambda: op.handle(*concrete, out=_whole(out)))
             return out
-        result = _called(op, concrete)
+        result = recorder.during(lambda: _called(op, concrete))
     finally:
         recorder.pending = None
     return recorder.wrapped(result)

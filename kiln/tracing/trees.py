@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from kiln import _core
 from kiln.errors import describe
+from kiln.graph.graph import Value
 
 
 class Tree(NamedTuple):
@@ -36,7 +37,7 @@ LEAF = Tree("leaf")
 
 def flatten(value: Any, found: list[Any], names: list[str] | None = None, name: str = "") -> Tree:
     """The tree of a value; its tensors are added to `found`, what they are called to `names`."""
-    if isinstance(value, _core.Tensor):
+    if isinstance(value, (_core.Tensor, Value)):  # (of a graph that control flow calls)
         found.append(value)
         if names is not None:
             names.append(name)

@@ -101,6 +101,8 @@ def graph(
     >>> picture.svg[:5]
     '<svg '
     """
+    if hasattr(y, "draw") and hasattr(y, "raw"):
+        return y.draw(depth=depth)  # type: ignore[no-any-return]  # a kiln.graph.Graph
     if max_nodes < 1:
         raise ValueError(message("viz.graph", "max_nodes of at least 1", str(max_nodes)))
     if depth is not None and depth < 1:
@@ -110,6 +112,16 @@ def graph(
     drawn = picture(found, max_nodes, data, saved, depth, modules)
     folded = drawn if drawn.inside else picture(found, max_nodes, data, saved, depth or 1, modules)
     return Drawing(drawn, _summary(found), folded)
+
+
+def defined(found: Trace, model: Any, depth: int | None, summary: str, max_nodes: int = 300) -> Drawing:
+    """The picture of a graph that was defined, whose calls are in `found`."""
+    if depth is not None and depth < 1:
+        raise ValueError(message("Graph.draw", "depth of at least 1, or None", str(depth)))
+    modules = Modules(model)
+    whole = picture(found, max_nodes, True, False, depth, modules)
+    folded = whole if whole.inside else picture(found, max_nodes, True, False, depth or 1, modules)
+    return Drawing(whole, summary, folded)
 
 
 def _drawn(picture: Picture, opens: dict[int, str] | None = None) -> str:

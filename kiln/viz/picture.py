@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Union
 
 from kiln.viz import words
+from kiln.viz.defined import Defined, Given
 from kiln.viz.fold import MOST_FOLDED, Modules, Path, folded, owners
 from kiln.viz.trace import Call, Input, Leaf, Trace, consumers_first
 
@@ -113,7 +114,7 @@ def picture(
     for group in groups:
         maker.add_arrows(group)
     maker.add_roots()
-    return Picture(maker.boxes, maker.arrows, "; ".join(notes))
+    return Picture(maker.boxes, maker.arrows, "; ".join(notes), maker.add_subs(max_nodes))
 
 
 def _modules(
@@ -149,6 +150,7 @@ def _modules(
         for group in groups
         if group.path is not None and len(group.calls) > 1
     }
+    inside.update(maker.add_subs(max_nodes))
     return Picture(maker.boxes, maker.arrows, "; ".join(notes), inside)
 
 
@@ -267,6 +269,25 @@ class _Maker:
             at = self.add(Box("saved", f"saved {which}", lines, f"kept for backward: {which}, {shown}"))
             self.connect(at, target, 1000 + at, 0)
 
+    def add_subs(self, max_nodes: int) -> dict[int, Picture]:
+        """A box for each graph that a call runs, above the call; what is inside, by box."""
+        inside: dict[int, Picture] = {}
+        for call, target in list(self.of.items()):
+            if not isinstance(call, Defined) or self.boxes[target].kind == "module":
+                continue
+            for k, sub in enumerate(call.subs):
+                counts = Counter(c.name for c in sub.trace.calls).most_common()
+                ops = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in counts[:3])
+                ops += ", ..." if len(counts) > 3 else ""
+                lines = tuple(filter(None, [ops, words.several(len(sub.trace.calls), "op")]))
+                tip = "\n".join(
+                    [f"{sub.name}: a graph that {call.name} runs", *(f"{n} ×{c}" for n, c in counts[:20])]
+                )
+                at = self.add(Box("graph", sub.name, lines, tip))
+                self.connect(at, target, 900 + k, 0, f"{call.name} runs it")
+                inside[at] = picture(sub.trace, max_nodes, True, False)
+        return inside
+
     def connect(self, source: int, target: int, port: int, output: int, tip: str = "") -> None:
         """An arrow."""
         self.arrows.append(Arrow(source, target, port, output, tip))
@@ -327,6 +348,8 @@ def _saves(calls: Sequence[Call]) -> str:
 def _leaf_box(leaf: Leaf) -> Box:
     shown = words.array(leaf.dtype, leaf.shape)
     tip = "\n".join(filter(None, [leaf.name, shown, "a leaf: gradients are added up in its .grad"]))
+    if isinstance(leaf, Given):
+        return Box("given", leaf.name, (shown,), f"{leaf.name}\n{shown}\nan input of the graph")
     return Box("leaf", leaf.name or "leaf", (shown,), tip)
 
 

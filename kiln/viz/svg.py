@@ -22,6 +22,7 @@ COLOURS = {
     "function": ("#fadcef", "#c765a6", "your Function"),
     "chain": ("#e4e7f4", "#6f7bb0", "chain of ops"),
     "module": ("#d5e3f7", "#3f72b8", "module"),
+    "graph": ("#dfe7df", "#5f8a6b", "graph that is run"),
     "saved": ("#fffbe8", "#b9a55a", "saved"),
     "more": ("#f4f5f7", "#98a1ad", "left out"),
     "given": ("#f4f5f7", "#98a1ad", "given"),

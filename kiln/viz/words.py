@@ -23,7 +23,7 @@ _SILENT = ("reshape", "expand", "as_strided", "write", "layer_norm")  # what the
 def kind_of(call: Call) -> str:
     """Which colour a call has: pointwise, product, reduction, view, write, function or op."""
     if call.record is None:
-        return "function"
+        return getattr(call, "kind", "") or "function"
     kind = call.record.kind
     if call.name in ("write", "overwrite"):
         return "write"
@@ -62,6 +62,8 @@ def called(call: Call) -> str:
     """The call as a program would write it, tensors left out where they are not missed: `mul(3)`,
     `sub(1, ·)`, `sum(dim=0)`, `[:, 1:3]`.
     """
+    if told := getattr(call, "told", ""):
+        return str(told)
     if call.name == "slice" and call.record is not None:
         return _sliced(call)
     if call.name == "select" and call.record is not None and call.structure:
@@ -155,7 +157,8 @@ def explained(call: Call) -> Iterator[str]:
         yield f"saves {which}: {array(saved.dtype, saved.shape)}, {amount(saved.nbytes)}{hooked}"
     if call.freed:
         yield "what it saved was freed by backward"
-    yield f"at {call.line}"
+    if call.line:
+        yield f"at {call.line}"
 
 
 def _input(given: Input) -> str:

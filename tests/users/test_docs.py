@@ -28,7 +28,8 @@ MODULES = [
     kiln.autograd, kiln.utils.data, kiln.multiprocessing, kiln.datasets, kiln.viz,
     kiln.masked, kiln.signal.windows, kiln.testing, kiln.func, kiln.autograd.functional, kiln.func.tree,
     kiln.profiler, kiln.autograd.profiler, kiln.jit, kiln.fx, kiln.onnx, kiln.overrides, kiln.library,
-    kiln.hub, kiln.distributed, kiln.cuda, kiln.cpu, kiln.backends.cudnn, kiln.backends.cpu, kiln.compiler,
+    kiln.graph, kiln.hub, kiln.distributed, kiln.cuda, kiln.cpu, kiln.backends.cudnn, kiln.backends.cpu,
+    kiln.compiler,
 ]  # fmt: skip
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 

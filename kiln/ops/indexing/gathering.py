@@ -429,7 +429,8 @@ def one_hot(tensor: Any, num_classes: int = -1) -> Any:
     """
     if dtype_name(tensor.dtype) != "int64":
         raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
-    if num_classes != -1 and recorder_here() is not None and not is_value(tensor):
+    recorder = recorder_here(tensor)
+    if num_classes != -1 and recorder is not None and not is_value(tensor):
         if num_classes <= 0:
             raise RuntimeError("one_hot: Can not infer total number of classes from empty tensor.")
         expect(tensor >= 0, RuntimeError, "one_hot: Class values must be non-negative.")
@@ -437,7 +438,7 @@ def one_hot(tensor: Any, num_classes: int = -1) -> Any:
         expect(tensor < num_classes, RuntimeError, text)
     elif not is_value(tensor) and numel(tensor.shape):
         every = tensor  # a sample of a batch (kiln.func) is checked with all of the batch
-        while hasattr(type(every), "whole"):
+        while hasattr(type(every), "whole") and recorder is None:
             every = every.whole
         if find("amin").handle(every).item() < 0:
             raise RuntimeError("one_hot: Class values must be non-negative.")

@@ -157,7 +157,7 @@ def reserve(sizes: Any, generator: Any) -> tuple[Any, Any]:
     else:
         raise TypeError(message("generator", "a kiln.Generator", describe(generator)))
     count = numel(sizes)
-    recorder = recorder_here()
+    recorder = recorder_here(count)
     if recorder is not None and generator is None:
         seed, position = recorder.draws(count, take)
         return position, seed

@@ -15,7 +15,7 @@ from kiln.ops.elementwise.infinities_and_nan import all_within
 from kiln.ops.indexing.getitem import put
 from kiln.ops.random import draws as r
 from kiln.ops.random.generator import reserve
-from kiln.table.arguments import dtype_name, expect, into, is_value, may_expect, run, type_name
+from kiln.table.arguments import beside, dtype_name, expect, into, is_value, may_expect, run, type_name
 from kiln.table.kinds import FLOATS
 from kiln.table.public import methods, public
 from kiln.table.registry import forms
@@ -85,7 +85,7 @@ def _random(op: str, values: Any, kernel: str, doc: str) -> tuple[Any, Any]:
         sizes = tuple(input.shape)
         name = float_dtype(dtype, input.dtype, kernel)
         check_options(f"{op}_like", options)
-        result = run(values, 0.0, 1.0, *reserve(sizes, generator), sizes, name)
+        result = beside(input, lambda: run(values, 0.0, 1.0, *reserve(sizes, generator), sizes, name))
         return settle(result, requires_grad, device, f"{op}_like")
 
     text = """Random floats, {0}, {1}. NotImplementedError for a dtype that is not of floats.
@@ -190,16 +190,9 @@ def randint_like(
     tensor([0., 0.])
     """
     low, high = (0, low) if high is None else (0 if low is None else low, high)
-    return randint(
-        low,
-        high,
-        tuple(input.shape),
-        generator=generator,
-        dtype=chosen_dtype(dtype, input.dtype),
-        device=device,
-        requires_grad=requires_grad,
-        **options,
-    )
+    given = {"generator": generator, "device": device, "requires_grad": requires_grad, **options}
+    made = chosen_dtype(dtype, input.dtype)
+    return beside(input, lambda: randint(low, high, tuple(input.shape), dtype=made, **given))
 
 
 def _is_array(x: Any) -> bool:
