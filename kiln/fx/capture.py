@@ -14,7 +14,7 @@ import operator
 import weakref
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kiln import _core
 from kiln.absent import asking
@@ -27,9 +27,6 @@ from kiln.fx.proxy import TracerBase, in_assert
 from kiln.fx.values import Place, Value, mapped, places_in, tensors_in
 from kiln.ops.random.generator import Generator
 from kiln.switches import _assert
-
-if TYPE_CHECKING:
-    from kiln.fx.backends import Backed
 
 __all__ = ["Break", "Capture", "Segment", "Step"]
 
@@ -86,9 +83,9 @@ class Segment:
 
 
 class Capture(TracerBase):
-    """The segments of one call."""
+    """The segments of one call. `owner`, what was compiled, knows where steps begin and what runs."""
 
-    def __init__(self, owner: Backed, paths: dict[int, str]) -> None:
+    def __init__(self, owner: Any, paths: dict[int, str]) -> None:
         self.owner, self.paths = owner, paths
         self.graph: Any = self  # one program: values of two do not meet
         self.passing = False  # what is asked is done at once

@@ -5,14 +5,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kiln import _core
 from kiln.fx.asked import METADATA, OF_REAL, VIEWS
 from kiln.fx.proxy import StandIn
-
-if TYPE_CHECKING:
-    from kiln.fx.capture import Capture
 
 __all__ = ["Place", "Value", "mapped", "places_in", "tensors_in"]
 
@@ -45,9 +42,9 @@ def mapped(a: Any, kind: type, function: Callable[[Any], Any]) -> Any:
 class Value(StandIn):
     """A tensor of the call: the step or input that it is, and something that looks like it."""
 
-    tracer: Capture
+    tracer: Any
 
-    def __init__(self, tracer: Capture, value: Any, index: int | None, path: str = "") -> None:
+    def __init__(self, tracer: Any, value: Any, index: int | None, path: str = "") -> None:
         set_ = object.__setattr__
         set_(self, "tracer", tracer)
         set_(self, "value", value)  # the tensor itself where index is None

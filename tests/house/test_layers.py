@@ -54,7 +54,7 @@ ALLOWED = {
     # names that refuse when they are used
     "jit": {"nn", "table", "tracing", "export", "scripting"},
     "scripting": {"_core", "graph", "ops", "table", "capture", "func", "tracing", "export", "nn"},
-    "fx": {"_core", "device", "layout", "table", "switches", "utils", "capture", "nn"},
+    "fx": {"_core", "device", "layout", "table", "switches", "utils", "capture", "nn", "autograd", "ops"},
     "onnx": set(),
     "library": {"autograd"},
     "hub": {"bars", "files", "serialization"},
@@ -132,7 +132,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.fx.backends": "few programs have a backend of their own",
     },
     "kiln/export/program.py": {
-        "kiln.tracing.capture": "for who makes a program, not for who loads one",
+        "kiln.tracing.scripts": "for who makes a program, not for who loads one",
         "kiln.export.files": "for who saves one",
         "kiln.export.verification": "with NumPy, for who verifies",
         "kiln.export.shown": "for who looks at a program",
