@@ -178,9 +178,18 @@ _APPLY: Any = vars(Function)["apply"].__func__
 _NEW: Any = vars(Parameter)["__new__"]
 
 
+# where a module's tensors are found as they are
+_ALL_TENSORS = frozenset(
+    "_parameters _buffers parameters named_parameters buffers named_buffers state_dict get_parameter "
+    "get_buffer __dict__ _apply".split()
+)
+
+
 def _attribute(module: Any, name: str) -> Any:
     """A module's attribute: while it is captured, what stands for a tensor."""
     found = object.__getattribute__(module, name)
+    if name in _ALL_TENSORS and STATE.capture is not None and STATE.capture.segment.writes:
+        STATE.capture.end()  # what is found there stands for nothing
     if isinstance(found, _core.Tensor) and not issubclass(type(found), Value):
         capture = STATE.capture
         if capture is not None and not capture.passing:

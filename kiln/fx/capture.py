@@ -31,6 +31,9 @@ from kiln.switches import _assert
 __all__ = ["Break", "Capture", "Segment", "Step"]
 
 
+_UPDATES = ("batch_norm", "instance_norm", "__setitem__")  # of running averages
+
+
 class Break(Exception):
     """What cannot be kept in one graph, and the line."""
 
@@ -73,6 +76,7 @@ class Segment:
         self.copies: list[Any] = []
         self.shadows: list[Any] | None = []
         self.values: list[weakref.ref[Value]] = []
+        self.writes = False  # into an input
 
     def forget(self, count: int) -> None:
         """Inputs behind a number of them."""
@@ -187,10 +191,9 @@ class Capture(TracerBase):
         if self.passing or name in METADATA:
             return NotImplemented
         if frame is not None and is_own(frame):
-            if self.segment.path and (
-                name in AT_ONCE or name in READS or writes(name) or "normal" in name or "uni" in name
-            ):
-                self._now(lambda: None, (), {}, "")
+            draws = "normal" in name or "uni" in name
+            if self.segment.path and (self.segment.writes or draws or name in AT_ONCE or writes(name)):
+                self._now(lambda: None, (), {}, "")  # it may look at what was kept, or change it
             return NotImplemented
         return self.create_proxy("call_function", function, args, kwargs)
 
@@ -198,7 +201,7 @@ class Capture(TracerBase):
         self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None,
         proxy_factory_fn: Any = None,
     ) -> Any:  # fmt: skip
-        called = target if isinstance(target, str) else getattr(target, "__name__", "")
+        called = _called(target)
         before = _core.take_all(False)
         try:
             if self.passing:
@@ -218,11 +221,12 @@ class Capture(TracerBase):
         finally:
             _core.take_all(before)
 
-    def end(self, why: str) -> None:
-        """Ends the graph."""
+    def end(self, why: str = "") -> None:
+        """Ends the graph; without a reason it is none that one graph would forbid."""
         before = _core.take_all(False)
         try:
-            self._refuse(why)
+            if why:
+                self._refuse(why)
             self.flush()
         finally:
             _core.take_all(before)
@@ -302,6 +306,9 @@ class Capture(TracerBase):
             return None
         segment.at = found
         segment.path.append(found)
+        called = _called(found.target)
+        if found.same is not None or "out" in kwargs or writes(called) or called in _UPDATES:
+            segment.writes = True
         return found
 
     def _try(self, step: Step) -> bool:
@@ -434,6 +441,11 @@ class Capture(TracerBase):
         self.passing = True
         self.known.clear()
         return [v for r in self.made if (v := r()) is not None]
+
+
+def _called(target: Any) -> str:
+    """What is called."""
+    return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
 
 
 class _At:

@@ -199,7 +199,7 @@ class _Writer:
             origin = _SHOWN_AS.get(origin, origin)
         if (
             parts
-            and origin is not None
+            and origin not in (None, Callable)
             and all(isinstance(p, type) or hasattr(p, "__origin__") for p in parts)
         ):
             return f"{self.known.add(names_of_type(origin), origin)}[{','.join(map(self._typed, parts))}]"

@@ -39,7 +39,17 @@ def mapped(a: Any, kind: type, function: Callable[[Any], Any]) -> Any:
     return a
 
 
-class Value(StandIn):
+class _AsTensor(type):
+    """`type(value) == Tensor`, as of the tensor."""
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is _core.Tensor
+
+    def __hash__(cls) -> int:
+        return hash(_core.Tensor)
+
+
+class Value(StandIn, metaclass=_AsTensor):
     """A tensor of the call: the step or input that it is, and something that looks like it."""
 
     tracer: Any

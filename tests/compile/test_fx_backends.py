@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from typing import Any
@@ -308,6 +309,24 @@ def test_a_tensor_that_lies_about_is_what_it_was_when_it_was_used() -> None:
         kept = held.tolist()
         held = kiln.ones(2)
         assert ours.tolist() == f(kiln.ones(2)).tolist() and kept == held.tolist()
+
+
+def test_what_is_kept_is_written_before_the_programs_modules_are_looked_at() -> None:
+    """Modules that are made and copied inside, state dicts, parameters by their list."""
+
+    def f(x):
+        kiln.manual_seed(0)
+        made = kiln.nn.Linear(2, 1)
+        with kiln.no_grad():
+            made.weight.mul_(2)
+        rows = sum(p * 2 for p in made.parameters())
+        copied = copy.deepcopy(made)
+        return copied(x) + rows + made.state_dict()["weight"] * 3, type(x) == kiln.Tensor  # noqa: E721
+
+    compiled = kiln.compile(f, backend=Backend())
+    for _ in range(2):
+        ours, theirs = compiled(kiln.ones(1, 2)), f(kiln.ones(1, 2))
+        assert kiln.equal(ours[0], theirs[0]) and ours[1] and theirs[1]
 
 
 def test_errors_are_the_programs() -> None:
