@@ -117,13 +117,13 @@ class Backed(Compiled):
 
     def made(self, capture_number: int, segment: Segment, live: tuple[int, ...]) -> Any:
         """What runs for a segment: what the backend gives for its graph."""
-        module = GraphModule(_Module(), _graph(segment, live))
         if self._counts.get(capture_number, 0) >= _MOST:
             said = f"{self._name} runs without the backend: {_MOST} graphs of it were captured before"
             if self.fullgraph:
                 raise RuntimeError(f"compile: fullgraph=True, but {said}")
             warn(f"compile: a call of {said}")
-            return module.forward
+            return partial(_run, segment.path, live)
+        module = GraphModule(_Module(), _graph(segment, live))
         self._counts[capture_number] = self._counts.get(capture_number, 0) + 1
         run = type(self).backend(module, list(segment.inputs), **self.more)
         if not callable(run):
@@ -150,6 +150,14 @@ def _graph(segment: Segment, live: tuple[int, ...]) -> Graph:
         if not node.users and node.target is operator.getitem:
             graph.erase_node(node)
     return graph
+
+
+def _run(path: list[Step], live: tuple[int, ...], *given: Any) -> Any:
+    """What a graph of the steps would give."""
+    results: list[Any] = []
+    for step in path:
+        results.append(step.call(results, list(given)))
+    return tuple(results[k] for k in live)
 
 
 def _kept(a: Any, placed: dict[str, list[Node]]) -> Any:

@@ -257,6 +257,15 @@ def test_what_changes_between_calls_is_seen(shift: str, monkeypatch: pytest.Monk
     assert kiln.equal(compiled(x), f(x)) and not kiln.equal(f(x), before)
 
 
+def test_after_eight_graphs_of_one_place_the_rest_runs_without_the_backend() -> None:
+    seen = Backend()
+    compiled = kiln.compile(lambda x, n: x * n, backend=seen)
+    with pytest.warns(UserWarning, match="without the backend: 8 graphs"):
+        for n in range(10):
+            assert compiled(kiln.ones(2), n).tolist() == [n, n]
+    assert len(seen.graphs) == 8 and compiled.stats() == {"captures": 8}
+
+
 def test_modes_are_part_of_a_graph() -> None:
     """Gradients that are switched off inside, autocast, and what draws random numbers behind a new seed."""
 
