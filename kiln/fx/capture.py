@@ -181,6 +181,8 @@ class Capture(TracerBase):
         if isinstance(a, slice):
             key, items = self._arguments((a.start, a.stop, a.step))
             return (slice, key), slice(*items)
+        if type(a).__module__ == "numpy" and getattr(a, "shape", ()) != ():  # an array may be another one
+            raise TypeError("an array is no part of a key")
         return look(a), a
 
     # -- ops --

@@ -21,6 +21,8 @@ def look(x: Any) -> Any:
         return (type(x), shown, x.requires_grad, x.is_leaf)
     if isinstance(x, _PLAIN):
         return (type(x), repr(x) if isinstance(x, (float, complex)) else x)
+    if type(x) is range or (type(x).__module__ == "numpy" and hasattr(x, "dtype")):
+        return (type(x), repr(x))
     return Same(x)
 
 
