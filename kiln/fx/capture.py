@@ -100,9 +100,8 @@ class Capture(TracerBase):
         self.segment = self._begin()
 
     def _begin(self) -> Segment:
-        key = (self.number, _core.modes(), _core.get_default_dtype())
-        first = self.owner.first_of(key)
-        return Segment(first, key[1])
+        modes = _core.modes()
+        return Segment(self.owner.first_of((modes, _core.get_default_dtype())), modes)
 
     # -- tensors and what stands for them --
 

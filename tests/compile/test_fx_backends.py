@@ -266,6 +266,17 @@ def test_after_eight_graphs_of_one_place_the_rest_runs_without_the_backend() -> 
     assert len(seen.graphs) == 8 and compiled.stats() == {"captures": 8}
 
 
+def test_graphs_of_a_loop_are_one() -> None:
+    seen = Backend()
+
+    def f(x):
+        for _ in range(20):
+            x = x * 2 if x.sum() > 0 else x
+        return x
+
+    assert kiln.compile(f, backend=seen)(kiln.ones(1)).item() == 2.0**20 and len(seen.graphs) <= 4
+
+
 def test_modes_are_part_of_a_graph() -> None:
     """Gradients that are switched off inside, autocast, and what draws random numbers behind a new seed."""
 
