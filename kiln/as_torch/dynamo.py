@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kiln.absent import hint_missing as _hint_missing
+from kiln.capture.capturing import STATE
 from kiln.compiler import (
     allow_in_graph,
     assume_constant_result,
@@ -46,7 +47,9 @@ def is_compile_supported(device_type: Any) -> bool:
 
 
 def graph_break(msg: str = "") -> None:
-    """Would end a graph here: recordings need no such hint."""
+    """Ends the graph of a backend of the program's own here; recordings need no such hint."""
+    if STATE.capture is not None:
+        STATE.capture.end("graph_break()")
 
 
 def mark_dynamic(t: Any, index: Any, **kwargs: Any) -> None:

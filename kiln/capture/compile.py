@@ -230,9 +230,9 @@ def compile(
 
     A `backend` of the program's own is a callable: it gets what the function computes as a
     `kiln.fx.GraphModule`, with the tensors it is called with, and returns what runs instead; so is a name
-    that `kiln.compiler.register_backend` was told. Each kind of call (shapes, dtypes, Python arguments, what
-    the function finds outside) is captured once. A call that no graph can hold runs without the backend, and
-    a warning says why; with `fullgraph=True` it raises RuntimeError.
+    that `kiln.compiler.register_backend` was told. Python runs at each call, and a call that does with its
+    tensors what an earlier one did runs what that one was given. Where a value is read, what was done so far
+    runs and another graph begins; with `fullgraph=True` that raises RuntimeError with the line.
 
     With `pure=True` you say that what the callable does depends on its arguments and on the parameters and
     buffers it meets alone. Then its Python runs at the first calls of a kind only, and a call is one
@@ -289,6 +289,10 @@ REGISTERED: dict[str, Callable[..., Any]] = {}
 def _kind(backend: Any, mode: str | None, options: Any, fullgraph: bool, pure: bool) -> type[Compiled]:
     """What calls the function; what few programs use is imported when one does."""
     own = REGISTERED.get(backend, backend) if isinstance(backend, str) else backend
+    if mode is not None and options is not None:
+        raise RuntimeError(
+            "Either mode or options can be specified, but both can't be specified at the same time."
+        )
     if callable(own):
         from kiln.fx.backends import backed
 
@@ -296,7 +300,7 @@ def _kind(backend: Any, mode: str | None, options: Any, fullgraph: bool, pure: b
             raise ValueError(message("compile", "a backend, or pure=True", "both"))
         more = {"mode": mode if mode != "default" else None, "options": options}
         return backed(own, fullgraph, {name: value for name, value in more.items() if value})
-    _check(backend, mode, options)
+    _check(backend, mode)
     if pure:
         from kiln.capture.pure.cell import Pure
 
@@ -316,17 +320,12 @@ def in_place(
     wait: bool = False,
 ) -> Compiled:
     """What `Module.compile` keeps: the function that takes the module, recorded under the module's name."""
-    kind = _kind(backend, mode, options, False, False)
-    return (Compiled if kind is InOne else kind)(function, wait, name)
+    return _kind(backend, mode, options, fullgraph, False)(function, wait, name)
 
 
-def _check(backend: Any, mode: str | None, options: Any) -> None:
+def _check(backend: Any, mode: str | None) -> None:
     """Errors of what chooses between ways to compile in PyTorch."""
     if backend not in _BACKENDS:
         raise RuntimeError(message("compile", f"backend {', '.join(_BACKENDS)}", repr(backend)))
-    if mode is not None and options is not None:
-        raise RuntimeError(
-            "Either mode or options can be specified, but both can't be specified at the same time."
-        )
     if mode is not None and mode not in _MODES:
         raise RuntimeError(f"Unrecognized mode={mode}, should be one of: {', '.join(_MODES)}")

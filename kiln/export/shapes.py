@@ -135,7 +135,7 @@ def settled(
     of one size in the example are one size; where that does not do either, AUTO is as in the example.
     """
     try:
-        return capture(m, args, kwargs, given, on_data=on_data)
+        return captured_twice(m, args, kwargs, given, on_data, True)
     except TracingError as error:
         refusal = error
     leaves: list[Any] = []
@@ -156,7 +156,7 @@ def settled(
                 own[d] = n if not _hint(n) else Dim(f"size_{size}") if size in varying else None
         shapes = {name: _specs(x, lambda t: spec_of[id(t)]) for name, x in _named(m, args, kwargs).items()}
         try:
-            return capture(m, args, kwargs, shapes, on_data=on_data)
+            return captured_twice(m, args, kwargs, shapes, on_data, True)
         except TracingError:
             return None
 

@@ -16,6 +16,7 @@ import inspect
 import operator
 import sys
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from threading import RLock
 from types import CellType, MethodType
@@ -26,11 +27,12 @@ from kiln.autograd.function import Function
 from kiln.capture.capturing import STATE
 from kiln.capture.compile import Compiled
 from kiln.errors import shorten, warn
-from kiln.fx.capture import Capture, Place, Segment, Step, Value
+from kiln.fx.capture import Capture, Segment, Step
 from kiln.fx.graph import Graph
 from kiln.fx.graph_module import GraphModule
 from kiln.fx.immutable_collections import immutable_dict, immutable_list
 from kiln.fx.node import Node
+from kiln.fx.values import Place, Value
 from kiln.nn import Module as _Module
 from kiln.nn import Parameter
 from kiln.utils import _pytree as pytree
@@ -55,7 +57,13 @@ class Backed(Compiled):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if STATE.capturing:
             return self._function(*args, **kwargs)
-        capture = Capture(self, {id(tensor): path for path, tensor in _owned(self._function)})
+        leaves = pytree.tree_leaves((args, kwargs))
+        if any(isinstance(x, _core.Tensor) for x in leaves) and _found_outside(self._function, leaves):
+            return self._function(*args, **kwargs)
+        owned = _owned(self._function) or (
+            _owned(args[0]) if args else []
+        )  # a method's module is an argument
+        capture = Capture(self, {id(tensor): path for path, tensor in owned})
         args, kwargs = self._given(capture, args, kwargs)
         try:
             result = _stood(capture, self._function, args, kwargs)
@@ -66,6 +74,8 @@ class Backed(Compiled):
                 try:
                     capture.flush()
                 finally:
+                    _stand([args, kwargs], _real, set())
+                    _settle(capture.finish())
                     shorten(error)
                 raise
         finally:
@@ -107,13 +117,13 @@ class Backed(Compiled):
 
     def made(self, capture_number: int, segment: Segment, live: tuple[int, ...]) -> Any:
         """What runs for a segment: what the backend gives for its graph."""
-        module = GraphModule(_Module(), _graph(segment, live))
         if self._counts.get(capture_number, 0) >= _MOST:
             said = f"{self._name} runs without the backend: {_MOST} graphs of it were captured before"
             if self.fullgraph:
                 raise RuntimeError(f"compile: fullgraph=True, but {said}")
             warn(f"compile: a call of {said}")
-            return module.forward
+            return partial(_run, segment.path, live)
+        module = GraphModule(_Module(), _graph(segment, live))
         self._counts[capture_number] = self._counts.get(capture_number, 0) + 1
         run = type(self).backend(module, list(segment.inputs), **self.more)
         if not callable(run):
@@ -142,6 +152,14 @@ def _graph(segment: Segment, live: tuple[int, ...]) -> Graph:
     return graph
 
 
+def _run(path: list[Step], live: tuple[int, ...], *given: Any) -> Any:
+    """What a graph of the steps would give."""
+    results: list[Any] = []
+    for step in path:
+        results.append(step.call(results, list(given)))
+    return tuple(results[k] for k in live)
+
+
 def _kept(a: Any, placed: dict[str, list[Node]]) -> Any:
     """Arguments as nodes hold them."""
     if type(a) is Place:
@@ -168,9 +186,18 @@ _APPLY: Any = vars(Function)["apply"].__func__
 _NEW: Any = vars(Parameter)["__new__"]
 
 
+# where a module's tensors are found as they are
+_ALL_TENSORS = frozenset(
+    "_parameters _buffers parameters named_parameters buffers named_buffers state_dict get_parameter "
+    "get_buffer __dict__ _apply".split()
+)
+
+
 def _attribute(module: Any, name: str) -> Any:
     """A module's attribute: while it is captured, what stands for a tensor."""
     found = object.__getattribute__(module, name)
+    if name in _ALL_TENSORS and STATE.capture is not None and STATE.capture.segment.writes:
+        STATE.capture.end()  # what is found there stands for nothing
     if isinstance(found, _core.Tensor) and not issubclass(type(found), Value):
         capture = STATE.capture
         if capture is not None and not capture.passing:
@@ -194,13 +221,19 @@ def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return _real(capture.at_once(partial(_NEW, cls), args, kwargs))
 
 
+_PATCHED: tuple[tuple[Any, str, Any], ...] = (
+    (_Module, "__getattribute__", _attribute),
+    (Function, "apply", classmethod(_apply)),
+    (Parameter, "__new__", _new),
+)
+
+
 def _stood(capture: Capture, function: Any, args: Any, kwargs: Any) -> Any:
     """Calls a function; what it does with kiln is told to the capture."""
     with _LOCK:
         if not _RUNNING[0]:
-            _Module.__getattribute__ = _attribute  # type: ignore[assignment,method-assign]
-            Function.apply = classmethod(_apply)  # type: ignore[method-assign]
-            Parameter.__new__ = _new  # type: ignore[method-assign]
+            for owner, name, instead in _PATCHED:
+                setattr(owner, name, instead)
         _RUNNING[0] += 1
     STATE.capturing, STATE.capture = True, capture
     before = _core.take_all(True)
@@ -213,8 +246,8 @@ def _stood(capture: Capture, function: Any, args: Any, kwargs: Any) -> Any:
             _RUNNING[0] -= 1
             if not _RUNNING[0]:
                 del _Module.__getattribute__
-                Function.apply = classmethod(_APPLY)  # type: ignore[method-assign]
-                Parameter.__new__ = _NEW
+                setattr(Function, "apply", classmethod(_APPLY))  # noqa: B010
+                setattr(Parameter, "__new__", _NEW)  # noqa: B010
 
 
 def _real(x: Any) -> Any:
@@ -284,9 +317,11 @@ def _put(holder: Any, thing: Any, real: Any, waiting: list[tuple[Any, Any]]) -> 
         made = type(holder)(*items) if hasattr(holder, "_fields") else type(holder)(items)
         waiting.append((holder, made))
     elif isinstance(holder, partial):
-        function, args, keywords, own = holder.__reduce__()[2]
+        state: Any = holder.__reduce__()[2]
+        function, args, keywords, own = state
         new = tuple(real if x is thing else x for x in args)
-        holder.__setstate__((function, new, {k: real if x is thing else x for k, x in keywords.items()}, own))
+        named = {k: real if x is thing else x for k, x in keywords.items()}
+        partial.__setstate__(holder, (function, new, named, own))  # type: ignore[attr-defined]
     else:
         for key, x in list(getattr(holder, "__dict__", {}).items()):
             if x is thing:
@@ -311,6 +346,23 @@ def _owned(function: Any) -> list[tuple[str, Any]]:
                 if tensor is not None:
                     found.append((f"{above}{kind}_{name}", tensor))
     return found
+
+
+def _found_outside(function: Any, leaves: list[Any]) -> bool:
+    """Whether an argument is also what the function finds outside: no stand-in would be that tensor."""
+    own = getattr(function, "__func__", function)
+    code = getattr(own, "__code__", None)
+    if code is None:
+        return False
+    found = [own.__globals__[name] for name in code.co_names if name in own.__globals__]
+    for cell in own.__closure__ or ():
+        with suppress(ValueError):  # nothing is in it yet
+            found.append(cell.cell_contents)
+    for x in list(found):
+        if type(x) in (list, tuple, set, dict) and len(x) < 100:
+            found += [*x, *x.values()] if isinstance(x, dict) else x
+    outside = {id(x) for x in found if isinstance(x, _core.Tensor)}
+    return any(id(x) in outside for x in leaves)
 
 
 def _argument_names(function: Any, spec: Any, leaves: list[Any]) -> list[str]:

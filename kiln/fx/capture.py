@@ -12,110 +12,35 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable
 from functools import partial
-from types import BuiltinFunctionType, FrameType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from kiln import _core
 from kiln.absent import asking
 from kiln.capture.capturing import STATE
-from kiln.device import device
 from kiln.errors import is_own, place
 from kiln.fx import names
-from kiln.fx.proxy import StandIn, TracerBase
-from kiln.nn import Module as _Module
+from kiln.fx.asked import AT_ONCE, GIVE_NOTHING, METADATA, READS, calls_back, sized_by_values, writes
+from kiln.fx.looks import Same, copy_of, hollow, look
+from kiln.fx.proxy import TracerBase, in_assert
+from kiln.fx.values import Place, Value, mapped, places_in, tensors_in
 from kiln.ops.random.generator import Generator
+from kiln.switches import _assert
 
-if TYPE_CHECKING:
-    from kiln.fx.backends import Backed
+__all__ = ["Break", "Capture", "Segment", "Step"]
 
-__all__ = ["Break", "Capture", "Place", "Segment", "Step", "Value", "look", "mapped"]
 
-# what is asked of a tensor and depends on no value: answered without a step
-_METADATA = frozenset(
-    "size dim ndimension numel nelement stride storage_offset element_size is_contiguous is_floating_point "
-    "is_complex is_signed get_device shape ndim dtype device layout requires_grad is_leaf itemsize nbytes "
-    "names is_cuda is_cpu is_mps is_sparse is_quantized is_meta is_nested result_type promote_types can_cast "
-    "broadcast_shapes is_tensor output_nr is_grad_enabled get_default_dtype __len__ is_same_size "
-    "is_inference is_conj is_neg finfo iinfo has_names is_shared is_pinned is_sparse_csr is_xpu is_mkldnn "
-    "are_deterministic_algorithms_enabled is_inference_mode_enabled is_autocast_enabled "
-    "get_autocast_dtype get_num_threads is_storage typename is_anomaly_enabled".split()
-)
-# sizes of the result depend on values
-_OF_VALUES = frozenset(
-    "nonzero argwhere masked_select unique unique_consecutive bincount repeat_interleave one_hot "
-    "tensor_split combinations unique_dim histogramdd pack_padded_sequence pad_packed_sequence".split()
-)
-# what is done at once: it reads values, or changes what no step can, or calls what the program gave it
-_AT_ONCE = frozenset(
-    "backward grad register_hook register_post_accumulate_grad_hook retain_grad requires_grad_ numpy item "
-    "tolist manual_seed seed initial_seed get_rng_state set_rng_state fork_rng save load share_memory_ "
-    "apply_ map_ resize_ resize_as_ set_ t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ detach_ equal "
-    "allclose is_nonzero set_default_dtype set_num_threads use_deterministic_algorithms data_ptr "
-    "untyped_storage storage from_numpy as_tensor_ set_printoptions compile pin_memory to_dlpack "
-    "from_dlpack".split()
-)
-_ASKED_OF_REAL = frozenset(("grad", "grad_fn", "_version", "_backward_hooks", "_grad", "_base", "names"))
-_VIEWS = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))
-_PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), _core.dtype, device)
+_UPDATES = ("batch_norm", "instance_norm", "__setitem__")  # of running averages
 
 
 class Break(Exception):
     """What cannot be kept in one graph, and the line."""
 
 
-def _line() -> str:
+def line() -> str:
     frame = asking()
     return "an unknown line" if frame is None else place(frame.f_code.co_filename, frame.f_lineno)
-
-
-def look(x: Any) -> Any:
-    """What must be the same of an input, or of an argument that is no tensor, for steps to be the same."""
-    if isinstance(x, _core.Tensor):
-        shown = (tuple(x.shape), tuple(x.stride()), x.storage_offset(), x.dtype)
-        return (type(x), shown, x.requires_grad, x.is_leaf)
-    if isinstance(x, _PLAIN):
-        return (type(x), repr(x) if isinstance(x, (float, complex)) else x)
-    return _Same(x)
-
-
-class _Same:
-    """An object as a key, by its identity."""
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
-
-    def __hash__(self) -> int:
-        return id(self.held)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.held is self.held
-
-
-class Place:
-    """What stands for a tensor in a step's arguments: the number of a step, or of an input."""
-
-    def __init__(self, kind: str, number: int) -> None:
-        self.kind, self.number = kind, number
-
-
-def mapped(a: Any, kind: type, function: Callable[[Any], Any]) -> Any:
-    """Arguments with what `function` gives in the place of objects of a class."""
-    if issubclass(type(a), kind):
-        return function(a)
-    if isinstance(a, tuple):
-        items = [mapped(x, kind, function) for x in a]
-        return (
-            type(a)(*items) if hasattr(a, "_fields") else tuple(items) if type(a) is tuple else type(a)(items)
-        )
-    if isinstance(a, list):
-        return [mapped(x, kind, function) for x in a]
-    if isinstance(a, dict):
-        return {k: mapped(x, kind, function) for k, x in a.items()}
-    if isinstance(a, slice):
-        return slice(*(mapped(x, kind, function) for x in (a.start, a.stop, a.step)))
-    return a
 
 
 class Step:
@@ -151,6 +76,7 @@ class Segment:
         self.copies: list[Any] = []
         self.shadows: list[Any] | None = []
         self.values: list[weakref.ref[Value]] = []
+        self.writes = False  # into an input
 
     def forget(self, count: int) -> None:
         """Inputs behind a number of them."""
@@ -160,93 +86,10 @@ class Segment:
         self.kept = {number: kept for number, kept in self.kept.items() if number < count}
 
 
-class Value(StandIn):
-    """A tensor of the call: the step or input that it is, and something that looks like it."""
-
-    tracer: Capture
-
-    def __init__(self, tracer: Capture, value: Any, index: int | None, path: str = "") -> None:
-        set_ = object.__setattr__
-        set_(self, "tracer", tracer)
-        set_(self, "value", value)  # the tensor itself where index is None
-        set_(self, "index", index)  # its step in the segment that has not run
-        set_(self, "path", path)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return type(self.value)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("tracer", "value", "index", "path", "node"):
-            raise AttributeError(name)
-        if name in _ASKED_OF_REAL or self.tracer.passing:
-            return self.tracer.shown(getattr(self.tracer.real(self, f"the attribute {name}"), name))
-        found = getattr(self.value, name)
-        if name in _VIEWS:
-            return self.tracer.create_proxy("call_function", getattr, (self, name), {})
-        if isinstance(found, _core.Tensor) or name in _METADATA or not callable(found):
-            return found
-        if self.index is None and name in getattr(self.value, "__dict__", ()):  # the program's own
-            return found
-        return partial(_method, self, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        real = self.tracer.real(self, f"the attribute {name} of a tensor was set")
-        setattr(real, name, mapped(value, Value, lambda v: self.tracer.real(v, name)))
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self.tracer.real(self, f"the attribute {name} of a tensor was deleted"), name)
-
-    def __dir__(self) -> Any:
-        return dir(self.value)
-
-    def __len__(self) -> int:
-        return len(self.value)
-
-    def __iter__(self) -> Any:
-        if self.value.dim() == 0:
-            return iter(self.value)
-        return iter(self.tracer.create_proxy("call_method", "unbind", (self,), {}))
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
-
-
-def _method(value: Value, name: str, /, *args: Any, **kwargs: Any) -> Any:
-    if name == "type" and not args and not kwargs:
-        return value.value.type()
-    return value.tracer.create_proxy("call_method", name, (value, *args), kwargs)
-
-
-def _reader(name: str) -> Any:
-    def read(self: Value, *args: Any) -> Any:
-        real = self.tracer.real(self, "a value was read")
-        return getattr(real, name)(*mapped(args, Value, lambda v: self.tracer.real(v, "a value was read")))
-
-    return read
-
-
-for _name in (
-    "bool int float index complex contains array repr str format dlpack dlpack_device deepcopy reduce_ex"
-).split():
-    setattr(Value, f"__{_name}__", _reader(f"__{_name}__"))
-
-
-def _in_place(function: Any) -> Any:
-    def write(self: Value, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", function, (self, other), {})
-
-    return write
-
-
-for _name in "add sub mul truediv floordiv mod pow and or xor lshift rshift".split():
-    setattr(Value, f"__i{_name}__", _in_place(getattr(operator, f"i{_name}")))
-
-
 class Capture(TracerBase):
-    """The segments of one call."""
+    """The segments of one call. `owner`, what was compiled, knows where steps begin and what runs."""
 
-    def __init__(self, owner: Backed, paths: dict[int, str]) -> None:
+    def __init__(self, owner: Any, paths: dict[int, str]) -> None:
         self.owner, self.paths = owner, paths
         self.graph: Any = self  # one program: values of two do not meet
         self.passing = False  # what is asked is done at once
@@ -257,9 +100,8 @@ class Capture(TracerBase):
         self.segment = self._begin()
 
     def _begin(self) -> Segment:
-        key = (self.number, _core.modes(), _core.get_default_dtype())
-        first = self.owner.first_of(key)
-        return Segment(first, key[1])
+        modes = _core.modes()
+        return Segment(self.owner.first_of((modes, _core.get_default_dtype())), modes)
 
     # -- tensors and what stands for them --
 
@@ -285,10 +127,18 @@ class Capture(TracerBase):
             self.flush()
         return value.value
 
+    def asserts(self, value: Value) -> bool:
+        """Keeps `assert value` as a step, where one graph was asked for."""
+        frame = asking() if self.owner.fullgraph and not self.passing else None
+        if frame is None or not in_assert(frame):
+            return False
+        self.create_proxy("call_function", _assert, (value, "assertion failed"), {})
+        return True
+
     def _refuse(self, why: str) -> None:
         """Raises where one graph was asked for."""
         if self.owner.fullgraph and not self.passing and STATE.capture is self:
-            found = self.broken = Break(f"{why} at {_line()}")
+            found = self.broken = Break(f"{why} at {line()}")
             raise found
 
     def _input(self, tensor: Any, path: str) -> tuple[Any, Place]:
@@ -301,8 +151,9 @@ class Capture(TracerBase):
         known = path or self.paths.get(id(tensor), "")
         if not known and not tensor.requires_grad and number not in segment.kept:
             segment.kept[number] = (tensor._version, tensor.detach().clone())
-        segment.names.append(f"L_{known or f'tensor_{number}'}_")
-        segment.copies.append(_copy(tensor) if segment.shadows is not None else None)
+        name = f"L_{known or f'tensor_{number}'}_"
+        segment.names.append(name if name not in segment.names else f"{name}{number}_")
+        segment.copies.append(copy_of(tensor) if segment.shadows is not None else None)
         return ("input", number, look(tensor), known), Place("input", number)
 
     def _arguments(self, a: Any) -> tuple[Any, Any]:
@@ -329,6 +180,8 @@ class Capture(TracerBase):
         if isinstance(a, slice):
             key, items = self._arguments((a.start, a.stop, a.step))
             return (slice, key), slice(*items)
+        if type(a).__module__ == "numpy" and getattr(a, "shape", ()) != ():  # an array may be another one
+            raise TypeError("an array is no part of a key")
         return look(a), a
 
     # -- ops --
@@ -336,11 +189,12 @@ class Capture(TracerBase):
     def plain(self, function: Any, args: Any, kwargs: Any, frame: FrameType | None) -> Any:
         """A call without values among its arguments; NotImplemented: it is made as ever."""
         name = getattr(function, "__name__", "")
-        if self.passing or name in _METADATA:
+        if self.passing or name in METADATA:
             return NotImplemented
         if frame is not None and is_own(frame):
-            if self.segment.path and (name in _AT_ONCE or _writes(name) or "normal" in name or "uni" in name):
-                self._now(lambda: None, (), {}, name)
+            draws = "normal" in name or "uni" in name
+            if self.segment.path and (self.segment.writes or draws or name in AT_ONCE or writes(name)):
+                self._now(lambda: None, (), {}, "")  # it may look at what was kept, or change it
             return NotImplemented
         return self.create_proxy("call_function", function, args, kwargs)
 
@@ -348,23 +202,33 @@ class Capture(TracerBase):
         self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None,
         proxy_factory_fn: Any = None,
     ) -> Any:  # fmt: skip
-        called = target if isinstance(target, str) else getattr(target, "__name__", "")
+        called = _called(target)
         before = _core.take_all(False)
         try:
             if self.passing:
                 return self._call(kind, target, args, kwargs)
-            if called in _METADATA and kind == "call_function":
+            if called in METADATA and kind == "call_function":
                 return self._call(kind, target, *mapped((args, kwargs), Value, lambda v: v.value))
-            if _calls_back(target, (args, kwargs)):
+            if calls_back(target, (args, kwargs)):
                 return self._now(partial(self._call, kind, target), args, kwargs, "")
-            if called in _AT_ONCE or _sized_by_values(called, args):
-                why = (
-                    "the sizes of what it gives depend on values"
-                    if called not in _AT_ONCE
-                    else "it is called"
-                )
-                return self._now(partial(self._call, kind, target), args, kwargs, f"{called}: {why}")
+            call = partial(self._call, kind, target)
+            if called in AT_ONCE:
+                return self._now(call, args, kwargs, "")
+            if called in READS:
+                return self._now(call, args, kwargs, f"a value was read: {called}()")
+            if sized_by_values(called, args, kwargs):
+                return self._now(call, args, kwargs, f"the sizes of what {called} gives depend on values,")
             return self._step(kind, target, args, kwargs, called)
+        finally:
+            _core.take_all(before)
+
+    def end(self, why: str = "") -> None:
+        """Ends the graph; without a reason it is none that one graph would forbid."""
+        before = _core.take_all(False)
+        try:
+            if why:
+                self._refuse(why)
+            self.flush()
         finally:
             _core.take_all(before)
 
@@ -413,7 +277,11 @@ class Capture(TracerBase):
         self._check_kept()
         step = self._append(kind, target, args, kwargs)
         if step is None:
-            return self._now(partial(self._call, kind, target), args, kwargs, f"{called}: a value was read")
+            found: list[Any] = []
+            tensors_in((args, kwargs), found)
+            if not found:  # what it gives is no tensor's
+                return self._call(kind, target, args, kwargs)
+            return self._now(partial(self._call, kind, target), args, kwargs, f"a value was read: {called}()")
         return self._values(step, args, kwargs, called)
 
     def _append(self, kind: str, target: Any, args: Any, kwargs: Any) -> Step | None:
@@ -422,11 +290,12 @@ class Capture(TracerBase):
         before = len(segment.inputs)
         try:
             given, placed = self._arguments((tuple(args), dict(kwargs)))
-            key = (kind, target if isinstance(target, str) else _Same(target), given)
-            found = segment.at.next.get(key, segment)
+            key = (kind, target if isinstance(target, str) else Same(target), given)
+            known = key in segment.at.next
+            found = segment.at.next.get(key)
         except TypeError:  # no key
-            found = None
-        if found is segment:
+            known, found = True, None
+        if not known:
             found = Step(kind, target, *placed)
             found = found if self._try(found) else None
             if len(segment.at.next) < 1000:
@@ -438,6 +307,9 @@ class Capture(TracerBase):
             return None
         segment.at = found
         segment.path.append(found)
+        called = _called(found.target)
+        if found.same is not None or "out" in kwargs or writes(called) or called in _UPDATES:
+            segment.writes = True
         return found
 
     def _try(self, step: Step) -> bool:
@@ -450,7 +322,7 @@ class Capture(TracerBase):
         capturing, self.passing = STATE.capturing, True
         try:
             if segment.shadows is None:
-                segment.copies = [_copy(t) for t in segment.inputs]
+                segment.copies = [copy_of(t) for t in segment.inputs]
                 segment.shadows = []
                 _core.set_modes(*segment.start_modes)
                 for known in segment.path:
@@ -465,13 +337,13 @@ class Capture(TracerBase):
             STATE.capturing, self.passing = capturing, False
         given = mapped((step.args, step.kwargs), Place, lambda p: p)
         sources = {"step": segment.shadows, "input": segment.copies}
-        for place_ in _places(given):
+        for place_ in places_in(given):
             if result is not None and sources[place_.kind][place_.number] is result:
                 step.same = place_
         if not _is_kept(step, result):
             return False
         segment.shadows.append(result)
-        step.result = mapped(result, _core.Tensor, _hollow)
+        step.result = mapped(result, _core.Tensor, hollow)
         frame = asking()
         if frame is not None:
             file, number = frame.f_code.co_filename, frame.f_lineno
@@ -485,18 +357,24 @@ class Capture(TracerBase):
             return None
         if step.same is not None:  # the tensor that was written
             found: list[Any] = []
-            _find((args, kwargs), found)
+            tensors_in((args, kwargs), found)
             for x in found:
                 place_ = self._arguments(x)[1]
                 if (place_.kind, place_.number) == (step.same.kind, step.same.number):
                     return x if issubclass(type(x), Value) else self._behind(x)
+        return self._shown(result, index)
+
+    def _shown(self, result: Any, index: int) -> Any:
+        """A step's result with values for its tensors; each part of a tuple is a step of its own."""
+        if result is None:
+            return None
         if isinstance(result, _core.Tensor):
             return self._value(result, index)
         items = []
         for k, item in enumerate(result):
-            part = self._append("call_function", operator.getitem, (_At(index), k), {})
-            assert part is not None
-            items.append(self._value(item, len(self.segment.path) - 1))
+            if item is not None:
+                self._append("call_function", operator.getitem, (_At(index), k), {})
+            items.append(self._shown(item, len(self.segment.path) - 1))
         if isinstance(result, list):
             return items
         return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
@@ -566,6 +444,11 @@ class Capture(TracerBase):
         return [v for r in self.made if (v := r()) is not None]
 
 
+def _called(target: Any) -> str:
+    """What is called."""
+    return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
+
+
 class _At:
     """A step among arguments."""
 
@@ -573,131 +456,21 @@ class _At:
         self.index = index
 
 
-def _find(a: Any, found: list[Any]) -> None:
-    """The tensors and values among arguments."""
-    if issubclass(type(a), Value) or isinstance(a, _core.Tensor):
-        found.append(a)
-    elif isinstance(a, (tuple, list)):
-        for x in a:
-            _find(x, found)
-    elif isinstance(a, dict):
-        _find(tuple(a.values()), found)
-
-
-def _places(a: Any) -> list[Place]:
-    found: list[Place] = []
-    mapped(a, Place, found.append)
-    return found
-
-
-def _copy(tensor: Any) -> Any:
-    """A tensor that looks the same and is none of the program's."""
-    modes = _core.modes()
-    _core.set_modes(True, False, None)
-    try:
-        plain = tensor.detach()
-        made = plain.clone()
-        if made.stride() != plain.stride():
-            made = _laid(
-                plain, lambda length: plain.as_strided((length,), (1,), plain.storage_offset()).clone()
-            )
-        if tensor.requires_grad:
-            made.requires_grad_()
-            made = made if tensor.is_leaf else made.clone()
-        return made
-    finally:
-        _core.set_modes(*modes)
-
-
-def _laid(tensor: Any, storage: Callable[[int], Any]) -> Any:
-    length = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
-    return storage(max(length, 0)).as_strided(tuple(tensor.shape), tensor.stride(), 0)
-
-
-def _hollow(tensor: Any) -> Any:
-    """A tensor that looks the same, whose memory nobody has touched."""
-    if type(tensor) is not _core.Tensor or tensor.numel() < 1024:
-        return tensor
-    kiln, modes = names.root_module(), _core.modes()
-    _core.set_modes(True, False, None)
-    try:
-        made = _laid(tensor, lambda length: kiln.empty(length, dtype=tensor.dtype))
-        if tensor.requires_grad:
-            made.requires_grad_()
-            made = made if tensor.is_leaf else made.view(made.shape)
-        return made if look(made)[2:] == look(tensor)[2:] else tensor
-    finally:
-        _core.set_modes(*modes)
-
-
 def _is_kept(step: Step, result: Any) -> bool:
     """Whether a step's result can be stood for."""
     if result is None:
-        return getattr(step.target, "__name__", "") in ("setitem", "set_grad_enabled", "set_modes") or (
-            step.target in ("__setitem__",)
-        )
+        return step.target == "__setitem__" or getattr(step.target, "__name__", "") in GIVE_NOTHING
+    if getattr(step.target, "__name__", "") in GIVE_NOTHING:
+        return True
+    found: list[Any] = []
+    return _holds_tensors(result, found) and bool(found)
+
+
+def _holds_tensors(result: Any, found: list[Any]) -> bool:
+    """Whether tensors, and None, are all that is in a result."""
     if isinstance(result, _core.Tensor):
+        found.append(result)
         return True
-    if getattr(step.target, "__name__", "") in ("set_grad_enabled", "set_modes"):
-        return True
-    return (
-        isinstance(result, (tuple, list))
-        and bool(result)
-        and all(isinstance(x, _core.Tensor) for x in result)
-    )
-
-
-def _calls_back(target: Any, a: Any) -> bool:
-    """Whether a call is of the program's own code, or of what is given some to call."""
-    if not isinstance(target, (str, type, BuiltinFunctionType)):
-        inner = getattr(target, "__func__", target)
-        if "<locals>" in getattr(inner, "__qualname__", "") or not _is_own(inner):
-            return True
-    return _has_code(a)
-
-
-def _is_own(function: Any) -> bool:
-    module = getattr(function, "__module__", None) or "kiln"
-    return module.partition(".")[0] in ("kiln", "builtins", "_operator", "operator")
-
-
-def _has_code(a: Any) -> bool:
-    """Whether something of the program's that can be called is among arguments."""
-    if issubclass(type(a), (Value, _core.Tensor)):
-        return False
-    if isinstance(a, (tuple, list)):
-        return any(map(_has_code, a))
-    if isinstance(a, dict):
-        return any(map(_has_code, a.values()))
-    if isinstance(a, (FunctionType, MethodType, partial)):
-        return not _is_own(getattr(a, "__func__", a))
-    return isinstance(a, (_Module, _core.Recorder))
-
-
-def _writes(called: str) -> bool:
-    """Whether a function's name says that it writes into its first argument: `add_`, `iadd`."""
-    return (
-        (called.endswith("_") and not called.endswith("__"))
-        or called in ("setitem", "overwrite")
-        or getattr(operator, called, None) in names.IN_PLACE
-    )
-
-
-def _sized_by_values(called: str, args: Any) -> bool:
-    """Whether the sizes of a result depend on values: as with a mask, or with a slice to a tensor."""
-    if called in _OF_VALUES or (called == "where" and len(args) == 1):
-        return True
-    if (
-        called not in ("getitem", "__getitem__", "index_select", "take", "setitem", "__setitem__")
-        or len(args) < 2
-    ):
-        return False
-    keys = args[1] if isinstance(args[1], tuple) else (args[1],)
-    for k in keys:
-        if isinstance(k, slice) and any(
-            issubclass(type(x), (Value, _core.Tensor)) for x in (k.start, k.stop, k.step)
-        ):
-            return True
-        if "set" not in called and isinstance(k, _core.Tensor) and k.dtype in (_core.bool, _core.uint8):
-            return True
-    return False
+    if isinstance(result, (tuple, list)):
+        return all(_holds_tensors(x, found) for x in result)
+    return result is None

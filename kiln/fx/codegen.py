@@ -7,6 +7,7 @@ import re
 import typing
 from collections import defaultdict
 from collections.abc import Callable
+from types import GenericAlias
 from typing import Any, NamedTuple
 
 from kiln.fx import _pytree as fx_pytree
@@ -18,7 +19,7 @@ __all__ = ["CodeGen", "PyTreeCodeGen", "PythonCode"]
 
 
 # the names under which the source shows generic classes
-_SHOWN_AS = {
+_SHOWN_AS: dict[Any, Any] = {
     list: typing.List, dict: typing.Dict, tuple: typing.Tuple, set: typing.Set,  # noqa: UP006
     frozenset: typing.FrozenSet,  # noqa: UP006
 }  # fmt: skip
@@ -194,13 +195,14 @@ class _Writer:
         if isinstance(kind, type) and not getattr(kind, "__args__", None):
             return self.known.add(text, kind)
         parts, origin = getattr(kind, "__args__", ()), getattr(kind, "__origin__", None)
-        origin = _SHOWN_AS.get(origin, origin)
+        if not isinstance(kind, GenericAlias):
+            origin = _SHOWN_AS.get(origin, origin)
         if (
             parts
-            and origin is not None
+            and origin not in (None, Callable)
             and all(isinstance(p, type) or hasattr(p, "__origin__") for p in parts)
         ):
-            return f"{self.known.add(names_of_type(origin), origin)}[{', '.join(map(self._typed, parts))}]"
+            return f"{self.known.add(names_of_type(origin), origin)}[{','.join(map(self._typed, parts))}]"
         return self.known.add(f"type_{text}", kind)
 
     def _placeholder(self, node: Node, annotated: str) -> None:

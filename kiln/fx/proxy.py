@@ -160,7 +160,7 @@ class TracerBase:
     def to_bool(self, obj: Proxy) -> bool:
         """What `bool(proxy)` is asked of. TraceError, but in an `assert` that is traced (`trace_asserts`)."""
         frame = asking()
-        if self.trace_asserts and frame is not None and _in_assert(frame):
+        if self.trace_asserts and frame is not None and in_assert(frame):
             self.create_proxy("call_function", _assert, (obj, "assertion failed"), {})
             return True
         raise TraceError(
@@ -211,7 +211,7 @@ def _unpacked(frame: FrameType) -> int | None:
     return int(here[0].argval) if here and here[0].opname == "UNPACK_SEQUENCE" else None
 
 
-def _in_assert(frame: FrameType) -> bool:
+def in_assert(frame: FrameType) -> bool:
     here = _instructions(frame)
     return len(here) > 1 and "IF_TRUE" in here[0].opname and here[1].opname == "LOAD_ASSERTION_ERROR"
 

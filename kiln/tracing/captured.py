@@ -197,10 +197,34 @@ class Captured:
                     "trace with two tensors"
                 )
 
+    def check_apart(self, leaves: list[Any]) -> None:
+        """RuntimeError where an argument that is written lies in the memory of another one."""
+        spans = [_span(x) for x in leaves]
+        for kind, written in self.mutated:
+            for k, (first, last) in enumerate(spans):
+                if (
+                    kind != "state"
+                    and k != written
+                    and first < spans[written][1]
+                    and spans[written][0] < last
+                ):
+                    raise RuntimeError(
+                        f"{self.name}: inputs {self.inputs[written].name} and {self.inputs[k].name} share "
+                        "memory, and the program writes into one; in the example they did not"
+                    )
+
     def difference(self, args: tuple[Any, ...], kwargs: dict[str, Any], tree: Tree) -> str:
         """How the arguments of a call differ from those of the example, in words."""
         told = difference(self.in_tree.items[0], tree.items[0], self.parameters, "args")
         return told or difference(self.in_tree.items[1], tree.items[1], list(tree.items[1].keys), "kwargs")
+
+
+def _span(x: Any) -> tuple[int, int]:
+    """Where a tensor's elements lie: the addresses of its first byte and of that behind its last."""
+    if not x.numel():
+        return 0, 0
+    elements = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride()))
+    return x.data_ptr(), x.data_ptr() + elements * x.element_size()
 
 
 class Check(NamedTuple):

@@ -199,6 +199,8 @@ class Program:
         leaves = [given[k] for k in found.distinct]
         if len(leaves) < len(given):
             found.check_aliases(given)
+        if len(leaves) > 1 and any(kind != "state" for kind, _ in found.mutated):
+            found.check_apart(leaves)
         sizes: list[int] = []
         for x, own in zip(leaves, found.inputs):
             if getattr(x.dtype, "name", x.dtype) != own.dtype:

@@ -6,6 +6,7 @@ import copy
 import math
 import operator
 import pickle
+import typing
 from importlib import import_module
 from typing import Any
 
@@ -461,3 +462,46 @@ def test_tables_are_printed(capsys: Any) -> None:
     fx.symbolic_trace(lambda x: kiln.relu(x)).graph.print_tabular()
     out = capsys.readouterr().out
     assert out.startswith("opcode") and "call_function  relu" in out
+
+
+class Pair(metaclass=kiln.fx.ProxyableClassMeta):
+    def __init__(self, left: Any, right: Any) -> None:
+        self.left, self.right = left, right
+
+    def add(self, other: Any) -> Any:
+        return Pair(self.left + other.left, self.right + other.right)
+
+
+def test_objects_of_proxyable_classes_are_constants_of_the_module() -> None:
+    held = kiln.ones(2)
+
+    def f(x: Any) -> Any:
+        return x.add(Pair(held, held))
+
+    traced = kiln.fx.symbolic_trace(f)
+    given = Pair(kiln.ones(2), kiln.zeros(2))
+    assert kiln.equal(traced(given).left, f(given).left) and "_Pair_constant0" in traced.code
+
+
+def test_writing_calls_are_refused_where_a_tracer_says_so() -> None:
+    class Pure(kiln.fx.Tracer):
+        check_mutable_operations = True
+
+    def writes(x: Any) -> Any:
+        y = kiln.rand_like(x)
+        kiln.sigmoid(x, out=y)
+        return y
+
+    with pytest.raises(RuntimeError, match=r"Tried to trace mutable operation aten::sigmoid\.out"):
+        Pure().trace(writes)
+    assert kiln.typename(kiln.log_) == "kiln.log_"
+
+
+def test_generic_annotations_are_written_by_their_parts() -> None:
+    def f(x, y):
+        return x[0], y["a"]
+
+    f.__annotations__ = {"x": typing.List[str], "y": dict[str, int], "return": tuple[str, int]}  # noqa: UP006
+    traced = kiln.fx.symbolic_trace(f)
+    assert "x : typing_List[str], y : dict[str,int]) -> tuple[str,int]:" in traced.code
+    assert traced(["b"], {"a": 1}) == ("b", 1)

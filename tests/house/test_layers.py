@@ -55,7 +55,7 @@ ALLOWED = {
     # names that refuse when they are used
     "jit": {"nn", "table", "tracing", "export", "scripting"},
     "scripting": {"_core", "graph", "ops", "table", "capture", "func", "tracing", "export", "nn"},
-    "fx": {"_core", "device", "layout", "table", "switches", "utils", "capture", "nn"},
+    "fx": {"_core", "device", "layout", "table", "switches", "utils", "capture", "nn", "autograd", "ops"},
     "onnx": set(),
     "library": {"autograd"},
     "hub": {"bars", "files", "serialization"},

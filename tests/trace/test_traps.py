@@ -113,3 +113,26 @@ def _tensors(value: Any) -> list[Any]:
         return [value]
     items = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
     return [y for item in items for y in _tensors(item)]
+
+
+def test_a_written_input_may_not_lie_in_the_memory_of_another() -> None:
+    """A program that was made of two tensors refuses two that are one, or views of one."""
+
+    def f(x: Any, y: Any) -> Any:
+        x.add_(1)
+        return y * 2
+
+    traced = kiln.jit.trace(f, (kiln.ones(3), kiln.ones(3)))
+    both, apart = kiln.ones(4), kiln.ones(6)
+    for x, y in ((both, both), (both[:3], both[1:])):
+        with pytest.raises((RuntimeError, TypeError), match="memory|shape|dim"):
+            traced(x, y)
+    assert both.tolist() == [1.0] * 4
+    assert traced(apart[:3], apart[3:]).tolist() == [2.0] * 3 and apart.tolist() == [2.0] * 3 + [1.0] * 3
+
+
+def test_an_export_is_followed_twice() -> None:
+    """What differs from run to run is refused there too."""
+    for f in (lambda x: x * time.perf_counter(), lambda x: x * (id(x) % 9973 + 1)):
+        with pytest.raises(RuntimeError, match="run twice"):
+            kiln.export.export(f, (kiln.ones(3),))
