@@ -1,4 +1,4 @@
-"""What to do without a name that PyTorch has and kiln has not. A leaf but for errors.py.
+"""What to do without a name that PyTorch has and kiln has not. A leaf but for errors.py and the core.
 
     kiln.fft          AttributeError: module 'kiln' has no attribute 'fft': kiln has no complex numbers
     x.to_sparse()     AttributeError: 'Tensor' object has no attribute 'to_sparse': kiln has no sparse tensors
@@ -16,6 +16,7 @@ from functools import lru_cache
 from types import FrameType
 from typing import Any, NoReturn
 
+from kiln._core import Function
 from kiln.errors import is_own
 
 # the hint, and patterns of the names that get it; the first that fits
@@ -77,7 +78,7 @@ _HINTS = (
     ("kiln.profiler says what ran, how long and in how much memory", r"monitor(\..+)? profiler_(util|legacy)(\..+)?"),
     (
         "kiln.nn.functional.scaled_dot_product_attention takes a mask (attn_mask) or is_causal",
-        r"nn\.attention\..+ list_flash_attention_impls",
+        r"nn\.attention\..+",
     ),
     (
         "kiln.save and kiln.load do what their arguments say",
@@ -95,7 +96,7 @@ _HINTS = (
     ),
     (
         "PyTorch has it, kiln has not",
-        "(conv_tb|ctc_los)[cs] "
+        r"(conv_tb|ctc_los)[cs] __future__(\..+)? "
         "(grouped|scaled|scaled_grouped)_mm convolution airy_ai grid_sampler.* "
         "affine_grid_generator native_.+ batch_norm_.+ norm_except_dim lobpcg "
         "(frobenius|nuclear)_norm hash_tensor slice_inverse init_num_threads "
@@ -136,6 +137,7 @@ def hint(name: str) -> str:
     return ""
 
 
+@lru_cache(maxsize=1024)
 def advice(path: str) -> str:
     """What to say of a missing name by its path below the root, `nn.modules.conv.F`, like `hint`.
 
@@ -182,8 +184,10 @@ def _elsewhere(path: str) -> str:
 
 
 def _is_kilns(found: Any) -> bool:
-    """Whether it is of kiln: not what a module of kiln's has imported. None is what is imported later."""
-    return found is None or str(getattr(found, "__module__", None) or getattr(found, "__name__", "")).startswith("kiln")
+    """Whether it is a function or class of kiln's: not one that its module has imported, nor a module. None is
+    what is imported later.
+    """
+    return found is None or str(getattr(found, "__module__", "")).startswith("kiln")
 
 
 _PYTHONS = "typing collections collections.abc functools contextlib dataclasses weakref enum numbers itertools".split()
@@ -276,7 +280,12 @@ def hint_missing(module: str, path: str | None = None) -> None:
     def missing(name: str) -> NoReturn:
         no_attribute(module, name, path)
 
-    vars(sys.modules[module])["__getattr__"] = missing
+    vars(sys.modules[module])["__getattr__"] = hidden(missing)
+
+
+def hidden(getter: Callable[[str], Any]) -> Any:
+    """A module's `__getattr__` whose errors show no lines of kiln's."""
+    return Function(getter, True)
 
 
 class Absent:

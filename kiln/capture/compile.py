@@ -320,10 +320,15 @@ def in_place(
     return (Compiled if kind is InOne else kind)(function, wait, name)
 
 
+class InvalidBackend(RuntimeError):
+    """A backend of no name that is known."""
+
+
 def _check(backend: Any, mode: str | None, options: Any) -> None:
     """Errors of what chooses between ways to compile in PyTorch."""
     if backend not in _BACKENDS:
-        raise RuntimeError(message("compile", f"backend {', '.join(_BACKENDS)}", repr(backend)))
+        expected = message("compile", f"backend {', '.join(_BACKENDS)}", repr(backend))
+        raise InvalidBackend(f"Invalid backend: {backend!r}: {expected}")
     if mode is not None and options is not None:
         raise RuntimeError(
             "Either mode or options can be specified, but both can't be specified at the same time."

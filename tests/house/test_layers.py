@@ -24,7 +24,7 @@ NATIVE = ROOT / "native"
 ALLOWED = {
     "errors": set(),
     "late": set(),
-    "absent": set(),
+    "absent": {"_core"},
     "files": set(),
     "_core": set(),
     "graph": {"_core"},
