@@ -165,7 +165,7 @@ def plot(eager: Run, compiled: Run, path: Path) -> None:
 
 
 def progress(name: str, loader: DataLoader[Any], epochs: int) -> Iterator[Any]:
-    """The batches of all epochs; a terminal shows a bar, tqdm's where it is installed, else one of our own."""
+    """The batches of all epochs; a terminal shows a bar, tqdm's where it is installed, else our own."""
     total = epochs * len(loader)
     batches = (batch for _ in range(epochs) for batch in loader)
     if not sys.stderr.isatty():

@@ -1,5 +1,5 @@
-"""What PyTorch has in `torch._utils`: functions that Python's pickles of its tensors name, lists of tensors as
-one, exceptions of other threads and processes. Libraries read them there.
+"""What PyTorch has in `torch._utils`: functions that Python's pickles of its tensors name, lists of tensors
+as one, exceptions of other threads and processes. Libraries read them there.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-from kiln.device import device as _device
-from kiln.absent import hint_missing as _hint_missing
 from kiln._core import Tensor
+from kiln.absent import hint_missing as _hint_missing
+from kiln.device import device as _device
 from kiln.serialization import words
 
 _rebuild_tensor = words.rebuild_tensor

@@ -1,5 +1,5 @@
-"""Public names of PyTorch's modules that kiln has not and that no hint in absent.py is about: classes, functions
-and constants, whatever module they are in. Read when one is asked for.
+"""Public names of PyTorch's modules that kiln has not and that no hint in absent.py is about: classes,
+functions and constants, whatever module they are in. Read when one is asked for.
 """
 
 NAMES = (

@@ -1,4 +1,4 @@
-"""`torch._dynamo.exc`: what programs catch of a compiler that reads them. Of these kiln raises InvalidBackend."""
+"""`torch._dynamo.exc`: what programs catch of a compiler that reads them. kiln raises InvalidBackend."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 import typing as _typing
 from importlib import import_module as _import_module
 
-from kiln.absent import hidden as _hidden, no_attribute as _no_attribute
+from kiln.absent import hidden as _hidden
+from kiln.absent import no_attribute as _no_attribute
 from kiln.autograd import function, grad_mode, graph
 from kiln.autograd.engine import backward, grad
 from kiln.autograd.function import Function

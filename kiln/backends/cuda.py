@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from kiln.absent import hint_missing as _hint_missing
-from kiln.errors import warn
 from kiln.backends.precision import products as matmul
+from kiln.errors import warn
 
 __all__ = [
     "SDPAParams", "can_use_cudnn_attention", "can_use_efficient_attention", "can_use_flash_attention",
@@ -111,7 +111,14 @@ class SDPAParams:
     """What is asked whether a kernel for GPUs can compute: the arguments of an attention."""
 
     def __init__(
-        self, query: Any, key: Any, value: Any, attn_mask: Any, dropout: float, is_causal: bool, enable_gqa: bool
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any,
+        dropout: float,
+        is_causal: bool,
+        enable_gqa: bool,
     ) -> None:
         self.query, self.key, self.value, self.attn_mask = query, key, value, attn_mask
         self.dropout, self.is_causal, self.enable_gqa = dropout, is_causal, enable_gqa

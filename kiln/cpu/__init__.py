@@ -7,7 +7,8 @@ from importlib import import_module as _import_module
 from types import TracebackType
 from typing import Any
 
-from kiln.absent import hidden as _hidden, no_attribute as _no_attribute
+from kiln.absent import hidden as _hidden
+from kiln.absent import no_attribute as _no_attribute
 
 __all__ = [
     "Stream", "StreamContext", "current_device", "current_stream", "device_count", "is_available",

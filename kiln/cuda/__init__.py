@@ -14,7 +14,8 @@ import typing as _typing
 from collections import OrderedDict as _OrderedDict
 from importlib import import_module as _import_module
 
-from kiln.absent import hidden as _hidden, no_attribute as _no_attribute
+from kiln.absent import hidden as _hidden
+from kiln.absent import no_attribute as _no_attribute
 from kiln.cuda.classes import (
     AcceleratorError as AcceleratorError,
 )

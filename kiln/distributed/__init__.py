@@ -11,7 +11,8 @@ import typing as _typing
 from enum import Enum as _Enum
 from importlib import import_module as _import_module
 
-from kiln.absent import hidden as _hidden, no_attribute as _no_attribute
+from kiln.absent import hidden as _hidden
+from kiln.absent import no_attribute as _no_attribute
 from kiln.absent import refuse as _refuse
 from kiln.device import refusal as _refusal
 

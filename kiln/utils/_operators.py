@@ -1,5 +1,5 @@
-"""PyTorch's operators by their names, `aten.mm.default`, as programs compare with them, and which of them a call
-of kiln's is.
+"""PyTorch's operators by their names, `aten.mm.default`, as programs compare with them, and which of them a
+call of kiln's is.
 """
 
 from __future__ import annotations
@@ -35,7 +35,15 @@ _NAMES = {
 }
 _PAIRS = frozenset("add sub mul div eq ne lt le gt ge maximum minimum bitwise_and bitwise_or".split())
 _DEFAULT = frozenset("maximum minimum".split())
-_DIMS = {"sum": "dim_IntList", "mean": "dim", "prod": "dim_int", "max": "dim", "min": "dim", "any": "dim", "all": "dim"}
+_DIMS = {
+    "sum": "dim_IntList",
+    "mean": "dim",
+    "prod": "dim_int",
+    "max": "dim",
+    "min": "dim",
+    "any": "dim",
+    "all": "dim",
+}
 
 INSIDE = frozenset({*_FAMILIES, *_NAMES.values()})  # names of PyTorch's inside
 
@@ -98,7 +106,9 @@ def overload(name: str, form: str = "default") -> Overload:
     return _MADE.setdefault((name, form), Overload(name, form))
 
 
-def called(name: str, operands: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Overload, tuple[Any, ...]]:
+def called(
+    name: str, operands: tuple[Any, ...], results: tuple[Any, ...]
+) -> tuple[Overload, tuple[Any, ...]]:
     """The operator that PyTorch would have called for a call of kiln's, and its arguments: of matrix products
     those of `mm`, `addmm` and `bmm`, of other functions what kiln's own takes.
     """

@@ -16,7 +16,8 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from kiln.absent import hidden as _hidden, no_attribute as _no_attribute
+from kiln.absent import hidden as _hidden
+from kiln.absent import no_attribute as _no_attribute
 from kiln.nn.utils import (
     clip_grad,
     convert_parameters,

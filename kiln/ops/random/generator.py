@@ -224,8 +224,8 @@ def set_rng_state(new_state: Any) -> None:
 
 
 @contextmanager
-def fork_rng(devices: Any = None, enabled: bool = True) -> Iterator[None]:
-    """What is drawn from the default generator inside leaves it as it was; `devices` has no meaning here.
+def fork_rng(devices: Any = None, enabled: bool = True, device_type: str = "cuda") -> Iterator[None]:
+    """What is drawn from the default generator inside leaves it as it was; devices have no meaning here.
 
     >>> with kiln.random.fork_rng():
     ...     a = kiln.rand(2)
