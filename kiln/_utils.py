@@ -136,7 +136,8 @@ class ExceptionWrapper:
     """An exception on its way from another thread or process: its type, and its traceback as text."""
 
     def __init__(self, exc_info: Sequence[Any] | None = None, where: str = "in background") -> None:
-        kind, error, trace = sys.exc_info() if exc_info is None else exc_info
+        given: Any = sys.exc_info() if exc_info is None else exc_info
+        kind, error, trace = given
         told = traceback.TracebackException(kind, error, trace)
         notes, told.__notes__ = told.__notes__ or [], None  # they come first: its last line is the error's
         self.exc_type: type[BaseException] = kind

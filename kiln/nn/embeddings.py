@@ -175,10 +175,19 @@ class EmbeddingBag(_Table):
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
-        return functional.embedding_bag(
-            input, self.weight, offsets, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.mode,
-            False, per_sample_weights, self.include_last_offset, self.padding_idx,
-        )  # fmt: skip
+        y: Tensor = ops.embedding_bag(
+            input,
+            self.weight,
+            offsets,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=self.padding_idx,
+        )
+        return y
 
     def extra_repr(self) -> str:
         return self._shown(*self._limits(), f"mode={self.mode!r}", self._padding())

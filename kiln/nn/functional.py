@@ -180,50 +180,6 @@ def embedding(
     return masked
 
 
-def embedding_bag(
-    input: Tensor,
-    weight: Tensor,
-    offsets: Tensor | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2,
-    scale_grad_by_freq: bool = False,
-    mode: str = "mean",
-    sparse: bool = False,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = None,
-) -> Tensor:
-    """Sums, means or maxima of the rows of `weight` (num, dim) that each bag names: (bags, dim).
-
-    A bag is a row of a 2-D `input`, or the stretch of a vector from one of `offsets` to the next
-    (`include_last_offset`: the last is where the last bag ends). `per_sample_weights` multiply the rows, for
-    sums; row `padding_idx` is left out; rows above `max_norm` are made shorter, in place. With
-    `scale_grad_by_freq` a row's gradient is divided by how often `input` names it: ValueError with "max".
-    ValueError, RuntimeError for what makes no bags, NotImplementedError for `sparse` gradients.
-
-    >>> table = kiln.tensor([[1.0], [4.0]])
-    >>> kiln.nn.functional.embedding_bag(kiln.tensor([0, 1, 1]), table, kiln.tensor([0, 2]))
-    tensor([[2.5000],
-            [4.0000]])
-    """
-    if sparse:
-        raise NotImplementedError(message("embedding_bag", "dense gradients", "sparse=True"))
-    if scale_grad_by_freq and mode == "max":
-        raise ValueError("max mode does not support scaling the gradient by the frequency")
-    if max_norm is not None:
-        with no_grad():
-            ops.embedding_renorm_(weight, input, max_norm, norm_type)
-    used = weight.view_as(weight) if scale_grad_by_freq else weight
-    if scale_grad_by_freq and used.requires_grad:
-        times = ops.bincount(input.flatten(), minlength=weight.shape[0]).clamp(min=1).unsqueeze(-1)
-        used.register_hook(lambda g: g if g is None else g / times.to(g.dtype))
-    bags: Tensor = ops.embedding_bag(
-        input, used, offsets, mode=mode, per_sample_weights=per_sample_weights,
-        include_last_offset=include_last_offset, padding_idx=padding_idx,
-    )  # fmt: skip
-    return bags
-
-
 def cross_entropy(
     input: Tensor,
     target: Tensor,

@@ -66,7 +66,7 @@ class Overload:
         return function(*args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and self._key == other._key  # type: ignore[attr-defined]
+        return type(other) is type(self) and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self._key)
