@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
+from kiln import ops
 from kiln._core import Tensor
 from kiln.absent import hint_missing as _hint_missing
 from kiln.device import device as _device
@@ -30,16 +31,12 @@ def _flatten_dense_tensors(tensors: Iterable[Tensor]) -> Tensor:
     >>> _unflatten_dense_tensors(_flatten_dense_tensors(parts), parts)
     (tensor([1., 1.]), tensor([[0., 0.]]))
     """
-    from kiln import ops
-
     flat: Tensor = ops.cat([x.reshape(-1) for x in tensors])
     return flat
 
 
 def _unflatten_dense_tensors(flat: Tensor, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """Views of `flat` in the shapes of the tensors, one after the other; what has no elements is new."""
-    from kiln import ops
-
     made, at = [], 0
     for x in tensors:
         count = x.numel()

@@ -93,14 +93,14 @@ class Asked:
 
 
 def _tell(
-    name: str, handle: Any, operands: tuple[Any, ...], forward: int, recorded: bool, hidden: bool | None
+    name: str, handle: Any, operands: tuple[Any, ...], forward: int, recorded: bool, hidden: int
 ) -> Any:
     """What the core is told of a call: its number, or the results, or who wants them besides."""
     answer: Answer = None
-    if _asked and hidden is not None:
+    if _asked and hidden >= 0:
         thread = threading.get_ident()
         mode = next((mode for mode in reversed(_asked) if mode._thread == thread), None)
-        answer = None if mode is None else mode.answer(name, handle, operands, forward, hidden)
+        answer = None if mode is None else mode.answer(name, handle, operands, forward, bool(hidden))
         if isinstance(answer, tuple):
             return answer
     number = next(_numbers)

@@ -84,7 +84,7 @@ class _Storage:
             )
             saves = said in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE) or said is True
             versions = tuple(map(_version, results))
-            kept = _Kept(results, versions, _looks(handle, operands, hidden))
+            kept = _Kept(tuple(x.detach() for x in results), versions, _looks(handle, operands, hidden))
             self.calls[name].append(kept if saves else _Past.AGAIN)
 
         return over
