@@ -4,9 +4,9 @@ call of kiln's is.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-import kiln
 from kiln._core import Tensor
 
 __all__ = ["Overload", "Packet", "called", "overload"]
@@ -59,7 +59,7 @@ class Overload:
         self.__name__ = f"{name}.{overload}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        homes = [home for home in (kiln, kiln.Tensor) if self._name in dir(home)]
+        homes = [home for home in (sys.modules["kiln"], Tensor) if self._name in dir(home)]
         function = getattr(homes[0], self._name) if homes else None
         if function is None:
             raise NotImplementedError(f"torch.ops.{self}: kiln has no function of this name")

@@ -86,6 +86,7 @@ ALLOWED = {
     "optim": {"_core", "ops", "tensor", "autograd", "table", "nn"},
     "multiprocessing": {"_core", "ops", "nn"},
     "utils": {
+        "_utils",
         "_core", "ops", "tensor", "autograd", "table", "capture", "files", "serialization", "nn",
         "multiprocessing", "hub", "version",
     },  # fmt: skip
