@@ -67,14 +67,10 @@ def test_an_error_of_elsewhere(error: Exception, kind: type[Exception]) -> None:
     with pytest.raises(kind) as caught:
         wrapped.reraise()
     text = str(caught.value)
-    assert text.startswith(
-        f"Caught {type(error).__name__} in thread 3.\nwhile it was read\nOriginal Traceback"
-    )
-    # the last line is the error's own, on lines of its own
-    assert (
-        traceback.format_exception_only(caught.value)[-1].strip().endswith(("KeyError: 'k'", "Wide: (1, 2)"))
-    )
-    assert "\\n" not in traceback.format_exception_only(caught.value)[-1]
+    kept = f"Caught {type(error).__name__} in thread 3.\nwhile it was read\nOriginal Traceback"
+    assert text.startswith(kept)
+    shown = traceback.format_exception_only(caught.value)[-1]  # its last line is the error's own
+    assert shown.strip().endswith(("KeyError: 'k'", "Wide: (1, 2)")) and "\\n" not in shown
 
 
 class Broken:
@@ -88,7 +84,7 @@ class Broken:
 def test_a_worker_s_key_error_ends_with_the_key() -> None:
     with pytest.raises(KeyError) as caught:
         list(kiln.utils.data.DataLoader(Broken(), num_workers=1))
-    said = traceback.format_exception_only(caught.value)[-1].splitlines()
+    said = traceback.format_exception_only(caught.value)[-1].strip().splitlines()
     assert said[0] == "KeyError: Caught KeyError in DataLoader worker process 0."
     assert said[-1] == "KeyError: 'no such key'"
 
