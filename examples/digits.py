@@ -165,9 +165,12 @@ def plot(eager: Run, compiled: Run, path: Path) -> None:
 
 
 def progress(name: str, loader: DataLoader[Any], epochs: int) -> Iterator[Any]:
-    """The batches of all epochs, with a bar: tqdm's where it is installed, else one line of our own."""
+    """The batches of all epochs; a terminal shows a bar, tqdm's where it is installed, else our own."""
     total = epochs * len(loader)
     batches = (batch for _ in range(epochs) for batch in loader)
+    if not sys.stderr.isatty():
+        yield from batches
+        return
     try:
         from tqdm import tqdm
     except ImportError:
@@ -177,13 +180,12 @@ def progress(name: str, loader: DataLoader[Any], epochs: int) -> Iterator[Any]:
 
 
 def own_bar(name: str, batches: Iterable[Any], total: int, width: int = 40) -> Iterator[Any]:
-    """A bar on standard error: redrawn on a terminal, printed once at the end elsewhere."""
+    """A bar on standard error, redrawn as it grows."""
     drawn = -1
-    live = sys.stderr.isatty()
     for done, batch in enumerate(batches, 1):
         yield batch
         filled = done * width // total
-        if filled != drawn and (live or done == total):
+        if filled != drawn:
             drawn = filled
             bar = "#" * filled + "." * (width - filled)
             print(f"\r{name:8} [{bar}] {done}/{total}", end="", file=sys.stderr, flush=True)

@@ -61,7 +61,7 @@ from kiln.device import (  # noqa: E402
     get_default_device as get_default_device,
     set_default_device as set_default_device,
 )
-from kiln.absent import no_attribute as _no_attribute  # noqa: E402
+from kiln.absent import hidden as _hidden, no_attribute as _no_attribute  # noqa: E402
 from kiln.late import Beside as _Beside, later as _later  # noqa: E402
 from kiln.layout import (  # noqa: E402
     channels_last as channels_last,
@@ -279,7 +279,7 @@ def _found(name: str) -> _typing.Any:
 
 
 if not _typing.TYPE_CHECKING:
-    __getattr__ = _found
+    __getattr__ = _hidden(_found)
 
 
 def _array_namespace(self: _typing.Any, *, api_version: str | None = None) -> _typing.Any:

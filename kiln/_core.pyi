@@ -402,7 +402,6 @@ class Guards:
     def renew(self) -> None: ...
 
 def set_stand_in(type: type, /) -> None: ...
-
 def trace(
     tracer: Any,
     abstract: _Bool,

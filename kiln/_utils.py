@@ -1,5 +1,5 @@
-"""What PyTorch has in `torch._utils`: functions that Python's pickles of its tensors name, lists of tensors as
-one, exceptions of other threads and processes. Libraries read them there.
+"""What PyTorch has in `torch._utils`: functions that Python's pickles of its tensors name, lists of tensors
+as one, exceptions of other threads and processes. Libraries read them there.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-from kiln.device import device as _device
-from kiln.absent import hint_missing as _hint_missing
+from kiln import ops
 from kiln._core import Tensor
+from kiln.absent import hint_missing as _hint_missing
+from kiln.device import device as _device
 from kiln.serialization import words
 
 _rebuild_tensor = words.rebuild_tensor
@@ -30,16 +31,12 @@ def _flatten_dense_tensors(tensors: Iterable[Tensor]) -> Tensor:
     >>> _unflatten_dense_tensors(_flatten_dense_tensors(parts), parts)
     (tensor([1., 1.]), tensor([[0., 0.]]))
     """
-    from kiln import ops
-
     flat: Tensor = ops.cat([x.reshape(-1) for x in tensors])
     return flat
 
 
 def _unflatten_dense_tensors(flat: Tensor, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """Views of `flat` in the shapes of the tensors, one after the other; what has no elements is new."""
-    from kiln import ops
-
     made, at = [], 0
     for x in tensors:
         count = x.numel()
@@ -136,7 +133,8 @@ class ExceptionWrapper:
     """An exception on its way from another thread or process: its type, and its traceback as text."""
 
     def __init__(self, exc_info: Sequence[Any] | None = None, where: str = "in background") -> None:
-        kind, error, trace = sys.exc_info() if exc_info is None else exc_info
+        given: Any = sys.exc_info() if exc_info is None else exc_info
+        kind, error, trace = given
         told = traceback.TracebackException(kind, error, trace)
         notes, told.__notes__ = told.__notes__ or [], None  # they come first: its last line is the error's
         self.exc_type: type[BaseException] = kind

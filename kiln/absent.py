@@ -1,4 +1,4 @@
-"""What to do without a name that PyTorch has and kiln has not. A leaf but for errors.py.
+"""What to do without a name that PyTorch has and kiln has not. A leaf but for errors.py and the core.
 
     kiln.fft          AttributeError: module 'kiln' has no attribute 'fft': kiln has no complex numbers
     x.to_sparse()     AttributeError: 'Tensor' object has no attribute 'to_sparse': kiln has no sparse tensors
@@ -16,6 +16,7 @@ from functools import lru_cache
 from types import FrameType
 from typing import Any, NoReturn
 
+from kiln._core import Function
 from kiln.errors import is_own
 
 # the hint, and patterns of the names that get it; the first that fits
@@ -58,7 +59,8 @@ _HINTS = (
     ),
     (
         "kiln has no DataPipes: the same DataLoader takes a Dataset or an IterableDataset",
-        r".*DataPipe.* .*datapipes?(_.+)?(\..+)? utils\.data\.(graph|graph_settings|backward_compatibility)(\..+)? "
+        r".*DataPipe.* .*datapipes?(_.+)?(\..+)? "
+        r"utils\.data\.(graph|graph_settings|backward_compatibility)(\..+)? "
         "DataChunk .+_validation(_disabled)? non_deterministic",
     ),
     (
@@ -74,10 +76,13 @@ _HINTS = (
         r"(classes|contrib|cpp|nn\.cpp|nn\.backends|utils\.(cpp_extension|hipify|file_baton))(\..+)? "
         "ScriptClass.* compiled_with_cxx11_abi _C",
     ),
-    ("kiln.profiler says what ran, how long and in how much memory", r"monitor(\..+)? profiler_(util|legacy)(\..+)?"),
+    (
+        "kiln.profiler says what ran, how long and in how much memory",
+        r"monitor(\..+)? profiler_(util|legacy)(\..+)?",
+    ),
     (
         "kiln.nn.functional.scaled_dot_product_attention takes a mask (attn_mask) or is_causal",
-        r"nn\.attention\..+ list_flash_attention_impls",
+        r"nn\.attention\..+",
     ),
     (
         "kiln.save and kiln.load do what their arguments say",
@@ -88,14 +93,21 @@ _HINTS = (
         "it is for phones; kiln runs where Python does",
         r"utils\.(mobile_optimizer|bundled_inputs|model_dump|show_pickle)(\..+)? jit\.mobile(\..+)?",
     ),
-    ("kiln has no masked tensors; kiln.masked reduces by masks", r"masked\.maskedtensor(\..+)? .*(M|m)asked_?(T|t)ensor"),
+    (
+        "kiln has no masked tensors; kiln.masked reduces by masks",
+        r"masked\.maskedtensor(\..+)? .*(M|m)asked_?(T|t)ensor",
+    ),
     (
         "PyTorch removed it; kiln.linalg has its successor",
         "solve lstsq symeig matrix_rank",
     ),
     (
+        "PyTorch removed it; resize_ and resize_as_ write into the tensor",
+        "resize resize_as",
+    ),
+    (
         "PyTorch has it, kiln has not",
-        "(conv_tb|ctc_los)[cs] "
+        r"storage_type (conv_tb|ctc_los)[cs] __future__(\..+)? "
         "(grouped|scaled|scaled_grouped)_mm convolution airy_ai grid_sampler.* "
         "affine_grid_generator native_.+ batch_norm_.+ norm_except_dim lobpcg "
         "(frobenius|nuclear)_norm hash_tensor slice_inverse init_num_threads "
@@ -117,7 +129,10 @@ _HINTS = (
     ),
 )
 # names that classes say a hint for; modules do for every name
-TENSOR = "imag cfloat cdouble stft istft to_sparse coalesce dequantize"
+TENSOR = (
+    "imag cfloat cdouble stft istft to_sparse to_sparse_coo coalesce dequantize dim_order resize resize_as "
+    "solve lstsq symeig eig storage_type"
+)
 MODULE = "ipu"
 
 
@@ -136,10 +151,11 @@ def hint(name: str) -> str:
     return ""
 
 
+@lru_cache(maxsize=1024)
 def advice(path: str) -> str:
     """What to say of a missing name by its path below the root, `nn.modules.conv.F`, like `hint`.
 
-    Where it is, if kiln or Python has it elsewhere; of a name that begins with _, that it is PyTorch's inside.
+    Where it is, if kiln or Python has it elsewhere; of a name that begins with _, that it is inside PyTorch.
 
     >>> advice("optim.sgd.Optimizer"), advice("nn.init.math")
     (': it is kiln.optim.Optimizer', ': it is Python\'s own; import math')
@@ -182,11 +198,15 @@ def _elsewhere(path: str) -> str:
 
 
 def _is_kilns(found: Any) -> bool:
-    """Whether it is of kiln: not what a module of kiln's has imported. None is what is imported later."""
-    return found is None or str(getattr(found, "__module__", None) or getattr(found, "__name__", "")).startswith("kiln")
+    """Whether it is a function or class of kiln's: not one that its module has imported, nor a module. None
+    is what is imported later.
+    """
+    return found is None or str(getattr(found, "__module__", "")).startswith("kiln")
 
 
-_PYTHONS = "typing collections collections.abc functools contextlib dataclasses weakref enum numbers itertools".split()
+_PYTHONS = (
+    "typing collections collections.abc functools contextlib dataclasses weakref enum numbers itertools"
+).split()
 _SHORT = {"torch": "kiln itself", "F": "kiln.nn.functional", "np": "NumPy; import numpy as np"}
 
 
@@ -276,7 +296,12 @@ def hint_missing(module: str, path: str | None = None) -> None:
     def missing(name: str) -> NoReturn:
         no_attribute(module, name, path)
 
-    vars(sys.modules[module])["__getattr__"] = missing
+    vars(sys.modules[module])["__getattr__"] = hidden(missing)
+
+
+def hidden(getter: Callable[[str], Any]) -> Any:
+    """A module's `__getattr__` whose errors show no lines of kiln's."""
+    return Function(getter, True)
 
 
 class Absent:

@@ -99,7 +99,8 @@ CPU = device("cpu")
 def check(op: str, given: Any) -> None:
     """Returns if a device, its name or None is the CPU; else raises what PyTorch does without that device.
 
-    AssertionError for CUDA, XPU and MTIA, RuntimeError for a name that is none, NotImplementedError else.
+    AssertionError for CUDA, XPU and MTIA, RuntimeError for a name that is none, and of `to` for a device that
+    PyTorch could be linked with; NotImplementedError else.
     """
     if given is None or given is CPU or given == "cpu":
         return
@@ -110,6 +111,8 @@ def check(op: str, given: Any) -> None:
         return
     if kind in ("cuda", "xpu", "mtia"):
         not_compiled(kind)
+    if op == "to" and kind != "meta":
+        raise RuntimeError(f"to: PyTorch is not linked with support for {kind} devices; kiln runs on the CPU")
     raise NotImplementedError(f"{op}: expected device 'cpu', got {str(given)!r}: there is no other device")
 
 

@@ -28,6 +28,7 @@ PATHS = {
     "_custom_ops": "kiln.library",
     "_dynamo._trace_wrapped_higher_order_op": "kiln.as_torch.dynamo",
     "_dynamo.eval_frame": "kiln.as_torch.dynamo",
+    "_dynamo.exc": "kiln.as_torch.dynamo_errors",
     "_dynamo.utils": "kiln.as_torch.dynamo",
     "_dynamo": "kiln.as_torch.dynamo",
     "_inductor": "kiln.as_torch.inductor",
@@ -191,7 +192,7 @@ def _hinting(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
 
 
 def _hint(module: ModuleType) -> None:
-    if "__getattr__" not in vars(module):
+    if "__getattr__" not in vars(module) and type(module) is ModuleType:
         absent.hint_missing(module.__name__)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import typing as _typing
 from importlib import import_module as _import_module
 
+from kiln.absent import hidden as _hidden
 from kiln.absent import no_attribute as _no_attribute
 from kiln.autograd import function, grad_mode, graph
 from kiln.autograd.engine import backward, grad
@@ -66,4 +67,4 @@ def _found(name: str) -> _typing.Any:
 
 
 if not _typing.TYPE_CHECKING:
-    __getattr__ = _found
+    __getattr__ = _hidden(_found)

@@ -19,7 +19,7 @@ from enum import Enum
 from functools import partial
 from itertools import count
 from types import CodeType, FrameType, TracebackType
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Union
 
 from kiln import _core
 from kiln.errors import is_own
@@ -50,7 +50,7 @@ def _rest() -> None:
 
 
 # None: the call goes its way; tensors, its results: it does not run; a function that is called with them
-Answer = Optional[Union[tuple[_core.Tensor, ...], Callable[[tuple[_core.Tensor, ...]], None]]]
+Answer = Union[None, tuple[_core.Tensor, ...], Callable[[tuple[_core.Tensor, ...]], None]]
 Ask = Callable[[str, Any, tuple[Any, ...], bool], Answer]
 _asked: list[Asked] = []
 
@@ -75,9 +75,7 @@ class Asked:
         _asked.remove(self)
         _rest()
 
-    def answer(
-        self, name: str, handle: Any, operands: tuple[Any, ...], forward: int, hidden: bool
-    ) -> Answer:
+    def answer(self, name: str, handle: Any, operands: tuple[Any, ...], forward: int, hidden: bool) -> Answer:
         """What it says of a call; None while it is asked."""
         if forward > self._since or name.endswith(" backward"):  # a backward pass inside, not one around
             return None
@@ -95,14 +93,14 @@ class Asked:
 
 
 def _tell(
-    name: str, handle: Any, operands: tuple[Any, ...], forward: int, recorded: bool, hidden: bool | None
+    name: str, handle: Any, operands: tuple[Any, ...], forward: int, recorded: bool, hidden: int
 ) -> Any:
     """What the core is told of a call: its number, or the results, or who wants them besides."""
     answer: Answer = None
-    if _asked and hidden is not None:
+    if _asked and hidden >= 0:
         thread = threading.get_ident()
         mode = next((mode for mode in reversed(_asked) if mode._thread == thread), None)
-        answer = None if mode is None else mode.answer(name, handle, operands, forward, hidden)
+        answer = None if mode is None else mode.answer(name, handle, operands, forward, bool(hidden))
         if isinstance(answer, tuple):
             return answer
     number = next(_numbers)

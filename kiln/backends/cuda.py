@@ -15,8 +15,10 @@ from typing import Any
 
 from kiln.absent import hint_missing as _hint_missing
 from kiln.backends.precision import products as matmul
+from kiln.errors import warn
 
 __all__ = [
+    "SDPAParams", "can_use_cudnn_attention", "can_use_efficient_attention", "can_use_flash_attention",
     "cudnn_sdp_enabled", "cufft_plan_cache", "enable_cudnn_sdp", "enable_flash_sdp", "enable_math_sdp",
     "enable_mem_efficient_sdp", "flash_sdp_enabled", "is_built", "is_flash_attention_available",
     "math_sdp_enabled", "matmul", "mem_efficient_sdp_enabled", "preferred_blas_library",
@@ -86,13 +88,48 @@ def sdp_kernel(
     enable_cudnn: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Inside, attention may use these kernels: there is one, which is used."""
-    before = dict(_attention)
-    _attention.update(flash=enable_flash, mem_efficient=enable_mem_efficient, math=enable_math)
-    _attention.update(cudnn=enable_cudnn)
-    try:
+    warn(
+        "torch.backends.cuda.sdp_kernel() is deprecated: torch.nn.attention.sdpa_kernel() is its successor",
+        FutureWarning,
+    )
+    with attention_flags(enable_flash, enable_math, enable_mem_efficient, enable_cudnn):
         yield {}
+
+
+@contextmanager
+def attention_flags(flash: bool, math: bool, mem_efficient: bool, cudnn: bool) -> Iterator[None]:
+    """Inside, the flags of attention are these."""
+    before = dict(_attention)
+    _attention.update(flash=flash, math=math, mem_efficient=mem_efficient, cudnn=cudnn)
+    try:
+        yield
     finally:
         _attention.update(before)
+
+
+class SDPAParams:
+    """What is asked whether a kernel for GPUs can compute: the arguments of an attention."""
+
+    def __init__(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any,
+        dropout: float,
+        is_causal: bool,
+        enable_gqa: bool,
+    ) -> None:
+        self.query, self.key, self.value, self.attn_mask = query, key, value, attn_mask
+        self.dropout, self.is_causal, self.enable_gqa = dropout, is_causal, enable_gqa
+
+
+def can_use_flash_attention(params: SDPAParams, debug: bool = False) -> bool:
+    """Whether a kernel for GPUs can: False. Attention has one kernel of kiln's own."""
+    return False
+
+
+can_use_efficient_attention = can_use_cudnn_attention = can_use_flash_attention
 
 
 def preferred_linalg_library(backend: str | None = None) -> str:

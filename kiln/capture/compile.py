@@ -323,9 +323,14 @@ def in_place(
     return _kind(backend, mode, options, fullgraph, False)(function, wait, name)
 
 
+class InvalidBackend(RuntimeError):
+    """A backend of no name that is known."""
+
+
 def _check(backend: Any, mode: str | None) -> None:
     """Errors of what chooses between ways to compile in PyTorch."""
     if backend not in _BACKENDS:
-        raise RuntimeError(message("compile", f"backend {', '.join(_BACKENDS)}", repr(backend)))
+        expected = message("compile", f"backend {', '.join(_BACKENDS)}", repr(backend))
+        raise InvalidBackend(f"Invalid backend: {backend!r}: {expected}")
     if mode is not None and mode not in _MODES:
         raise RuntimeError(f"Unrecognized mode={mode}, should be one of: {', '.join(_MODES)}")

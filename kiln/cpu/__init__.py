@@ -7,6 +7,7 @@ from importlib import import_module as _import_module
 from types import TracebackType
 from typing import Any
 
+from kiln.absent import hidden as _hidden
 from kiln.absent import no_attribute as _no_attribute
 
 __all__ = [
@@ -99,4 +100,4 @@ def _found(name: str) -> _typing.Any:
 
 
 if not _typing.TYPE_CHECKING:
-    __getattr__ = _found
+    __getattr__ = _hidden(_found)

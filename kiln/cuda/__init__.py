@@ -14,6 +14,7 @@ import typing as _typing
 from collections import OrderedDict as _OrderedDict
 from importlib import import_module as _import_module
 
+from kiln.absent import hidden as _hidden
 from kiln.absent import no_attribute as _no_attribute
 from kiln.cuda.classes import (
     AcceleratorError as AcceleratorError,
@@ -202,4 +203,4 @@ if _typing.TYPE_CHECKING:
     def __getattr__(name: str) -> _typing.Any: ...  # what refuses
 
 else:
-    __getattr__ = _found
+    __getattr__ = _hidden(_found)

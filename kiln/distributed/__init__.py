@@ -11,6 +11,7 @@ import typing as _typing
 from enum import Enum as _Enum
 from importlib import import_module as _import_module
 
+from kiln.absent import hidden as _hidden
 from kiln.absent import no_attribute as _no_attribute
 from kiln.absent import refuse as _refuse
 from kiln.device import refusal as _refusal
@@ -131,4 +132,4 @@ if _typing.TYPE_CHECKING:
     def __getattr__(name: str) -> _typing.Any: ...  # what refuses
 
 else:
-    __getattr__ = _found
+    __getattr__ = _hidden(_found)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from einops._backends import AbstractBackend
 
 import kiln
-from kiln.absent import no_attribute
+from kiln.absent import hidden, no_attribute
 
 if TYPE_CHECKING:
     from kiln.einops.layers import EinMix as EinMix
@@ -104,4 +104,4 @@ def _found(name: str) -> Any:
 
 
 if not TYPE_CHECKING:
-    __getattr__ = _found
+    __getattr__ = hidden(_found)

@@ -146,8 +146,9 @@ class EmbeddingBag(_Table):
     """Sums, means or maxima of the rows of a table that each bag names: (bags, n), or (n,) with offsets ->
     (bags, embedding_dim).
 
-    Rows start from N(0, 1); row `padding_idx` starts at zero, is left out and gets no gradient.
-    NotImplementedError for `scale_grad_by_freq` and `sparse` gradients.
+    Rows start from N(0, 1); row `padding_idx` starts at zero, is left out and gets no gradient. With
+    `scale_grad_by_freq` a row's gradient is divided by how often the input names it. NotImplementedError for
+    `sparse` gradients.
     """
 
     def __init__(
@@ -169,10 +170,6 @@ class EmbeddingBag(_Table):
             num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse,
             _weight, False, device, dtype,
         )  # fmt: skip
-        if scale_grad_by_freq:
-            raise NotImplementedError(
-                message("EmbeddingBag", "gradients not scaled by frequencies", "scale_grad_by_freq=True")
-            )
         self.mode, self.include_last_offset = mode, include_last_offset
 
     def forward(
@@ -184,7 +181,8 @@ class EmbeddingBag(_Table):
             offsets,
             self.max_norm,
             self.norm_type,
-            mode=self.mode,
+            self.scale_grad_by_freq,
+            self.mode,
             per_sample_weights=per_sample_weights,
             include_last_offset=self.include_last_offset,
             padding_idx=self.padding_idx,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kiln import ops
 from kiln._core import Op, Tensor
-from kiln.absent import no_attribute
+from kiln.absent import hidden, no_attribute
 from kiln.autograd import no_grad
 from kiln.errors import describe, message, warn
 from kiln.nn import _reduction as _flags
@@ -77,7 +77,7 @@ def _found(name: str) -> Any:
 
 
 if not TYPE_CHECKING:
-    __getattr__ = _found
+    __getattr__ = hidden(_found)
 
 
 def __dir__() -> list[str]:

@@ -119,9 +119,25 @@ class RNNBase(Module):
         """The parameters of every layer and direction."""
         return [[getattr(self, name) for name in names] for names in self._names]
 
+    # what layers of programs' own read and set, which put other weights in the place of these
+
+    @property
+    def _all_weights(self) -> list[list[str]]:
+        return self._names
+
+    @property
+    def _flat_weights_names(self) -> list[str]:
+        return [name for names in self._names for name in names]
+
     @property
     def _flat_weights(self) -> list[Parameter]:
         return [weight for weights in self.all_weights for weight in weights]
+
+    @_flat_weights.setter
+    def _flat_weights(self, weights: list[Parameter]) -> None:
+        for name, weight in zip(self._flat_weights_names, weights, strict=True):
+            if getattr(self, name, None) is not weight:
+                setattr(self, name, weight)
 
     def _weights(self) -> list[tuple[Any, ...]]:
         """Of every layer and direction: weights of input and hidden state, their biases, projection."""

@@ -26,5 +26,5 @@ __all__ = [
 
 _hint_missing(__name__)
 name_all(globals(), "kiln.optim")
-name_methods(Optimizer, ("add_param_group", "load_state_dict"))
+name_methods(Optimizer, ("add_param_group",))
 name_all(vars(lr_scheduler), "kiln.optim")

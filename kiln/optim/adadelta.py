@@ -62,6 +62,9 @@ class Adadelta(Stepping):
 
 
 adadelta = form(
-    Adadelta, "square_avg acc_delta step", "capturable foreach differentiable has_complex",
-    "lr rho eps weight_decay maximize", lists="square_avgs acc_deltas state_steps",
-)  # fmt: skip
+    Adadelta,
+    "square_avg acc_delta step",
+    "capturable foreach differentiable has_complex",
+    "lr rho eps weight_decay maximize",
+    lists="square_avgs acc_deltas state_steps",
+)

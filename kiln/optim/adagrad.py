@@ -74,6 +74,9 @@ class Adagrad(Stepping):
 
 
 adagrad = form(
-    Adagrad, "sum step", "fused grad_scale found_inf has_sparse_grad foreach differentiable has_complex",
-    "lr weight_decay lr_decay eps maximize", lists="state_sums state_steps",
-)  # fmt: skip
+    Adagrad,
+    "sum step",
+    "fused grad_scale found_inf has_sparse_grad foreach differentiable has_complex",
+    "lr weight_decay lr_decay eps maximize",
+    lists="state_sums state_steps",
+)

@@ -101,6 +101,9 @@ def checked_betas(betas: Any) -> tuple[Any, Any]:
 
 
 adam = form(
-    Adam, "exp_avg exp_avg_sq max_exp_avg_sq step", "foreach capturable differentiable fused grad_scale found_inf has_complex decoupled_weight_decay",
-    "amsgrad beta1 beta2 lr weight_decay eps maximize", lists="exp_avgs exp_avg_sqs max_exp_avg_sqs state_steps",
-)  # fmt: skip
+    Adam,
+    "exp_avg exp_avg_sq max_exp_avg_sq step",
+    "foreach capturable differentiable fused grad_scale found_inf has_complex decoupled_weight_decay",
+    "amsgrad beta1 beta2 lr weight_decay eps maximize",
+    lists="exp_avgs exp_avg_sqs max_exp_avg_sqs state_steps",
+)

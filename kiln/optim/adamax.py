@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Union
 
 from kiln._core import Tensor
-from kiln.optim.functional import form
 from kiln.optim.adam import Beta, checked_betas
+from kiln.optim.functional import form
 from kiln.optim.optimizer import Group, ParamsT, in_range
 from kiln.optim.stepping import State, Stepping, begun, counter, l2, number, written
 
@@ -63,6 +63,9 @@ class Adamax(Stepping):
 
 
 adamax = form(
-    Adamax, "exp_avg exp_inf step", "foreach maximize differentiable capturable has_complex",
-    "eps beta1 beta2 lr weight_decay", lists="exp_avgs exp_infs state_steps",
-)  # fmt: skip
+    Adamax,
+    "exp_avg exp_inf step",
+    "foreach maximize differentiable capturable has_complex",
+    "eps beta1 beta2 lr weight_decay",
+    lists="exp_avgs exp_infs state_steps",
+)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Union
 
 from kiln._core import Tensor
-from kiln.optim.functional import form
 from kiln.optim.adam import Adam, Beta
+from kiln.optim.functional import form
 from kiln.optim.optimizer import ParamsT
 
 
@@ -50,6 +50,9 @@ class AdamW(Adam):
 
 
 adamw = form(
-    AdamW, "exp_avg exp_avg_sq max_exp_avg_sq step", "foreach capturable differentiable fused grad_scale found_inf has_complex",
-    "amsgrad beta1 beta2 lr weight_decay eps maximize", lists="exp_avgs exp_avg_sqs max_exp_avg_sqs state_steps",
-)  # fmt: skip
+    AdamW,
+    "exp_avg exp_avg_sq max_exp_avg_sq step",
+    "foreach capturable differentiable fused grad_scale found_inf has_complex",
+    "amsgrad beta1 beta2 lr weight_decay eps maximize",
+    lists="exp_avgs exp_avg_sqs max_exp_avg_sqs state_steps",
+)

@@ -65,6 +65,9 @@ class ASGD(Stepping):
 
 
 asgd = form(
-    ASGD, "ax mu eta step", "foreach maximize differentiable capturable has_complex",
-    "lambd lr t0 alpha weight_decay", lists="axs mus etas state_steps",
-)  # fmt: skip
+    ASGD,
+    "ax mu eta step",
+    "foreach maximize differentiable capturable has_complex",
+    "lambd lr t0 alpha weight_decay",
+    lists="axs mus etas state_steps",
+)

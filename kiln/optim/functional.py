@@ -26,7 +26,9 @@ _PAIRS = {
 }
 
 
-def form(kind: type[Stepping], state: str, options: str, settings: str, *, lists: str, grads: str = "grads") -> Step:
+def form(
+    kind: type[Stepping], state: str, options: str, settings: str, *, lists: str, grads: str = "grads"
+) -> Step:
     """The function form of an optimizer's step: `f(params, grads, *lists, *options, **settings)`.
 
     `state` says the names that the lists' elements have in a state. The lists are written to: a list is empty
@@ -42,7 +44,8 @@ def form(kind: type[Stepping], state: str, options: str, settings: str, *, lists
     names = state.split()
     first = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ["params", grads, *lists.split()]]
     second = [
-        Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=_OPTIONS.get(name)) for name in options.split()
+        Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=_OPTIONS.get(name))
+        for name in options.split()
     ]
     third = [Parameter(name, Parameter.KEYWORD_ONLY) for name in settings.split()]
     signature = Signature([*first, *second, *third], return_annotation=None)

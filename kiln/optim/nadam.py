@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Union
 
 from kiln._core import Tensor
-from kiln.optim.functional import form
 from kiln.optim.adam import Beta, checked_betas
+from kiln.optim.functional import form
 from kiln.optim.optimizer import Group, ParamsT, in_range
 from kiln.optim.stepping import State, Stepping, begun, counter, decay_of, number, written
 
@@ -77,6 +77,9 @@ class NAdam(Stepping):
 
 
 nadam = form(
-    NAdam, "exp_avg exp_avg_sq mu_product step", "decoupled_weight_decay foreach capturable differentiable has_complex maximize",
-    "beta1 beta2 lr weight_decay momentum_decay eps", lists="exp_avgs exp_avg_sqs mu_products state_steps",
-)  # fmt: skip
+    NAdam,
+    "exp_avg exp_avg_sq mu_product step",
+    "decoupled_weight_decay foreach capturable differentiable has_complex maximize",
+    "beta1 beta2 lr weight_decay momentum_decay eps",
+    lists="exp_avgs exp_avg_sqs mu_products state_steps",
+)

@@ -321,7 +321,7 @@ class Optimizer:
         Tensors are copied and take their parameter's dtype. Raises ValueError when groups,
         their sizes or a state's shape differ; nothing is changed then.
         """
-        given: Any = dict(state_dict)
+        given: Any = dict(state_dict) if isinstance(state_dict, Mapping) else state_dict.copy()
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             came = hook(self, given)
             given = given if came is None else came

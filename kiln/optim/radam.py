@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Union
 
 from kiln._core import Tensor
-from kiln.optim.functional import form
 from kiln.optim.adam import Beta, checked_betas
+from kiln.optim.functional import form
 from kiln.optim.optimizer import Group, ParamsT, in_range
 from kiln.optim.stepping import State, Stepping, begun, counter, decay_of, number, written
 
@@ -79,6 +79,9 @@ def _rectification(beta2: Any, t: float) -> Any:
 
 
 radam = form(
-    RAdam, "exp_avg exp_avg_sq step", "decoupled_weight_decay foreach differentiable capturable has_complex maximize",
-    "beta1 beta2 lr weight_decay eps", lists="exp_avgs exp_avg_sqs state_steps",
-)  # fmt: skip
+    RAdam,
+    "exp_avg exp_avg_sq step",
+    "decoupled_weight_decay foreach differentiable capturable has_complex maximize",
+    "beta1 beta2 lr weight_decay eps",
+    lists="exp_avgs exp_avg_sqs state_steps",
+)

@@ -75,6 +75,9 @@ class RMSprop(Stepping):
 
 
 rmsprop = form(
-    RMSprop, "square_avg grad_avg momentum_buffer step", "foreach maximize differentiable capturable has_complex",
-    "lr alpha eps weight_decay momentum centered", lists="square_avgs grad_avgs momentum_buffer_list state_steps",
-)  # fmt: skip
+    RMSprop,
+    "square_avg grad_avg momentum_buffer step",
+    "foreach maximize differentiable capturable has_complex",
+    "lr alpha eps weight_decay momentum centered",
+    lists="square_avgs grad_avgs momentum_buffer_list state_steps",
+)

@@ -62,6 +62,9 @@ class Rprop(Stepping):
 
 
 rprop = form(
-    Rprop, "prev step_size step", "foreach capturable maximize differentiable has_complex",
-    "step_size_min step_size_max etaminus etaplus", lists="prevs step_sizes state_steps",
-)  # fmt: skip
+    Rprop,
+    "prev step_size step",
+    "foreach capturable maximize differentiable has_complex",
+    "step_size_min step_size_max etaminus etaplus",
+    lists="prevs step_sizes state_steps",
+)

@@ -74,6 +74,10 @@ class SGD(Stepping):
 
 
 sgd = form(
-    SGD, "momentum_buffer", "has_sparse_grad foreach fused grad_scale found_inf",
-    "weight_decay momentum lr dampening nesterov maximize", grads="d_p_list", lists="momentum_buffer_list",
-)  # fmt: skip
+    SGD,
+    "momentum_buffer",
+    "has_sparse_grad foreach fused grad_scale found_inf",
+    "weight_decay momentum lr dampening nesterov maximize",
+    grads="d_p_list",
+    lists="momentum_buffer_list",
+)

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, Union
 
 from kiln import _core
-from kiln.absent import no_attribute
+from kiln.absent import hidden, no_attribute
 from kiln.table import index
 
 OPS: dict[str, Any] = {}  # the record of every op, public or not
@@ -184,7 +184,7 @@ def namespace(
         setattr(sys.modules[module], name, function(full))
         return function(full)
 
-    return getter, lambda: sorted({*function_names(space), *others})
+    return hidden(getter), lambda: sorted({*function_names(space), *others})
 
 
 def _reduced(op: Any) -> Union[str, tuple[Any, ...]]:

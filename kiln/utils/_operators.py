@@ -1,12 +1,12 @@
-"""PyTorch's operators by their names, `aten.mm.default`, as programs compare with them, and which of them a call
-of kiln's is.
+"""PyTorch's operators by their names, `aten.mm.default`, as programs compare with them, and which of them a
+call of kiln's is.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-import kiln
 from kiln._core import Tensor
 
 __all__ = ["Overload", "Packet", "called", "overload"]
@@ -35,7 +35,15 @@ _NAMES = {
 }
 _PAIRS = frozenset("add sub mul div eq ne lt le gt ge maximum minimum bitwise_and bitwise_or".split())
 _DEFAULT = frozenset("maximum minimum".split())
-_DIMS = {"sum": "dim_IntList", "mean": "dim", "prod": "dim_int", "max": "dim", "min": "dim", "any": "dim", "all": "dim"}
+_DIMS = {
+    "sum": "dim_IntList",
+    "mean": "dim",
+    "prod": "dim_int",
+    "max": "dim",
+    "min": "dim",
+    "any": "dim",
+    "all": "dim",
+}
 
 INSIDE = frozenset({*_FAMILIES, *_NAMES.values()})  # names of PyTorch's inside
 
@@ -51,14 +59,14 @@ class Overload:
         self.__name__ = f"{name}.{overload}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        homes = [home for home in (kiln, kiln.Tensor) if self._name in dir(home)]
+        homes = [home for home in (sys.modules["kiln"], Tensor) if self._name in dir(home)]
         function = getattr(homes[0], self._name) if homes else None
         if function is None:
             raise NotImplementedError(f"torch.ops.{self}: kiln has no function of this name")
         return function(*args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and self._key == other._key  # type: ignore[attr-defined]
+        return type(other) is type(self) and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -98,7 +106,9 @@ def overload(name: str, form: str = "default") -> Overload:
     return _MADE.setdefault((name, form), Overload(name, form))
 
 
-def called(name: str, operands: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Overload, tuple[Any, ...]]:
+def called(
+    name: str, operands: tuple[Any, ...], results: tuple[Any, ...]
+) -> tuple[Overload, tuple[Any, ...]]:
     """The operator that PyTorch would have called for a call of kiln's, and its arguments: of matrix products
     those of `mm`, `addmm` and `bmm`, of other functions what kiln's own takes.
     """

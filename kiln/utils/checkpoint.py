@@ -29,7 +29,11 @@ from kiln.errors import describe, message, warn
 from kiln.table.callables import hide_frames
 from kiln.utils.selective import (
     CheckpointPolicy as CheckpointPolicy,
+)
+from kiln.utils.selective import (
     SelectiveCheckpointContext as SelectiveCheckpointContext,
+)
+from kiln.utils.selective import (
     create_selective_checkpoint_contexts as create_selective_checkpoint_contexts,
 )
 

@@ -1,5 +1,5 @@
-"""Checkpoints that keep some results: a policy says of each call whether backward finds its results or computes
-them again.
+"""Checkpoints that keep some results: a policy says of each call whether backward finds its results or
+computes them again.
 
     forward    the policy is asked after each call: results are kept, or only that there was a call
     again      the k-th call of a function finds what the k-th of forward left
@@ -79,10 +79,12 @@ class _Storage:
         def over(results: tuple[Tensor, ...]) -> None:
             operator, args = called(name, operands, results)
             output = results if len(results) > 1 else results[0]
-            said = self.policy(SelectiveCheckpointContext(is_recompute=False, op_output=output), operator, *args)
+            said = self.policy(
+                SelectiveCheckpointContext(is_recompute=False, op_output=output), operator, *args
+            )
             saves = said in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE) or said is True
             versions = tuple(map(_version, results))
-            kept = _Kept(results, versions, _looks(handle, operands, hidden))
+            kept = _Kept(tuple(x.detach() for x in results), versions, _looks(handle, operands, hidden))
             self.calls[name].append(kept if saves else _Past.AGAIN)
 
         return over
@@ -96,8 +98,8 @@ class _Storage:
         kept = calls[at]
         if kept is _Past.TAKEN:
             raise RuntimeError(
-                "Trying to backward an extra time. You are only allowed to backward once on any region computed "
-                "under selective activation checkpoint."
+                "Trying to backward an extra time. You are only allowed to backward once on any region "
+                "computed under selective activation checkpoint."
             )
         if not isinstance(kept, _Kept):
             return None
@@ -141,14 +143,15 @@ def create_selective_checkpoint_contexts(
 
     `policy(ctx, op, *args)` is asked after each operation but views and writes into tensors, which are done
     again: `op` is PyTorch's operator (`torch.ops.aten.mm.default`; of a Linear with bias `addmm`), and it
-    gives a CheckpointPolicy, or True to keep. A list is of the operators to keep. What is kept is not computed
-    again, and RuntimeError if it was written meanwhile, unless `allow_cache_entry_mutation`. Only one backward
-    pass may go through. ValueError for a list of something else, TypeError for neither.
+    gives a CheckpointPolicy, or True to keep. A list is of the operators to keep. What is kept is not
+    computed again, and RuntimeError if it was written meanwhile, unless `allow_cache_entry_mutation`. Only
+    one backward pass may go through. ValueError for a list of something else, TypeError for neither.
 
     >>> from functools import partial
     >>> from kiln.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
     >>> def policy(ctx, op, *args, **kwargs):
-    ...     return CheckpointPolicy.MUST_SAVE if str(op) == "aten.mm.default" else CheckpointPolicy.PREFER_RECOMPUTE
+    ...     saves = str(op) == "aten.mm.default"
+    ...     return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
     >>> x, w = kiln.ones(2, 3), kiln.ones(3, 3, requires_grad=True)
     >>> contexts = partial(create_selective_checkpoint_contexts, policy)
     >>> checkpoint(lambda t: (t @ w).tanh().sum(), x, use_reentrant=False, context_fn=contexts).backward()

@@ -7,7 +7,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kiln.absent import no_attribute
+from kiln.absent import hidden, no_attribute
 
 if TYPE_CHECKING:
     from kiln.viz.chart import Curves as Curves
@@ -28,7 +28,7 @@ def _found(name: str) -> Any:
 
 
 if not TYPE_CHECKING:
-    __getattr__ = _found
+    __getattr__ = hidden(_found)
 
 
 def __dir__() -> list[str]:

@@ -101,14 +101,14 @@ Object objects_of(std::span<const Operand> operands) {
 
 PyObject* watcher = nullptr;
 
-// The watcher gives the call's number; or a list of it and of a function that is called with the results; or a
-// tuple of tensors in their place. It is told whether hidden ones are among them, None where it writes.
+// The watcher gives the call's number, with a function that takes the results, or other results. It is told
+// whether hidden ones are among them; -1: it writes.
 Results tell_watcher(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
     const Object function = Object::borrow(watcher), given = objects_of(operands);
-    PyObject* const more = !out.empty() ? Py_None : hidden ? Py_True : Py_False;
     const Object answer = checked(in_python([&] {
-        return PyObject_CallFunction(function.get(), "sOOIOO", fn.name.c_str(), handle_of(fn), given.get(),
-                                     call_numbers.forward, current_recording() ? Py_True : Py_False, more);
+        return PyObject_CallFunction(function.get(), "sOOIOi", fn.name.c_str(), handle_of(fn), given.get(),
+                                     call_numbers.forward, current_recording() ? Py_True : Py_False,
+                                     out.empty() ? int(hidden) : -1);
     }));
     Results results;
     if (PyTuple_Check(answer.get())) {
@@ -116,14 +116,11 @@ Results tell_watcher(Fn& fn, std::span<const Operand> operands, std::span<const 
             results.push_back(alias(tensor_of(PyTuple_GET_ITEM(answer.get(), i))));
         return results;
     }
-    const bool asks = PyList_Check(answer.get());
-    PyObject* const number = asks ? PyList_GET_ITEM(answer.get(), 0) : answer.get();
+    PyObject* const number = PyList_Check(answer.get()) ? PyList_GET_ITEM(answer.get(), 0) : answer.get();
     call_numbers.call = uint32_t(PyLong_AsUnsignedLongMask(number));
     results = run_told(fn, operands, out, hidden);
-    if (asks) {
-        SmallVector<TensorRef, 2> aliases;
-        for (const TensorRef& result : results) aliases.push_back(alias(*result));
-        const Object came = tuple_of({aliases.data(), aliases.size()});
+    if (number != answer.get()) {
+        const Object came = tuple_of({results.data(), results.size()});
         checked(in_python([&] { return PyObject_CallOneArg(PyList_GET_ITEM(answer.get(), 1), came.get()); }));
     }
     return results;

@@ -235,8 +235,7 @@ void ensure_class(Fn& fn, std::span<const Operand> operands) {
         compiler::classify({&fn, operands});
 }
 
-// A call without autograd. First what the function is made of, which may ask the compiler: everything goes by
-// it.
+// A call without autograd, by whoever watches; null: nobody.
 Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
     ensure_class(fn, operands);
     const bool told = on_call && fn.cls != FnClass::view && fn.cls != FnClass::replay;
@@ -290,9 +289,7 @@ Results run_told(Fn& fn, std::span<const Operand> operands, std::span<const Tens
     // 3. Whether the targets may be written, before any of them is, and before the call is recorded. This
     //    drops the known bounds of their values, which step 1 may need of a target that is an operand.
     for (const TensorRef& target : out) prepare_write(fn, *target, operands);
-    // 4. The call.
     Results results = record_or_run(fn, operands, out, hidden);
-    // 5. What is known of the new values.
     if (out.empty()) note_positions(fn, operands, results);
     return results;
 }

@@ -27,8 +27,7 @@ Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef
 // values.
 Results execute(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden);
 
-// Told of each call that computes something; records or runs it by `run_told`, or gives results in its place.
-// Null: nobody watches.
+// Told of each call that computes something: records or runs it by `run_told`, or gives other results.
 inline Results (*on_call)(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
                           bool hidden) = nullptr;
 Results run_told(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden);

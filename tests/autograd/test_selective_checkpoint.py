@@ -72,7 +72,13 @@ def gradients(block: Any, policy: Any = None, call: Any = None) -> tuple[list[An
 
 def test_what_is_kept_is_not_computed_again(block: Any) -> None:
     plain, once = gradients(block)
-    for policy, linears in ((None, 4), (products, 2), (PRODUCTS, 2), ([overload("mm")], 3), (lambda *a: True, 2)):
+    for policy, linears in (
+        (None, 4),
+        (products, 2),
+        (PRODUCTS, 2),
+        ([overload("mm")], 3),
+        (lambda *a: True, 2),
+    ):
         grads, ran = gradients(block, policy, checkpoint)
         assert all(kiln.equal(a, b) for a, b in zip(plain, grads, strict=True))
         assert once["linear"] == 2 and ran["linear"] == linears
@@ -271,8 +277,15 @@ def test_what_is_not_a_policy() -> None:
 
 def test_operators() -> None:
     mm = overload("mm")
-    assert (str(mm), mm.name(), mm.__name__, mm.namespace) == ("aten.mm.default", "aten::mm", "mm.default", "aten")
+    assert (str(mm), mm.name(), mm.__name__, mm.namespace) == (
+        "aten.mm.default",
+        "aten::mm",
+        "mm.default",
+        "aten",
+    )
     assert mm is overload("mm") and mm.overloadpacket.default == mm and mm != overload("bmm")
     assert overload("add", "Tensor").name() == "aten::add.Tensor" != overload("add", "Scalar").name()
-    assert {overload("_scaled_dot_product_flash_attention")} == {overload("_scaled_dot_product_efficient_attention")}
+    assert {overload("_scaled_dot_product_flash_attention")} == {
+        overload("_scaled_dot_product_efficient_attention")
+    }
     assert kiln.equal(mm(kiln.ones(2, 2), kiln.ones(2, 2)), kiln.ones(2, 2) * 2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend import kiln, needs_kiln, torch
+from backend import kiln, needs_kiln
 
 pytestmark = needs_kiln
 
@@ -30,7 +30,8 @@ CASES: dict[str, tuple[list[float | None], dict[str, Any]]] = {
     "rprop": ([0, 0.01], {"step_size_min": 1e-6, "step_size_max": 50, "etaminus": 0.5, "etaplus": 1.2}),
     "sgd": (
         [None],
-        {"weight_decay": 0.1, "momentum": 0.9, "lr": 0.1, "dampening": 0.2, "nesterov": False, "maximize": False},
+        {"weight_decay": 0.1, "momentum": 0.9, "lr": 0.1, "dampening": 0.2, "nesterov": False,
+         "maximize": False},
     ),
 }  # fmt: skip
 NUMBERS = {"asgd": (1, 2), "nadam": (2,)}  # states that are one number

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import pkgutil
 import re
+import subprocess
+import sys
+import traceback
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,18 +36,18 @@ HINTS = {
 SPACES = (
     "", "accelerator", "autograd", "autograd.functional", "autograd.profiler", "backends.cuda",
     "backends.cudnn", "compiler", "cpu", "cuda", "func", "fx", "hub", "jit", "library",
-    "linalg", "mps", "onnx", "overrides", "profiler", "types", "utils", "utils.hooks", "xpu", "nn",
+    "linalg", "masked", "mps", "onnx", "overrides", "profiler", "types", "utils", "utils.hooks", "xpu", "nn",
     "nn.functional", "nn.utils",
     "nn.utils.rnn", "nn.utils.parametrizations", "nn.utils.parametrize", "optim", "optim.lr_scheduler",
-    "random", "signal.windows", "special", "utils.data",
+    "random", "serialization", "signal.windows", "special", "utils.data",
 )  # fmt: skip
 # helpers that PyTorch's modules happen to show
 INSIDE = (
     "(parse|merge|unify)_.+ NestedIOFunction enforce_grad_layout_policy attention common_types "
     "factory_kwargs grad Container NLLLoss2d .*_(notes|fn) debug_unwrap rearrange cpp .+DataChunk "
-    "DataChunk _.+ .*validation.* .*functional_datapipe.* .*determinism stateless clip_grad_norm "
+    "_.+ .*functional_datapipe.* .*determinism stateless clip_grad_norm "
     "upsample_(bilinear|nearest) swap_in_.+ .*torch_function.* assert_int_or_pair boolean_dispatch "
-    "non_deterministic Broadcasting.+ Scaling.+ Swizzle.+ vitals_enabled set_vital read_vitals name "
+    "Broadcasting.+ Scaling.+ Swizzle.+ vitals_enabled set_vital read_vitals name "
     "reinforce"
 )
 
@@ -131,7 +136,7 @@ def test_every_name_of_pytorchs_has_a_hint(space: str, answers: Any) -> None:
     names = answers([space, INSIDE, public, is_inside], lambda: public(space))
     assert names
     gone = [n for n in names if not hasattr(own, n)]
-    assert [n for n in gone if not (kiln.absent.hint(n) or kiln.absent.hint(f"{space}.{n}"))] == []
+    assert [n for n in gone if not kiln.absent.advice(f"{space}.{n}".lstrip("."))] == []
 
 
 def named(patterns: list[str]) -> dict[str, list[tuple[str, str]]]:
@@ -161,3 +166,91 @@ def test_every_hint_is_for_a_name_that_pytorch_has(answers: Any) -> None:
         return not hasattr(own[space] if space in own else at(kiln, space), name)
 
     assert [p for p in patterns if not any(missing(*pair) for pair in found[p])] == []
+
+
+# modules whose names are asked for one by one, whatever they are: a program may take any of them
+MODULES = (
+    "torch", "torch.amp.grad_scaler", "torch.autograd.function", "torch.autograd.graph",
+    "torch.autograd.profiler", "torch.backends.cuda", "torch.distributions.bernoulli",
+    "torch.distributions.transforms", "torch.distributions.utils", "torch.functional", "torch.hub",
+    "torch.jit.annotations", "torch.multiprocessing.reductions", "torch.nn", "torch.nn.attention",
+    "torch.nn.functional", "torch.nn.init", "torch.nn.modules.activation", "torch.nn.modules.conv",
+    "torch.nn.modules.module", "torch.nn.modules.rnn", "torch.nn.parallel.distributed",
+    "torch.nn.utils.rnn", "torch.optim.adam", "torch.optim.optimizer", "torch.overrides", "torch.profiler",
+    "torch.serialization", "torch.storage", "torch.testing", "torch.types", "torch.utils.checkpoint",
+    "torch.utils.collect_env", "torch.utils.data.dataloader", "torch.utils.flop_counter",
+)  # fmt: skip
+
+
+def files_of_pytorch() -> list[str]:
+    """Its modules, those of its inside too, by its files."""
+    home = Path(torch.__file__).parent
+    found = {".".join(p.relative_to(home.parent).with_suffix("").parts) for p in home.rglob("*.py")}
+    names = {name.removesuffix(".__init__") for name in found}
+    return sorted(n for n in names if n.isascii() and all(part.isidentifier() for part in n.split(".")))
+
+
+def names_of(modules: tuple[str, ...]) -> dict[str, list[str]]:
+    """All public names of modules but those of one letter, which are type variables."""
+    found = {name: dir(importlib.import_module(name)) for name in modules}
+    inside = ("_inductor", "_dynamo", "_export")  # what is there when something else has imported it
+    return {
+        module: [n for n in names if not n.startswith("_") and len(n) > 1 and n not in inside]
+        for module, names in found.items()
+    }
+
+
+ASKED = """
+import importlib, json, re, sys, warnings
+warnings.simplefilter("ignore")
+import kiln.as_torch
+modules, names = json.load(sys.stdin)
+bare, wrong = [], []
+for name in modules:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        if re.fullmatch("No module named '[^']*'.{0,1}", str(error)):
+            bare.append(name)
+    except Exception as error:
+        wrong.append([name, repr(error)])
+for module, names in names.items():
+    for name in names:
+        try:
+            getattr(importlib.import_module(module), name)
+        except AttributeError as error:
+            if re.fullmatch("module '[^']*' has no attribute '[^']*'", str(error)):
+                bare.append(f"{module}.{name}")
+json.dump([bare, wrong], sys.stdout)
+"""
+
+
+def test_every_module_and_every_name_in_them(answers: Any) -> None:
+    """Under PyTorch's own name: nothing that it has is missing without a word."""
+    modules = answers([files_of_pytorch], files_of_pytorch)
+    names = answers([MODULES, names_of], lambda: names_of(MODULES))
+    assert len(modules) > 1500 and len(names["torch"]) > 800
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED], input=json.dumps([modules, names]), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[], []]
+
+
+def test_where_it_is_instead() -> None:
+    advice = kiln.absent.advice
+    assert advice("optim.sgd.Optimizer") == ": it is kiln.optim.Optimizer"
+    assert advice("nn.modules.conv.F") == ": it is kiln.nn.functional"
+    assert advice("nn.init.math") == ": it is Python's own; import math"
+    assert advice("utils.data.dataloader.Callable") == ": it is Python's own, typing.Callable"
+    assert advice("_prims.add").startswith(": kiln's functions are not made of PyTorch's primitive ones")
+    assert advice("nn.modules.conv._of_pytorch").startswith(": names that begin with _ are PyTorch's inside")
+    assert advice("nn.Lineal") == advice("nn.__wrapped__") == ""
+
+
+def test_no_line_of_kilns_is_shown() -> None:
+    for expression in ("kiln.fft", "kiln.optim.Adan", "kiln.linalg.eig", "kiln.nn.functional.ctc"):
+        with pytest.raises(AttributeError) as caught:
+            exec(compile(expression, "<program>", "eval"), {"kiln": sys.modules["kiln"]})
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert [f.filename for f in frames[1:]] == ["<program>"], frames

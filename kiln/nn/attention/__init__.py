@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 
+from kiln.backends import cuda
+from kiln.backends.cuda import SDPAParams as SDPAParams
 from kiln.errors import describe, message
 from kiln.ops.nn.attention.functions import FUSED
 
@@ -24,6 +26,14 @@ class SDPBackend(Enum):
     EFFICIENT_ATTENTION = 2
     CUDNN_ATTENTION = 3
     OVERRIDEABLE = 4
+
+
+_FLAGS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "math": SDPBackend.MATH,
+    "mem_efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}  # of backends.cuda
 
 
 @contextmanager
@@ -45,7 +55,9 @@ def sdpa_kernel(
         raise AssertionError(message("sdpa_kernel", "an SDPBackend or a list of them", describe(backends)))
     first = asked[:1] if set_priority else asked
     token = FUSED.set(any(backend is not SDPBackend.MATH for backend in first))
+    flags = {name: backend in asked for name, backend in _FLAGS.items()}
     try:
-        yield {}
+        with cuda.attention_flags(**flags):
+            yield {}
     finally:
         FUSED.reset(token)

@@ -16,6 +16,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
+from kiln.absent import hidden as _hidden
 from kiln.absent import no_attribute as _no_attribute
 from kiln.nn.utils import (
     clip_grad,
@@ -97,4 +98,4 @@ def _found(name: str) -> _Any:
 
 
 if not _TYPE_CHECKING:
-    __getattr__ = _found
+    __getattr__ = _hidden(_found)

@@ -61,6 +61,10 @@ class PackedSequence(_Packed):
         """Itself: that is where the data is."""
         return self.to(*args, **kwargs)
 
+    def cuda(self, *args: Any, **kwargs: Any) -> PackedSequence:
+        """AssertionError, as for tensors: kiln runs on the CPU."""
+        return self._with(self.data.cuda(*args, **kwargs))
+
     def pin_memory(self) -> PackedSequence:
         """Itself: there is no other memory."""
         return self

@@ -15,7 +15,7 @@ from kiln.ops.indexing.gathering import embedding, rows_at
 from kiln.ops.indexing.scattering import scatter_reduce
 from kiln.ops.linalg.matrix_norms import vector_norm
 from kiln.ops.reductions.scans import cumsum
-from kiln.ops.sorting.counts import unique
+from kiln.ops.sorting.counts import bincount, unique
 from kiln.ops.sorting.sorts import searchsorted
 from kiln.ops.views.core_views import expand, reshape, unsqueeze
 from kiln.table import drawn as d
@@ -117,7 +117,7 @@ def _starts() -> Any:
     method=False,
     layer=True,
     reads=True,
-    differs="no `scale_grad_by_freq`, `sparse`; `max` divides a gradient among equals; rows behind the last "
+    differs="no `sparse`; `max` divides a gradient among equals; rows behind the last "
     "offset are in no bag's count",
     dtypes="float32 float64",
     samples=d.samples(
@@ -143,8 +143,9 @@ def embedding_bag(
     offsets: Any = None,
     max_norm: float | None = None,
     norm_type: float = 2,
-    *,
+    scale_grad_by_freq: bool = False,
     mode: str = "mean",
+    sparse: bool = False,
     per_sample_weights: Any = None,
     include_last_offset: bool = False,
     padding_idx: int | None = None,
@@ -154,13 +155,19 @@ def embedding_bag(
     A bag is a row of a 2-D `input`, or the stretch of a vector from one of `offsets` to the next;
     `include_last_offset`: the last offset is where the last bag ends. `per_sample_weights` (of input's shape)
     multiply the rows, for sums. Row `padding_idx` is left out. A bag of nothing gives zeros. `max_norm`: rows
-    that are larger are made smaller, in place. ValueError, RuntimeError for what makes no bags.
+    that are larger are made smaller, in place. With `scale_grad_by_freq` a row's gradient is divided by how
+    often `input` names it: ValueError for maxima. ValueError, RuntimeError for what makes no bags,
+    NotImplementedError for `sparse` gradients.
 
     >>> table = kiln.tensor([[1.0], [4.0]])
     >>> kiln.nn.functional.embedding_bag(kiln.tensor([0, 1, 1]), table, kiln.tensor([0, 2]))
     tensor([[2.5000],
             [4.0000]])
     """
+    if sparse:
+        raise NotImplementedError(message("embedding_bag", "dense gradients", "sparse=True"))
+    if scale_grad_by_freq and mode == "max":
+        raise ValueError("max mode does not support scaling the gradient by the frequency")
     _check_bag(input, offsets, per_sample_weights, mode)
     if max_norm is not None:
         embedding_renorm_(weight, input, max_norm, norm_type)
@@ -174,6 +181,8 @@ def embedding_bag(
                 f"{padding_idx}"
             )
         left = comparison.ne(input, padding_idx % n)
+    if scale_grad_by_freq:
+        weight = _scaled_by_counts(weight, input)
     rows, dtype = embedding(input, weight), dtype_name(weight.dtype)
     rows = p.convert(rows, _WIDE.get(dtype, dtype))
     if per_sample_weights is not None:
@@ -209,6 +218,15 @@ def _check_rows(input: Tensor, n: int) -> None:
             f"embedding_bag: Index {place} of input takes value {value} which is not in the valid range "
             f"[0, {n})"
         )
+
+
+def _scaled_by_counts(weight: Any, input: Tensor) -> Any:
+    """The rows, whose gradients are divided by how often each is named."""
+    rows = weight.view_as(weight)
+    if rows.requires_grad:
+        times = bincount(input.reshape(-1), minlength=rows.shape[0]).clamp(min=1).unsqueeze(-1)
+        rows.register_hook(lambda g: g if g is None else g / times.to(g.dtype))
+    return rows
 
 
 @public("embedding_renorm_", method=False, dtypes="float", differentiable=False)

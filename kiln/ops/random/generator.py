@@ -22,6 +22,9 @@ from kiln.table.public import public
 STATE_BYTES = 16  # seed and position, each of 64 bits, low byte first
 
 
+START = 67280421310721  # the seed of a generator that was given none, PyTorch's
+
+
 def _signed(value: int) -> int:
     """A number modulo 2^64 as the core's signed one."""
     return value - 2**64 if value >= 2**63 else value
@@ -44,7 +47,7 @@ class Generator:
         if str(device).partition(":")[0] != "cpu":
             raise RuntimeError(message("Generator", "device 'cpu'", repr(str(device)), "there is no other"))
         self._lock = allocate_lock()
-        self._state = (0, 0)
+        self._state = (START, 0)
 
     @property
     def device(self) -> Any:
@@ -221,8 +224,8 @@ def set_rng_state(new_state: Any) -> None:
 
 
 @contextmanager
-def fork_rng(devices: Any = None, enabled: bool = True) -> Iterator[None]:
-    """What is drawn from the default generator inside leaves it as it was; `devices` has no meaning here.
+def fork_rng(devices: Any = None, enabled: bool = True, device_type: str = "cuda") -> Iterator[None]:
+    """What is drawn from the default generator inside leaves it as it was; devices have no meaning here.
 
     >>> with kiln.random.fork_rng():
     ...     a = kiln.rand(2)

@@ -20,12 +20,12 @@ from itertools import cycle
 from multiprocessing import forkserver
 from typing import Any
 
+from kiln._utils import ExceptionWrapper
 from kiln.errors import warn
 from kiln.multiprocessing import reductions as reductions  # tensors on their way to workers
 from kiln.utils.data._utils import service
 from kiln.utils.data._utils.channel import Channel
 from kiln.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
-from kiln._utils import ExceptionWrapper
 from kiln.utils.data._utils.service import Work, _IterableDatasetStopIteration
 from kiln.utils.data._utils.worker import MP_STATUS_CHECK_INTERVAL
 from kiln.utils.data.dataloader import DataLoader, _BaseDataLoaderIter, _DatasetKind

@@ -14,6 +14,7 @@ from kiln.utils.data._utils import worker
 from kiln.utils.data._utils.channel import Channel
 from kiln.utils.data._utils.worker import MP_STATUS_CHECK_INTERVAL, WorkerInfo
 
+
 class _IterableDatasetStopIteration(NamedTuple):
     """A worker's word that its stream is over."""
 
@@ -133,7 +134,11 @@ class _Service:
         except EOFError:
             raise
         except Exception as error:
-            wrapped = found if isinstance(found, ExceptionWrapper) else ExceptionWrapper((type(error), error, error.__traceback__), self.where)
+            wrapped = (
+                found
+                if isinstance(found, ExceptionWrapper)
+                else ExceptionWrapper((type(error), error, error.__traceback__), self.where)
+            )
             if wrapped is found or not _is_builtin(wrapped.exc_type):
                 wrapped.exc_type = RuntimeError
             self.channel.send((self.epoch, number, wrapped))
