@@ -378,9 +378,8 @@ void Pass::finish_leaf(LeafSum& leaf) {
 
 std::vector<TensorRef> Pass::finish() {
     for (size_t i = 0; i < leaves().size(); ++i)  // a hook's backward has counted anew at some of them
-        if (LeafSum& leaf = leaves()[i];
-            (leaf.gradient || leaf.products || leaf.kept || reach.doubtful) && !leaf.finished &&
-            reach.wants({nullptr, leaf.meta, 0}))
+        if (LeafSum& leaf = leaves()[i]; (leaf.gradient || leaf.products || leaf.kept || reach.doubtful) &&
+                                         !leaf.finished && reach.wants({nullptr, leaf.meta, 0}))
             finish_leaf(leaf);
     for (const auto& [meta, gradient] : late_) keep_gradient(*meta, gradient);
     if (reach.options.accumulate) return {};

@@ -191,7 +191,7 @@ void run_lists_that_read(const Storage& storage);
 inline bool is_listed(const Storage& storage);
 void run_list_of(Storage& storage);
 const char* why_gone(const Storage& storage);  // the error of what was to compute it; null: not known
-void listed_marker(void*);  // the deleter of such a storage
+void listed_marker(void*);                     // the deleter of such a storage
 inline bool is_listed(const Storage& storage) { return storage.deleter == listed_marker; }
 
 // The history of a tensor whose call is on a list: one node for all, which nothing passes through.
