@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kiln import _core
-from kiln.tracing.capture import capture, parameter_names, specs_for
+from kiln.tracing.capture import parameter_names, specs_for
 from kiln.tracing.captured import Captured, flat
 from kiln.tracing.dims import Dim
 from kiln.tracing.recorder import TracingError
+from kiln.tracing.scripts import captured_twice
 from kiln.tracing.trees import alike, constants, flatten
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import reduce
 from typing import Any
 
 from kiln import _core, ops
@@ -192,8 +191,10 @@ class Recorder(Reads):
             if viewed is None:
                 continue
             views, place = self._views_of.get(self._value[id(y)]), self.place(viewed.source)
+            for view in views or ():
+                place = seen(place, view)
             if views is not None and place is not None:
-                self._places[id(y)] = reduce(seen, views, place)
+                self._places[id(y)] = place
 
     def place(self, tensor: Any) -> Place | None:
         """Where a tensor lies in its memory; None where that cannot be told in general."""

@@ -53,9 +53,9 @@ def test_a_draft_goes_by_the_values_of_the_example_and_checks_them() -> None:
     def f(x: Any, n: Any) -> Any:
         return x[: int(n)] if x.sum() > 0 else -x
 
-    with pytest.raises(RuntimeError, match=r"test_shapes\.py:\d+"):
+    with pytest.raises(RuntimeError, match=r"test_dynamic_shapes\.py:\d+"):
         export(f, (kiln.ones(4), kiln.tensor(2)))
-    with pytest.warns(UserWarning, match=r"goes by values of the example.*test_shapes\.py:\d+"):
+    with pytest.warns(UserWarning, match=r"goes by values of the example.*test_dynamic_shapes\.py:\d+"):
         program = draft_export(f, (kiln.ones(4), kiln.tensor(2)))
     for made in (program, again(program)):
         assert made(kiln.tensor([1.0, 2.0, 3.0, 4.0]), kiln.tensor(2)).tolist() == [1.0, 2.0]
