@@ -35,7 +35,7 @@ public:
         return items;
     }
     std::vector<int32_t> slots(int64_t low, int64_t high);
-    BitSet set();  // a list of its members
+    BitSet set();      // a list of its members
     void end() const;  // nothing may be left
 
 private:

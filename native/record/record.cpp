@@ -285,7 +285,8 @@ bool Recording::accepts(std::span<const Operand> operands, std::span<const Tenso
         if (holds_too_much()) flush("the recording held too many bytes");
         auto settled = [&](Storage* storage) {
             if (!storage || storage->recording == this || storage->nbytes == shape_only) return;
-            if (!storage->recording && (storage->data || (trace_here && trace_here->abstract))) return;
+            const bool nothing_runs = trace_here && trace_here->abstract && !is_listed(*storage);
+            if (!storage->recording && (storage->data || nothing_runs)) return;
             settle(*storage, true);
             waited = true;
         };
