@@ -156,6 +156,8 @@ def test_graphs_in_graphs_and_functions_in_graphs() -> None:
     assert list(f.inputs) == ["a", "b"]
     assert _same(f(v, v), g(v) + v)
     assert _same(kiln.compile(lambda a: g(a) + 1)(v), g(v) + 1)
+    cell = kiln.compile(lambda a: a.exp() + 1, pure=True)  # which has seen no tensor yet
+    assert _same(Graph(z, cell(z))(v), v.exp() + 1)
     assert _same(kiln.vmap(lambda a: g(a))(v.expand(2, 3)), g(v).expand(2, 3))
     assert _same(kiln.graph.cond(kiln.tensor(True), lambda a: g(a), lambda a: a, (v,)), g(v))
     with pytest.raises(RuntimeError, match="x: must have 1 dims"):
