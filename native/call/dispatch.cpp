@@ -238,8 +238,9 @@ void ensure_class(Fn& fn, std::span<const Operand> operands) {
 // A call without autograd, by whoever watches; null: nobody.
 Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
     ensure_class(fn, operands);
-    const bool told = on_call && fn.cls != FnClass::view && fn.cls != FnClass::replay;
-    return (told ? on_call : run_told)(fn, operands, out, hidden);
+    if (on_call && fn.cls != FnClass::view && fn.cls != FnClass::replay) [[unlikely]]
+        return on_call(fn, operands, out, hidden);
+    return run_told(fn, operands, out, hidden);
 }
 
 Results call_any(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
