@@ -75,12 +75,6 @@ class _ModuleSequence(Module):
         self.add_module(str(len(self)), module)
         return self
 
-    def extend(self: ListLike, modules: Iterable[Module]) -> ListLike:
-        """Add modules at the end."""
-        for module in list(modules):
-            self.append(module)
-        return self
-
     def insert(self: ListLike, index: int, module: Module) -> ListLike:
         """Add a module before `index`."""
         if not isinstance(module, Module):
@@ -128,6 +122,12 @@ class Sequential(_ModuleSequence):
     def _like(self, held: dict[str, Any]) -> Sequential:
         return type(self)(OrderedDict(held))
 
+    def extend(self, sequential: Iterable[Module]) -> Sequential:
+        """Add modules at the end."""
+        for module in list(sequential):
+            self.append(module)
+        return self
+
     def __add__(self, other: Sequential) -> Sequential:
         """The modules of both, numbered anew. ValueError for what is no Sequential."""
         return Sequential(*self, *_modules_of(other))
@@ -172,7 +172,9 @@ class ModuleList(_ModuleSequence):
         if not isinstance(modules, Iterable):
             came = type(modules).__name__
             raise TypeError(f"ModuleList.extend should be called with an iterable, but got {came}")
-        return super().extend(modules)
+        for module in list(modules):
+            self.append(module)
+        return self
 
     def _like(self, held: dict[str, Any]) -> ModuleList:
         return type(self)(held.values())

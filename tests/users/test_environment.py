@@ -391,3 +391,33 @@ def test_ways_to_compile_that_pytorch_has_not() -> None:
     for options in ({"mode": "foo"}, {"backend": "foo"}, {"mode": "default", "options": {}}):
         with pytest.raises(RuntimeError):
             kiln.compile(abs, **options)
+
+
+def test_keywords_that_choose_nothing_and_old_names_of_arguments() -> None:
+    chosen = {"name": "f", "recompile_limit": 4, "isolate_recompiles": True, "shapes_spec": None}
+    x = kiln.arange(4.0)
+    assert kiln.compile(lambda x: x + 1, **chosen)(x).tolist() == [1, 2, 3, 4]
+    assert kiln.compile(**chosen)(lambda x: x * 2)(x).tolist() == [0, 2, 4, 6]
+    model = kiln.nn.Sequential().extend(sequential=[kiln.nn.RMSNorm(4, elementwise_affine=False)])
+    expected = model(x).tolist()
+    model.compile(**chosen)
+    assert model(x).tolist() == expected == model[0](x=x).tolist()
+    assert [p.tolist() for p in kiln.split(tensor=x, split_size_or_sections=3)] == [[0, 1, 2], [3]]
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        kiln.split(split_size_or_sections=3)
+    assert kiln.FloatTensor.add(x, 1).tolist() == [1, 2, 3, 4]
+
+
+def test_writes_through_storages() -> None:
+    x = kiln.arange(4.0)
+    x.untyped_storage().fill_(0)
+    x.untyped_storage()[3], x.untyped_storage()[2] = 63, 128  # the bytes of 1.0
+    assert x.tolist() == [1, 0, 0, 0]
+    numbers = x[1:].storage()
+    numbers[1] = 5
+    assert x.tolist() == [1, 5, 0, 0]
+    numbers.copy_(kiln.full((4,), 7.0).storage())
+    assert x.tolist() == [7] * 4 and numbers.get_device() is None
+    assert numbers.fill_(2) is numbers and x.tolist() == [2] * 4
+    with pytest.raises(RuntimeError, match="expected a storage of 4 elements, got 3"):
+        numbers.copy_(kiln.ones(3).storage())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kiln.absent import leave_out
 from kiln.nn.module import Module
 
 
@@ -32,6 +33,11 @@ class DataParallel(Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         return self.module(*inputs, **kwargs)
+
+
+leave_out(
+    DataParallel, "gather parallel_apply replicate scatter", "there is one device; a call is the module's own"
+)
 
 
 class DistributedDataParallel(Module):
