@@ -242,7 +242,8 @@ def compile(
     compiles. Sizes are run-time arguments whatever `dynamic` says. With `fullgraph=True` a call that reads a
     value (`.item()`, `if x > 0`) raises RuntimeError with the line when it is over: one program was not
     enough. The names that PyTorch has for `backend` and `mode` are taken and choose nothing, as do `options`,
-    `name`, `recompile_limit`, `isolate_recompiles` and `shapes_spec`: kiln has one way to compile. With `disable=True` the callable comes back as it is.
+    `name`, `recompile_limit`, `isolate_recompiles` and `shapes_spec`: kiln has one way to compile. With
+    `disable=True` the callable comes back as it is.
 
     A `backend` of the program's own is a callable: it gets what the function computes as a
     `kiln.fx.GraphModule`, with the tensors it is called with, and returns what runs instead; so is a name

@@ -22,12 +22,12 @@ class _ModuleSequence(Module):
         return [cast(Module, m) for m in self._modules.values()]
 
     def _refill(self, held: Iterable[Module]) -> None:
-        """Make `held` the children, numbered from 0."""
-        held = list(held)
+        """Make `held` the children, numbered from 0: they are not registered anew."""
+        numbered = {str(k): module for k, module in enumerate(held)}
         for name in list(self._modules):
             delattr(self, name)
-        for k, module in enumerate(held):
-            self.add_module(str(k), module)
+        for name, module in numbered.items():
+            self._modules[name] = module
 
     def _at(self, index: int) -> int:
         """`index` counted from the front; IndexError outside."""

@@ -421,3 +421,48 @@ def test_writes_through_storages() -> None:
     assert numbers.fill_(2) is numbers and x.tolist() == [2] * 4
     with pytest.raises(RuntimeError, match="expected a storage of 4 elements, got 3"):
         numbers.copy_(kiln.ones(3).storage())
+
+
+def test_what_copies_of_programs_ask_for_by_the_way() -> None:
+    images = kiln.ones(1, 2, 2, 2)
+    for make in (kiln.rand_like, kiln.randn_like, lambda x, **k: kiln.randint_like(x, 3, **k)):
+        assert make(images, memory_format=kiln.channels_last).stride() == (8, 1, 4, 2)
+    narrow, first = kiln.ones(2, 2, dtype=kiln.bfloat16), kiln.tensor([0])
+    with kiln.autocast("cpu"):
+        assert kiln.zeros(2, 2).index_copy(0, first, narrow[:1]).dtype is kiln.float32
+        assert narrow.index_copy(0, first, narrow[:1]).dtype is kiln.bfloat16
+    assert bool(kiln.jit.script(kiln.nn.Linear(1, 1))) and "scatter_gather" in dir(kiln.nn.parallel)
+    with pytest.raises(TypeError, match="got str"):
+        images["a"]
+    told: list[str] = []
+    model = kiln.nn.Sequential(kiln.nn.ReLU(), kiln.nn.Tanh(), kiln.nn.ELU())
+    registering = kiln.nn.modules.module.register_module_module_registration_hook
+    handle = registering(lambda module, name, child: told.append(name))
+    del model[0]
+    model.insert(0, kiln.nn.Identity())
+    handle.remove()
+    assert not told and [str(m) for m in model] == ["Identity()", "Tanh()", "ELU(alpha=1.0)"]
+    assert model[2] is getattr(model, "2") and list(model._modules) == ["0", "1", "2"]
+
+
+def test_any_module_may_be_the_first_that_a_program_imports() -> None:
+    program = """
+import importlib, os, sys, traceback
+import kiln
+for path in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        try:
+            importlib.import_module("kiln." + path)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, path
+"""
+    paths = (
+        "nn.utils nn.utils.rnn nn.utils.prune nn.modules nn.modules.module nn.functional nn.init nn.parallel "
+        "nn.attention nn.convolutions nn.layers nn.losses nn.multihead nn.pooling serialization optim"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *paths.split()], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -41,10 +41,10 @@ leave_out(
 
 
 class DistributedDataParallel(Module):
-    """A module in several processes. kiln trains in one: RuntimeError for every module."""
+    """A module in several processes. kiln trains in one: ValueError for every module."""
 
     def __init__(self, module: Module, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeError(
+        raise ValueError(
             "DistributedDataParallel: Default process group has not been initialized, and kiln trains in one "
             "process: train the module itself, or wrap it in kiln.nn.DataParallel"
         )
