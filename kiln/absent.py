@@ -310,24 +310,28 @@ class Absent:
     Like a property, it is what the class itself shows.
     """
 
-    __slots__ = ("name",)
+    __slots__ = ("name", "text")
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, text: str | None = None) -> None:
+        self.name, self.text = name, text
 
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self
-        said = f"'{owner.__name__}' object has no attribute '{self.name}'{hint(self.name)}"
+        text = hint(self.name) if self.text is None else f": {self.text}"
+        said = f"'{owner.__name__}' object has no attribute '{self.name}'{text}"
         if listeners:
-            note(f"{owner.__name__}.{self.name}", hint(self.name), asking())
+            note(f"{owner.__name__}.{self.name}", text, asking())
         raise AttributeError(said, name=self.name, obj=instance)
 
 
-def leave_out(home: type, names: str) -> None:
-    """Gives a class hints for methods that it has not; `dir` of an object does not show them."""
+def leave_out(home: type, names: str, text: str | None = None) -> None:
+    """Gives a class hints for methods that it has not; `dir` of an object does not show them.
+
+    `text` is what is said of them; without it, what every missing name of theirs is told.
+    """
     for name in names.split():
-        setattr(home, name, Absent(name))
+        setattr(home, name, Absent(name, text))
     home.__dir__ = _present  # type: ignore[assignment]
 
 

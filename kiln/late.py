@@ -49,6 +49,10 @@ def names_of(package: str, module: str) -> None:
 
     def found(name: str) -> Any:
         if name[:2] != "__" or name == "__all__":  # `from package import *` takes what is there then
+            # a module of the package's own first, alone: those that `module` imports ask for one another,
+            # and whichever is imported first must not find itself half done
+            if import_module("importlib.util").find_spec(f"{package}.{name}") is not None:
+                return import_module(f"{package}.{name}")
             names = fill()
             if name in names:
                 return names[name]

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from kiln.absent import hint_missing as _hint_missing
+from kiln.absent import leave_out as _leave_out
 from kiln.autograd import profiler as _ranges
 from kiln.autograd.profiler import EventList, FunctionEvent, FunctionEventAvg, record_function
 from kiln.late import later
@@ -254,6 +255,14 @@ class profile:
     def add_metadata_json(self, key: str, value: str) -> None:
         """Keeps a text of JSON beside the recording."""
         self._metadata[key] = value
+
+
+_leave_out(
+    profile,
+    "export_memory_timeline get_trace_id prepare_trace preset_metadata_json set_custom_trace_id_callback "
+    "start_trace stop_trace toggle_collection_dynamic",
+    "PyTorch has it, kiln has not; start, step and stop begin and end what is recorded",
+)
 
 
 def _flops(handle: Any, operands: tuple[Any, ...]) -> int:

@@ -8,6 +8,7 @@ from typing import IO, Any, TypeAlias, Union
 
 from kiln._core import Size, Tensor
 from kiln._core import dtype as _DType
+from kiln.absent import leave_out as _leave_out
 from kiln.device import device as _Device
 from kiln.ops.views.storage import TypedStorage, UntypedStorage
 
@@ -40,3 +41,6 @@ class SymFloat(_Symbolic):
 
 class SymBool(_Symbolic):
     """A truth that is not known yet: no value is one."""
+
+
+_leave_out(_Symbolic, "as_integer_ratio bit_length conjugate hex is_integer", "sizes are numbers")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from kiln import _core
-from kiln.amp.lists import FLOAT32, LOW, dtype_of_call
+from kiln.amp.lists import FLOAT32, LOW, WIDEST, dtype_of_call
 from kiln.autograd.grad_mode import Mode
 from kiln.device import device
 from kiln.errors import warn
@@ -106,7 +106,8 @@ def _name(function: Any) -> str:
 
 
 def _knows(function: Any) -> bool:
-    return _name(function) in LOW or _name(function) in FLOAT32
+    name = _name(function)
+    return name in LOW or name in FLOAT32 or name in WIDEST
 
 
 def _arguments(function: Any, args: Any, kwargs: Any) -> Any:

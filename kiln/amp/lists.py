@@ -33,6 +33,8 @@ FLOAT32 = frozenset(
     "linalg.solve linalg.svd linalg.svdvals linalg.tensorinv linalg.tensorsolve "
     "local_response_norm pad".split()
 )
+# computed in the widest dtype of the arguments; others that PyTorch lists there promote by themselves
+WIDEST = frozenset({"index_copy"})
 # ... only in calls of which this holds
 IF: dict[str, Callable[..., bool]] = {
     "chain_matmul": lambda *matrices, **kwargs: len(matrices) > 1,
@@ -50,6 +52,9 @@ def dtype_of_call(name: str, low: Any, wide: Any, args: tuple[Any, ...], kwargs:
     with suppress(TypeError, AttributeError, IndexError):  # a wrong call, of which the function tells
         if name in IF and not IF[name](*args, **kwargs):
             return None
+    if name in WIDEST:
+        given = (*args, *kwargs.values())
+        return wide if any(getattr(value, "dtype", None) is wide for value in given) else low
     if name == "unrolled" and args[0] == "GRU":
         return wide
     return low if name in LOW else wide

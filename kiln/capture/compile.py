@@ -169,7 +169,11 @@ def compile(
     backend: str | Callable[..., Any] = "inductor",
     mode: str | None = None,
     options: dict[str, Any] | None = None,
+    name: str | None = None,
     disable: bool = False,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    shapes_spec: Any = None,
     wait: bool = False,
     pure: bool = False,
     batch: bool = False,
@@ -183,7 +187,11 @@ def compile(
     backend: str | Callable[..., Any] = "inductor",
     mode: str | None = None,
     options: dict[str, Any] | None = None,
+    name: str | None = None,
     disable: bool = False,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    shapes_spec: Any = None,
     wait: bool = False,
     pure: bool = False,
     batch: bool = False,
@@ -197,7 +205,11 @@ def compile(
     backend: str | Callable[..., Any] = "inductor",
     mode: str | None = None,
     options: dict[str, Any] | None = None,
+    name: str | None = None,
     disable: bool = False,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    shapes_spec: Any = None,
     wait: bool = False,
     pure: bool = False,
     batch: bool = False,
@@ -210,7 +222,11 @@ def compile(
     backend: str | Callable[..., Any] = "inductor",
     mode: str | None = None,
     options: dict[str, Any] | None = None,
+    name: str | None = None,
     disable: bool = False,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    shapes_spec: Any = None,
     wait: bool = False,
     pure: bool = False,
     batch: bool = False,
@@ -225,8 +241,9 @@ def compile(
     compiled function, or `kiln.compiler.wait()`, returns when that is done. With `wait=True` the first call
     compiles. Sizes are run-time arguments whatever `dynamic` says. With `fullgraph=True` a call that reads a
     value (`.item()`, `if x > 0`) raises RuntimeError with the line when it is over: one program was not
-    enough. The names that PyTorch has for `backend` and `mode`, and `options`, are taken and choose nothing:
-    kiln has one way to compile. With `disable=True` the callable comes back as it is.
+    enough. The names that PyTorch has for `backend` and `mode` are taken and choose nothing, as do `options`,
+    `name`, `recompile_limit`, `isolate_recompiles` and `shapes_spec`: kiln has one way to compile. With
+    `disable=True` the callable comes back as it is.
 
     A `backend` of the program's own is a callable: it gets what the function computes as a
     `kiln.fx.GraphModule`, with the tensors it is called with, and returns what runs instead; so is a name
@@ -317,6 +334,9 @@ def in_place(
     backend: str | Callable[..., Any] = "inductor",
     mode: str | None = None,
     options: dict[str, Any] | None = None,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    shapes_spec: Any = None,
     wait: bool = False,
 ) -> Compiled:
     """What `Module.compile` keeps: the function that takes the module, recorded under the module's name."""

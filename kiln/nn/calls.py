@@ -42,6 +42,7 @@ class Calls:
 
     def compile(self, **options: Any) -> None:
         """From now on calls of this module are recorded and run as programs; options as of `kiln.compile`."""
+        options.pop("name", None)  # of a region, in reports: here it is the class's
         if not options.pop("disable", False):
             name = type(self).__qualname__
             self._hooked, self._compiled_call_impl = (

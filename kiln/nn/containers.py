@@ -22,12 +22,12 @@ class _ModuleSequence(Module):
         return [cast(Module, m) for m in self._modules.values()]
 
     def _refill(self, held: Iterable[Module]) -> None:
-        """Make `held` the children, numbered from 0."""
-        held = list(held)
+        """Make `held` the children, numbered from 0: they are not registered anew."""
+        numbered = {str(k): module for k, module in enumerate(held)}
         for name in list(self._modules):
             delattr(self, name)
-        for k, module in enumerate(held):
-            self.add_module(str(k), module)
+        for name, module in numbered.items():
+            self._modules[name] = module
 
     def _at(self, index: int) -> int:
         """`index` counted from the front; IndexError outside."""
@@ -73,12 +73,6 @@ class _ModuleSequence(Module):
     def append(self: ListLike, module: Module) -> ListLike:
         """Add a module at the end."""
         self.add_module(str(len(self)), module)
-        return self
-
-    def extend(self: ListLike, modules: Iterable[Module]) -> ListLike:
-        """Add modules at the end."""
-        for module in list(modules):
-            self.append(module)
         return self
 
     def insert(self: ListLike, index: int, module: Module) -> ListLike:
@@ -128,6 +122,12 @@ class Sequential(_ModuleSequence):
     def _like(self, held: dict[str, Any]) -> Sequential:
         return type(self)(OrderedDict(held))
 
+    def extend(self, sequential: Iterable[Module]) -> Sequential:
+        """Add modules at the end."""
+        for module in list(sequential):
+            self.append(module)
+        return self
+
     def __add__(self, other: Sequential) -> Sequential:
         """The modules of both, numbered anew. ValueError for what is no Sequential."""
         return Sequential(*self, *_modules_of(other))
@@ -172,7 +172,9 @@ class ModuleList(_ModuleSequence):
         if not isinstance(modules, Iterable):
             came = type(modules).__name__
             raise TypeError(f"ModuleList.extend should be called with an iterable, but got {came}")
-        return super().extend(modules)
+        for module in list(modules):
+            self.append(module)
+        return self
 
     def _like(self, held: dict[str, Any]) -> ModuleList:
         return type(self)(held.values())

@@ -94,8 +94,8 @@ class RMSNorm(Module):
         if self.weight is not None:
             init.ones_(self.weight)
 
-    def forward(self, input: Tensor) -> Tensor:
-        y: Tensor = functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
         return y
 
     def extra_repr(self) -> str:

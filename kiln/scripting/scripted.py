@@ -495,6 +495,9 @@ class RecursiveScriptModule(ScriptModule):
     def extra_repr(self) -> str:
         return f"original_name={self.original_name}"
 
+    def __bool__(self) -> bool:
+        return True
+
     def __len__(self) -> int:
         return len(self._original)
 

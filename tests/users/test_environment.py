@@ -391,3 +391,78 @@ def test_ways_to_compile_that_pytorch_has_not() -> None:
     for options in ({"mode": "foo"}, {"backend": "foo"}, {"mode": "default", "options": {}}):
         with pytest.raises(RuntimeError):
             kiln.compile(abs, **options)
+
+
+def test_keywords_that_choose_nothing_and_old_names_of_arguments() -> None:
+    chosen = {"name": "f", "recompile_limit": 4, "isolate_recompiles": True, "shapes_spec": None}
+    x = kiln.arange(4.0)
+    assert kiln.compile(lambda x: x + 1, **chosen)(x).tolist() == [1, 2, 3, 4]
+    assert kiln.compile(**chosen)(lambda x: x * 2)(x).tolist() == [0, 2, 4, 6]
+    model = kiln.nn.Sequential().extend(sequential=[kiln.nn.RMSNorm(4, elementwise_affine=False)])
+    expected = model(x).tolist()
+    model.compile(**chosen)
+    assert model(x).tolist() == expected == model[0](x=x).tolist()
+    assert [p.tolist() for p in kiln.split(tensor=x, split_size_or_sections=3)] == [[0, 1, 2], [3]]
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        kiln.split(split_size_or_sections=3)
+    assert kiln.FloatTensor.add(x, 1).tolist() == [1, 2, 3, 4]
+
+
+def test_writes_through_storages() -> None:
+    x = kiln.arange(4.0)
+    x.untyped_storage().fill_(0)
+    x.untyped_storage()[3], x.untyped_storage()[2] = 63, 128  # the bytes of 1.0
+    assert x.tolist() == [1, 0, 0, 0]
+    numbers = x[1:].storage()
+    numbers[1] = 5
+    assert x.tolist() == [1, 5, 0, 0]
+    numbers.copy_(kiln.full((4,), 7.0).storage())
+    assert x.tolist() == [7] * 4 and numbers.get_device() is None
+    assert numbers.fill_(2) is numbers and x.tolist() == [2] * 4
+    with pytest.raises(RuntimeError, match="expected a storage of 4 elements, got 3"):
+        numbers.copy_(kiln.ones(3).storage())
+
+
+def test_what_copies_of_programs_ask_for_by_the_way() -> None:
+    images = kiln.ones(1, 2, 2, 2)
+    for make in (kiln.rand_like, kiln.randn_like, lambda x, **k: kiln.randint_like(x, 3, **k)):
+        assert make(images, memory_format=kiln.channels_last).stride() == (8, 1, 4, 2)
+    narrow, first = kiln.ones(2, 2, dtype=kiln.bfloat16), kiln.tensor([0])
+    with kiln.autocast("cpu"):
+        assert kiln.zeros(2, 2).index_copy(0, first, narrow[:1]).dtype is kiln.float32
+        assert narrow.index_copy(0, first, narrow[:1]).dtype is kiln.bfloat16
+    assert bool(kiln.jit.script(kiln.nn.Linear(1, 1))) and "scatter_gather" in dir(kiln.nn.parallel)
+    with pytest.raises(TypeError, match="got str"):
+        images["a"]
+    told: list[str] = []
+    model = kiln.nn.Sequential(kiln.nn.ReLU(), kiln.nn.Tanh(), kiln.nn.ELU())
+    registering = kiln.nn.modules.module.register_module_module_registration_hook
+    handle = registering(lambda module, name, child: told.append(name))
+    del model[0]
+    model.insert(0, kiln.nn.Identity())
+    handle.remove()
+    assert not told and [str(m) for m in model] == ["Identity()", "Tanh()", "ELU(alpha=1.0)"]
+    assert model[2] is getattr(model, "2") and list(model._modules) == ["0", "1", "2"]
+
+
+def test_any_module_may_be_the_first_that_a_program_imports() -> None:
+    program = """
+import importlib, os, sys, traceback
+import kiln
+for path in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        try:
+            importlib.import_module("kiln." + path)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, path
+"""
+    paths = (
+        "nn.utils nn.utils.rnn nn.utils.prune nn.modules nn.modules.module nn.functional nn.init nn.parallel "
+        "nn.attention nn.convolutions nn.layers nn.losses nn.multihead nn.pooling serialization optim"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *paths.split()], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

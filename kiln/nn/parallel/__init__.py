@@ -6,7 +6,8 @@ Paths as PyTorch's: `nn.parallel.data_parallel`, `nn.parallel.distributed`.
 import sys
 
 from kiln.absent import hint_missing as _hint_missing
-from kiln.nn.parallel import on_one_device
+from kiln.nn.parallel import on_one_device as on_one_device
+from kiln.nn.parallel import scatter_gather as scatter_gather
 from kiln.nn.parallel.on_one_device import (
     DataParallel,
     DistributedDataParallel,

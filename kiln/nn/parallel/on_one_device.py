@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kiln.absent import leave_out
 from kiln.nn.module import Module
 
 
@@ -34,11 +35,16 @@ class DataParallel(Module):
         return self.module(*inputs, **kwargs)
 
 
+leave_out(
+    DataParallel, "gather parallel_apply replicate scatter", "there is one device; a call is the module's own"
+)
+
+
 class DistributedDataParallel(Module):
-    """A module in several processes. kiln trains in one: RuntimeError for every module."""
+    """A module in several processes. kiln trains in one: ValueError for every module."""
 
     def __init__(self, module: Module, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeError(
+        raise ValueError(
             "DistributedDataParallel: Default process group has not been initialized, and kiln trains in one "
             "process: train the module itself, or wrap it in kiln.nn.DataParallel"
         )

@@ -90,6 +90,12 @@ class TensorType(type):
         made: _core.Tensor = construct(cls.dtype, *args, **kwargs)
         return made
 
+    def __getattr__(cls, name: str) -> Any:
+        """A method of tensors, as of `kiln.Tensor`: `FloatTensor.add(x, y)`."""
+        if name.startswith("__"):
+            raise AttributeError(f"type object '{cls.__name__}' has no attribute '{name}'")
+        return getattr(_core.Tensor, name)
+
     def __instancecheck__(cls, x: Any) -> bool:
         return isinstance(x, _core.Tensor) and x.dtype is cls.dtype
 

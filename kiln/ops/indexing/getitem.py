@@ -172,7 +172,8 @@ def _viewed(x: Tensor, entries: list[Any]) -> tuple[Any, list[_Block]]:
             blocks.append(_Block(dim, count, entry))
             dim += count
         elif not hasattr(entry, "__index__"):
-            raise IndexError(_WRONG.format(type(entry).__name__))
+            wrong = TypeError if isinstance(entry, (str, bytes)) else IndexError
+            raise wrong(_WRONG.format(type(entry).__name__))
         else:
             x = select(x, dim, _position(x, dim, entry.__index__(), dropped))
             dropped += 1

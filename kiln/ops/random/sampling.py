@@ -86,9 +86,10 @@ def _random(op: str, values: Any, kernel: str, doc: str) -> tuple[Any, Any]:
     ) -> Any:
         sizes = tuple(input.shape)
         name = float_dtype(dtype, input.dtype, kernel)
+        layout = {"memory_format": options.pop("memory_format", None)}
         check_options(f"{op}_like", options)
         result = beside(input, lambda: run(values, 0.0, 1.0, *reserve(sizes, generator), sizes, name))
-        return settle(result, requires_grad, device, f"{op}_like")
+        return settle(result, requires_grad, device, f"{op}_like", layout)
 
     text = """Random floats, {0}, {1}. NotImplementedError for a dtype that is not of floats.
 
@@ -192,9 +193,11 @@ def randint_like(
     tensor([0., 0.])
     """
     low, high = (0, low) if high is None else (0 if low is None else low, high)
-    given = {"generator": generator, "device": device, "requires_grad": requires_grad, **options}
+    layout = {"memory_format": options.pop("memory_format", None)}
     made = chosen_dtype(dtype, input.dtype)
-    return beside(input, lambda: randint(low, high, tuple(input.shape), dtype=made, **given))
+    given = {"generator": generator, "dtype": made, **options}
+    result = beside(input, lambda: randint(low, high, tuple(input.shape), **given))
+    return settle(result, requires_grad, device, "randint_like", layout)
 
 
 def _is_array(x: Any) -> bool:

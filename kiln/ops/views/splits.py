@@ -229,12 +229,18 @@ forms(
     "split",
     "(input, split_size_or_sections: int | Sequence[int], dim=0) -> tuple[Tensor, ...]",
     "(input, *, split_size: int | Sequence[int], dim=0) -> tuple[Tensor, ...]",
+    "(*, tensor: Tensor, split_size_or_sections: int | Sequence[int], dim=0) -> tuple[Tensor, ...]",
 )
 
 
 @public("split", dtypes="all", quick=True)
 def split(
-    input: Any, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None
+    input: Any = None,
+    split_size_or_sections: Any = None,
+    dim: int = 0,
+    *,
+    split_size: Any = None,
+    tensor: Any = None,
 ) -> tuple[Any, ...]:
     """Views along `dim` of a given size (the last may be smaller), or of the sizes in a list, which must add
     up.
@@ -242,6 +248,10 @@ def split(
     >>> [part.tolist() for part in kiln.arange(5).split(2)]
     [[0, 1], [2, 3], [4]]
     """
+    if input is None:  # the function's name for it
+        if tensor is None:
+            raise TypeError('split() missing 1 required positional argument: "tensor"')
+        input = tensor
     if split_size is not None:  # the method's name for it
         split_size_or_sections = split_size
     if split_size_or_sections is None:

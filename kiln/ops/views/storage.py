@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kiln import _core
+from kiln.absent import leave_out
 from kiln.device import CPU, device
 from kiln.errors import describe, message
 from kiln.ops.creation.constants import empty, settle, sizes_given
@@ -120,6 +121,28 @@ class UntypedStorage:
     def _stretch(self, start: int, stop: int) -> Any:
         return _Stretch(self._elements()[start:stop])
 
+    def __setitem__(self, index: int | slice, value: Any) -> None:
+        """Write a number to an element, or to each of a stretch."""
+        if not isinstance(index, slice) and not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} out of range for storage of size {len(self)}")
+        self._elements()[index] = value
+
+    def fill_(self, value: Any) -> Any:
+        """Write a number to every element; the storage itself."""
+        self._elements().fill_(value)
+        return self
+
+    def copy_(self, source: UntypedStorage, non_blocking: bool | None = None) -> Any:
+        """Write the elements of another storage of as many; the storage itself. RuntimeError for others."""
+        if len(source) != len(self):
+            raise RuntimeError(f"copy_: expected a storage of {len(self)} elements, got {len(source)}")
+        self._elements().copy_(source._elements())
+        return self
+
+    def get_device(self) -> int | None:
+        """The number of the device; the CPU has none."""
+        return self.device.index
+
     def __iter__(self) -> Iterator[Any]:
         return iter(self.tolist())
 
@@ -174,6 +197,19 @@ class TypedStorage(UntypedStorage):
 
     def __repr__(self) -> str:
         return f"kiln.TypedStorage(dtype={self.dtype}, device={CPU}) of size {len(self)}"
+
+
+_CASTS = (
+    "bfloat16 bool byte char complex_double complex_float double float float8_e4m3fn float8_e4m3fnuz "
+    "float8_e5m2 float8_e5m2fnuz half int long short to type"
+)
+_ELSEWHERE = "cuda hpu is_cuda is_hpu is_pinned mps pin_memory"
+for _kind in UntypedStorage, TypedStorage:
+    leave_out(_kind, _CASTS, "tensors have it, and their memory is of the new dtype")
+    leave_out(_kind, _ELSEWHERE, "kiln's memory is the CPU's")
+    leave_out(_kind, "is_shared resizable resize_ share_memory_", "tensors have these of their memory")
+    leave_out(_kind, "is_sparse is_sparse_csr", "kiln has no sparse tensors")
+    leave_out(_kind, "byteswap filename from_buffer new pickle_storage_type", "PyTorch has it, kiln has not")
 
 
 def _mapped(filename: str, shared: bool, nbytes: int) -> Any:

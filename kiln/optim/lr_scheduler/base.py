@@ -196,5 +196,7 @@ def warn_of_order(optimizer: Optimizer) -> None:
 def warn_of_epoch() -> None:
     """Warns of an epoch given to a step."""
     warn(
-        "The epoch parameter in `scheduler.step()` is deprecated: schedules count by themselves", UserWarning
+        "The epoch parameter in `scheduler.step()` was not necessary and is being deprecated where possible: "
+        "schedules count by themselves",
+        UserWarning,
     )
