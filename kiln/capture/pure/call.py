@@ -98,8 +98,8 @@ def _look(value: Any, parts: list[Any], call: Call) -> None:
     elif kind in (bool, str, bytes, type(None), _core.dtype):
         parts.append((kind, value))
     elif _is_symbolic(value):
-        if not hasattr(value, "whole") or hasattr(type(value), "recorder"):  # of a graph, which follows Python
-            raise Unlike
+        if not hasattr(value, "whole") or hasattr(type(value), "recorder"):
+            raise Unlike  # of a graph, or followed: so is what Python does
         parts.append((_core.Tensor, value.dtype, False, tuple([n == 1 for n in value.shape]), None))
         leaves.append(value)
     else:
