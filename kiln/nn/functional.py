@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from kiln import ops
 from kiln._core import Op, Tensor
-from kiln.absent import hidden, no_attribute
+from kiln.absent import hidden as _hidden
+from kiln.absent import no_attribute as _no_attribute
 from kiln.autograd import no_grad
 from kiln.errors import describe, message, warn
 from kiln.nn import _reduction as _flags
@@ -68,7 +69,7 @@ def _found(name: str) -> Any:
     except KeyError:
         function = None
     if function is None:
-        no_attribute(__name__, name)
+        _no_attribute(__name__, name)
     if name in _FLAGGED:
         function = _with_flags(name, function)
     written = registry.INPLACE.get(name)
@@ -77,7 +78,7 @@ def _found(name: str) -> Any:
 
 
 if not TYPE_CHECKING:
-    __getattr__ = hidden(_found)
+    __getattr__ = _hidden(_found)
 
 
 def __dir__() -> list[str]:

@@ -45,7 +45,7 @@ _core.set_error_describer(later("kiln.table.mistakes", "describe_error"))
 
 def _asked(name: str) -> Any:
     """A public function whose family is imported at its first call."""
-    return lambda *args: registry.function(name)(*args)
+    return lambda *args, **kwargs: registry.function(name)(*args, **kwargs)
 
 
 # operator of Value and of Tensor -> the function it calls

@@ -9,7 +9,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from kiln.absent import hint_missing, no_attribute
+from kiln.absent import hint_missing as _hint_missing
+from kiln.absent import no_attribute as _no_attribute
 from kiln.nn.modules import module as module
 from kiln.nn.modules import utils as utils
 
@@ -68,12 +69,12 @@ def _path(name: str, files: str) -> ModuleType:
 
 for _name, _files in _FILES.items():
     globals()[_name] = sys.modules[f"{__name__}.{_name}"] = _path(_name, _files)
-    hint_missing(f"{__name__}.{_name}")
+    _hint_missing(f"{__name__}.{_name}")
 
 
 def __getattr__(name: str) -> Any:
     """Every layer by its name."""
     found = getattr(sys.modules["kiln.nn"], name, None)
     if not (isinstance(found, type) and issubclass(found, module.Module)):
-        no_attribute(__name__, name)
+        _no_attribute(__name__, name)
     return found

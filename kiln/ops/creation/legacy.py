@@ -182,7 +182,7 @@ def typename(obj: Any, /) -> str:
         library = str(obj.dtype).partition(".")[0]  # as dtypes are shown
         return f"{library}.{type_name(dtype_name(obj.dtype))}Tensor"
     if isinstance(obj, _core.Op):
-        return f"kiln.{obj.record.name}"
+        return f"kiln.{getattr(obj, '__name__', obj.record.name)}"
     named = obj if hasattr(obj, "__qualname__") else type(obj)
     module = getattr(named, "__module__", None)
     return named.__qualname__ if module in (None, "builtins") else f"{module}.{named.__qualname__}"
