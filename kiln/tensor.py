@@ -7,7 +7,6 @@ x + y, x[k]    slots of the core, told here which function they call
 
 from __future__ import annotations
 
-from types import FunctionType
 from typing import Any, NoReturn
 
 from kiln import _core, absent, autograd, ops, printing
@@ -157,6 +156,17 @@ def _learn_items() -> None:
     _core.set_operator("setitem", _core.Function(getitem.setitem, True))
 
 
+def _learning(slot: str, name: str) -> Any:
+    """A public function whose family is imported at the first call, which gives the operator to it."""
+
+    def first(*args: Any, **kwargs: Any) -> Any:
+        function = registry.function(name)
+        _core.set_operator(slot, function)
+        return function(*args, **kwargs)
+
+    return first
+
+
 def backward(
     self: Any,
     gradient: Any = None,
@@ -212,11 +222,11 @@ def attach() -> None:
     ):
         setattr(Tensor, name, property(getter))
     Tensor._grad = vars(Tensor)["grad"]  # programs of many workers assign to it: shared._grad = own.grad
-    for name, function in ops.OPERATORS.items():
-        own_frames = isinstance(function, FunctionType)
-        _core.set_operator(_SLOTS.get(name, name), _core.Function(function, True) if own_frames else function)
-    for slot, item in (("getitem", _getitem), ("setitem", _setitem)):
-        _core.set_operator(slot, _core.Function(item, True))
+    first = {name: _learning(name, asked) for name, asked in ops.ASKED.items()}
+    first.update(getitem=_getitem, setitem=_setitem)
+    for name, function in {**ops.OPERATORS, **first}.items():
+        made = _core.Function(function, True) if name in first else function
+        _core.set_operator(_SLOTS.get(name, name), made)
     _core.set_operator("array", data.beside)
     _core.set_operator("take_at", find("take_at").handle)
     absent.leave_out(Tensor, absent.TENSOR)

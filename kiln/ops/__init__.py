@@ -48,6 +48,10 @@ def _asked(name: str) -> Any:
     return lambda *args, **kwargs: registry.function(name)(*args, **kwargs)
 
 
+# operators that few programs use -> the public function whose family is imported at the first call
+ASKED = {
+    "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift", "pos": "positive", "pow": "pow",
+}  # fmt: skip
 # operator of Value and of Tensor -> the function it calls
 OPERATORS: dict[str, Any] = {
     **{name: find(name).handle for name in ("add", "sub", "mul", "matmul", "neg", "abs")},
@@ -56,11 +60,8 @@ OPERATORS: dict[str, Any] = {
     "truediv": find("div").handle,
     "floordiv": find("floor_divide").handle,
     "mod": find("remainder").handle,
-    "lshift": _asked("bitwise_left_shift"),
-    "rshift": _asked("bitwise_right_shift"),
-    "pos": _asked("positive"),
+    **{operator: _asked(name) for operator, name in ASKED.items()},
     "invert": comparison.bitwise_not.handle,
-    "pow": _asked("pow"),
     "getitem": later("kiln.ops.indexing.getitem", "getitem"),
 }
 REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor",
