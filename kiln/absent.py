@@ -301,6 +301,7 @@ def hint_missing(module: str, path: str | None = None) -> None:
 
 def hidden(getter: Callable[[str], Any]) -> Any:
     """A module's `__getattr__` whose errors show no lines of kiln's."""
+    getter.__name__ = "__getattr__"  # as what captures calls of functions knows it
     return Function(getter, True)
 
 

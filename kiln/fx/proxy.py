@@ -389,7 +389,7 @@ def _find_proxies(value: Any, found: Any) -> None:
 
 
 # of what can be asked with any object, and is no operation
-_OF_ANYTHING = frozenset(("is_tensor", "is_storage", "typename", "__init__", "__new__"))
+_OF_ANYTHING = frozenset(("is_tensor", "is_storage", "typename", "__init__", "__new__", "__getattr__"))
 _METHODS = {
     "truediv": "div", "floordiv": "__floordiv__", "floor_divide": "__floordiv__", "mod": "remainder",
     "getitem": "__getitem__",
