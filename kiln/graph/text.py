@@ -106,17 +106,25 @@ def attr_text(attr: Any, called: dict[Subgraph, int] | None = None) -> str:
     raise TypeError(f"attribute of type {type(attr).__name__}: {attr!r}")
 
 
-def text(graph: Graph) -> str:
-    """The canonical text of a graph."""
-    names: dict[int, str] = {}
-    lines = [f"graph {graph.slots}"]
+def called_graphs(graph: Graph) -> tuple[dict[Subgraph, int], list[str]]:
+    """The graphs that nodes of control flow call, numbered, and the lines that say what they are."""
     called: dict[Subgraph, int] = {}
+    lines: list[str] = []
     for attr in (a for node in graph.nodes if node.op.kind == "control" for a in node.attrs[-1]):
         if attr not in called:
             called[attr] = len(called)
             head, *rest = attr.text.splitlines()
             lines.append(f"called @{called[attr]} {head.removeprefix('graph ')}")
             lines += [f"  {line}" for line in rest]
+    return called, lines
+
+
+def text(graph: Graph) -> str:
+    """The canonical text of a graph."""
+    names: dict[int, str] = {}
+    lines = [f"graph {graph.slots}"]
+    called, own = called_graphs(graph)
+    lines += own
     for value in graph.inputs:
         names[id(value)] = name = f"%{len(names)}"
         if value.weak:

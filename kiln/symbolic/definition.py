@@ -134,8 +134,7 @@ class Definition(Recorder):
         return result
 
     def _argument(self, name: str, x: Any) -> Any:
-        """Random numbers are drawn when the graph is run: seed and position of the generator are numbers "
-        "of it."""
+        """Random numbers are drawn when the graph is run: seed and position are numbers that it is given."""
         if type(x) is not int or name not in ("seed", "position"):
             return super()._argument(name, x)
         seed, now = _core.random_state()

@@ -173,8 +173,7 @@ class Graph:
         return f"<Graph {self.name}({given}) of {count} {'node' if count == 1 else 'nodes'}>"
 
     def verify(self) -> Graph:
-        """Itself, if every rule of graphs holds (kiln/graph/verify.py); AssertionError that names the "
-        "node."""
+        """Itself, if all rules of graphs hold (kiln/graph/verify.py); AssertionError that names the node."""
         verify(self.raw)
         return self
 
@@ -315,9 +314,8 @@ class Graph:
         return {name: told for name, (_, told) in derived.PASSES.items()}
 
     def changes(self) -> str:
-        """The text of the graph that a pass made this one of, and of this one, line by line: "-" what "
-        "went, "+"
-        what came; "" of a graph that no pass made.
+        """The text of the graph that a pass made this one of, and of this one, line by line: "-" what went,
+        "+" what came; "" of a graph that no pass made.
         """
         if self.before is None:
             return ""

@@ -59,8 +59,7 @@ class Memory:
 
     @property
     def with_reuse(self) -> int:
-        """Bytes of the temporaries that live at once, at most: what a run needs besides inputs and "
-        "outputs."""
+        """Bytes of the temporaries that live at once, at most; a run needs them beside inputs and outputs."""
         temporaries = [a for a in self.arrays if a.kind == "temporary"]
         return max(
             (sum(a.nbytes for a in temporaries if a.first <= k <= a.last) for k in range(len(self.launches))),

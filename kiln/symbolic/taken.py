@@ -1,5 +1,4 @@
-"""The part of a definition that some outputs need, as what `capture` gives of a function: one kind of "
-"graph."""
+"""The part of a definition that some outputs need, as `capture` gives the graph of a function."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from kiln.graph.graph import Graph, Value
 from kiln.graph.size import Size
-from kiln.graph.text import Subgraph, TextError, attr_text, dim_text, parse, parse_dim
+from kiln.graph.text import TextError, attr_text, called_graphs, dim_text, parse, parse_dim
 from kiln.graph.verify import VerifyError, verify
 from kiln.symbolic.sizes import respelled
 from kiln.table.record import find
@@ -105,13 +105,8 @@ def readable(found: Captured, graph: Graph, lines: bool = False) -> Readable:
             f"  draw {names[id(value)]}: {kind}"
             + (f" {size_text(found, first)}" if kind == "position" else "")
         )
-    called: dict[Subgraph, int] = {}
-    for attr in (a for node in graph.nodes if node.op.kind == "control" for a in node.attrs[-1]):
-        if attr not in called:
-            called[attr] = len(called)
-            head, *rest = attr.text.splitlines()
-            out.append(f"  called @{called[attr]} {head.removeprefix('graph ')}")
-            out += [f"    {line}" for line in rest]
+    called, lines_of_called = called_graphs(graph)
+    out += [f"  {line}" for line in lines_of_called]
     body = []
     for node in graph.nodes:
         if literal(node.out):

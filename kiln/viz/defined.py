@@ -21,8 +21,7 @@ class Given(Leaf):
 
 
 class Defined(Call):
-    """An op of a graph; `told`: the call in words, if its arguments do not say it; `subs`: graphs it "
-    "calls."""
+    """An op of a graph; `told`: the call in words, if arguments do not say it; `subs`: graphs it calls."""
 
     __slots__ = ("kind", "subs", "told")
 
