@@ -7,6 +7,7 @@ x + y, x[k]    slots of the core, told here which function they call
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from kiln import _core, absent, autograd, ops, printing
@@ -156,11 +157,11 @@ def _learn_items() -> None:
     _core.set_operator("setitem", _core.Function(getitem.setitem, True))
 
 
-def _learning(slot: str, name: str) -> Any:
-    """A public function whose family is imported at the first call, which gives the operator to it."""
+def _learning(slot: str, found: Callable[[str], Any], name: str) -> Any:
+    """What `found` gives of a name, whose family is imported at the first call; it is the operator then."""
 
     def first(*args: Any, **kwargs: Any) -> Any:
-        function = registry.function(name)
+        function = found(name)
         _core.set_operator(slot, function)
         return function(*args, **kwargs)
 
@@ -222,7 +223,7 @@ def attach() -> None:
     ):
         setattr(Tensor, name, property(getter))
     Tensor._grad = vars(Tensor)["grad"]  # programs of many workers assign to it: shared._grad = own.grad
-    first = {name: _learning(name, asked) for name, asked in ops.ASKED.items()}
+    first = {name: _learning(name, registry.function, asked) for name, asked in ops.ASKED.items()}
     first.update(getitem=_getitem, setitem=_setitem)
     for name, function in {**ops.OPERATORS, **first}.items():
         made = _core.Function(function, True) if name in first else function
@@ -233,7 +234,7 @@ def attach() -> None:
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
     _core.set_operator("to", _core.Function(interop.to, True))
     _core.set_operator("new", later("kiln.ops.creation.legacy", "tensor_new"))
-    _core.set_operator("fill", lambda self, value: registry.method("fill_")(self, value))
+    _core.set_operator("fill", _learning("fill", registry.method, "fill_"))
     for name in kinds.COMPUTE:
         _core.set_core_function(name, arithmetic.convert.handle, (name,))
     _core.set_core_function("add", arithmetic.add.handle, ())
