@@ -7,7 +7,7 @@ holds of numbers is decided at once, what names a slot is for the reader to chec
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from kiln.graph.control import Attrs
 from kiln.graph.graph import Graph, Node, Shape, Value
@@ -33,7 +33,7 @@ class _Node:
     def __init__(self, node: Node, where: str, found: list[Condition]) -> None:
         self.node, self.where, self.found = node, where, found
 
-    def refuse(self, what: str) -> None:
+    def refuse(self, what: str) -> NoReturn:
         raise PlaceError(f"{self.where}: {what}")
 
     def at_most(self, left: Dim, right: Dim, what: str) -> None:

@@ -22,7 +22,7 @@ import mmap
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from operator import itemgetter
-from typing import Any
+from typing import Any, NoReturn
 
 from kiln import _core
 from kiln._core import Tensor
@@ -145,7 +145,7 @@ class _Packer:
             return self.pack(key, path)
         return self._refuse(key, path)
 
-    def _refuse(self, value: Any, path: tuple[str, ...]) -> Any:
+    def _refuse(self, value: Any, path: tuple[str, ...]) -> NoReturn:
         where = ".".join(path) or "the top"
         expected = "tensors, numbers, strings, None, lists, tuples and dicts"
         hint = "save its state_dict()" if hasattr(value, "state_dict") else "save the data it is made of"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 from _thread import _local
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from kiln import _core
 from kiln.capture.pure.trace import user_line
@@ -205,7 +205,7 @@ class Definition(Recorder):
         self.failure = kind(f"{line or user_line()}: {what}")
         return self.failure
 
-    def refuse(self, what: str, line: str = "") -> None:
+    def refuse(self, what: str, line: str = "") -> NoReturn:
         raise self._refused(_READS.get(what, what), line=line)
 
     def _expect_buffer(self, storage: int) -> None:

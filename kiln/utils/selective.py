@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from kiln._core import Tensor
 from kiln.autograd import watch
@@ -117,7 +117,7 @@ class _Storage:
         self.again = {}
 
 
-def _refuse(call: str) -> None:
+def _refuse(call: str) -> NoReturn:
     raise RuntimeError(
         f"{call} encountered during backward but not found in storage: the function must make the same calls "
         "when it is run again"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -318,6 +319,17 @@ def test_every_part_that_shapes_kernels_is_in_their_identity() -> None:
                     )
                     found |= {str(name).split(".")[1] for name in below}
     assert found - SHAPELESS <= set(identity.PARTS)
+
+
+def test_every_part_whose_ops_mean_the_same_in_every_process_is_in_it() -> None:
+    """What such an op computes is written in the part that gives it its identity: its answers are kept."""
+    root = Path(identity.ROOT)
+    given = {
+        path.relative_to(root).parts[0]
+        for path in root.rglob("*.py")
+        if re.search(r"\.identity = (?!None$)", path.read_text(), re.MULTILINE)
+    }
+    assert {"func", "batching", "tracing"} <= given <= set(identity.PARTS)
 
 
 def test_files_in_folders_shape_kernels_too(tmp_path: Path) -> None:

@@ -311,7 +311,6 @@ def numbers(t: Any) -> Any:
     return t.detach().float().numpy() if str(t.dtype).endswith("bfloat16") else t.detach().numpy()
 
 
-UNLIKE = {"prod", "local_response_norm"}  # compared by tests/ops/test_ops.py alone
 PEERS = [op for op in OPS if op.public or op.name in ("add", "sub", "div", "pow", "clamp", "gather")]
 
 
@@ -321,7 +320,7 @@ PEERS = [op for op in OPS if op.public or op.name in ("add", "sub", "div", "pow"
         (op, dtype)
         for op in PEERS
         for dtype in ("float32", "float64", "bfloat16", "int64")
-        if op.name not in UNLIKE and dtype in DTYPES[op.dtypes]
+        if dtype in DTYPES[op.dtypes]
     ],
     ids=lambda x: getattr(x, "name", x),
 )
@@ -331,7 +330,10 @@ def test_body_agrees_with_torch(op: Op, dtype: str, rng: Any, answers: Any) -> N
     assert op.samples is not None
     for sample in op.samples(rng, dtype):
         loose = op.tests.rounding
-        expected = answers([sample.args, sample.kwargs], partial(peer_result, op.name, sample, dtype), loose)
+        try:
+            expected = answers([sample.args, sample.kwargs], partial(peer_result, op.name, sample, dtype), loose)
+        except NotImplementedError:
+            pytest.skip("PyTorch has no kernel of it in this dtype")
         graph, given, outputs = traced(op, sample.args, sample.kwargs, dtype)
         (got,) = interpret(graph.finish(outputs), given)
         assert outputs[0].dtype == dtype_name(expected.dtype)

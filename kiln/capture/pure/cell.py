@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from kiln import _core
 from kiln.capture.compile import Compiled
@@ -220,7 +220,7 @@ class _Cell:
         self.traced += 1
         leaves = call.leaves
 
-        def refuse(what: str, line: str) -> None:
+        def refuse(what: str, line: str) -> NoReturn:
             tracer.failure = PurityError(f"{self.name}: {line or 'it'} {what}, so it is not pure")
             raise tracer.failure
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from kiln import _core, ops
 from kiln.capture.pure.errors import PurityError
@@ -134,7 +134,7 @@ class Tracer:
         """The program reads a tensor's values."""
         self.refuse("a value was read")
 
-    def refuse(self, what: str) -> None:
+    def refuse(self, what: str) -> NoReturn:
         """The program does what a pure function does not."""
         self.failure = PurityError(
             f"{self.name}: {user_line()} {_MOVES.get(what, what)}, so it is not pure; {_HINT}"
