@@ -101,7 +101,7 @@ def _transposed(self: Any) -> Any:
 
 
 def _last_two(self: Any) -> Any:
-    """The last two dims exchanged. RuntimeError for one dim, a warning for none."""
+    """The last two dims swapped. RuntimeError for one dim, a warning for none."""
     if self.ndim == 0:
         warn("Tensor.mT is deprecated on 0-D tensors. This function is the identity in these cases.")
         return self

@@ -32,7 +32,7 @@ def matmul(x1: Any, x2: Any, /) -> Any:
 
 
 def matrix_transpose(x: Any, /) -> Any:
-    """A view with the last two axes exchanged."""
+    """A view with the last two axes swapped."""
     return _common.array(x, "matrix_transpose").mT
 
 

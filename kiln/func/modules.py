@@ -23,7 +23,7 @@ def functional_call(
     """What the module computes of args and kwargs with other parameters and buffers: those of a dict by name,
     or of a sequence of dicts; the rest stay its own. The module is as before afterwards.
 
-    With `tie_weights` a tensor the module has under several names is exchanged under all. With `strict`
+    With `tie_weights` a tensor the module has under several names is replaced under all. With `strict`
     RuntimeError unless every name is given and the module has all that are. ValueError for a name given
     twice, AttributeError for one in a module there is not, TypeError for what is no tensor.
 

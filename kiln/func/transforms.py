@@ -152,7 +152,7 @@ def _chosen(args: tuple[Any, ...], argnums: Any) -> Any:
 
 
 def _replaced(args: tuple[Any, ...], argnums: Any, value: Any) -> tuple[Any, ...]:
-    """The arguments with those of argnums exchanged."""
+    """The arguments with those of argnums replaced."""
     new = list(args)
     for k, x in zip(argnums, value) if isinstance(argnums, (tuple, list)) else ((argnums, value),):
         new[k] = x

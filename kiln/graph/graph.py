@@ -120,7 +120,7 @@ class Graph:
         return node.out
 
     def canonical(self, dim: Dim) -> Dim:
-        """`dim` with every symbol exchanged for what the checks say it equals."""
+        """`dim` with every symbol replaced by what the checks say it equals."""
         return dim if isinstance(dim, int) else self.equal.canonical(dim)
 
     def same(self, a: Dim, b: Dim) -> bool:

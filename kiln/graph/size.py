@@ -167,7 +167,7 @@ def evaluate(dim: Dim, slots: Callable[[int], int]) -> int:
 
 
 def substitute(dim: Dim, replace: Callable[[int], Dim], divided: Callable[[Dim], Dim] | None = None) -> Dim:
-    """`dim` with slot i exchanged for replace(i), and every quotient in it then for divided(it)."""
+    """`dim` with slot i replaced by replace(i), and every quotient in it then for divided(it)."""
     if isinstance(dim, int):
         return dim
     total: Dim = 0

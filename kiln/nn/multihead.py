@@ -321,8 +321,8 @@ class MultiheadAttention(Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        turned = self.batch_first and query.ndim == 3
-        if turned:  # what is one array stays one
+        swapped = self.batch_first and query.ndim == 3
+        if swapped:  # what is one array stays one
             once = {id(x): x.transpose(0, 1) for x in (query, key, value)}
             query, key, value = (once[id(x)] for x in (query, key, value))
         y, weights = multi_head_attention_forward(
@@ -332,7 +332,7 @@ class MultiheadAttention(Module):
             not self._qkv_same_embed_dim, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight,
             average_attn_weights=average_attn_weights, is_causal=is_causal,
         )  # fmt: skip
-        return y.transpose(0, 1) if turned else y, weights
+        return y.transpose(0, 1) if swapped else y, weights
 
     def merge_masks(
         self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, query: Tensor

@@ -13,7 +13,7 @@ from kiln.optim.stepping import State, Stepping, begun, counter, number, written
 
 class Rprop(Stepping):
     """p -= sign(g) * s, where s begins as lr and grows by etas[1] while g keeps its sign, shrinks by etas[0]
-    where it turned (there p rests), within step_sizes.
+    where it changed sign (there p rests), within step_sizes.
 
     For whole batches. maximize climbs; `foreach`, `capturable` choose nothing; with `differentiable`
     gradients flow through a step.

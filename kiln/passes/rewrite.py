@@ -39,7 +39,7 @@ def append(graph: Graph, node: Node, inputs: tuple[Value, ...]) -> Value:
 
 
 def substitute_attr(attr: Any, replace: Callable[[int], Dim]) -> Any:
-    """An attribute with the slots in its sizes exchanged."""
+    """An attribute with the slots in its sizes replaced."""
     if isinstance(attr, tuple):
         return tuple(substitute_attr(a, replace) for a in attr)
     return substitute(attr, replace) if isinstance(attr, Size) else attr

@@ -138,8 +138,8 @@ def polygamma(n: int, x: Scalar) -> Scalar:
     sine, cosine = sin_cos_pi(x)
     pole = sine[0].eq(0.0)
     cot = quotient(cosine, (select(pole, 1.0, sine[0]), sine[1]))
-    turned = poly(cot, cotangent_derivative(n)) * pi ** (n + 1)
-    reflected = select(pole, const(sign * inf, "f64"), -value - turned)
+    reflection = poly(cot, cotangent_derivative(n)) * pi ** (n + 1)
+    reflected = select(pole, const(sign * inf, "f64"), -value - reflection)
     return select(negative, reflected, select(x.eq(inf), 0.0, value) * sign)
 
 

@@ -262,7 +262,7 @@ def round_to(x: Scalar, dtype: str) -> Scalar:
 
 
 def substitute(x: Scalar, replace: Callable[[Scalar], Scalar | None]) -> Scalar:
-    """x with every subexpression for which `replace` answers exchanged; iterative, each node visited once."""
+    """x with every subexpression for which `replace` answers replaced; iterative, each node visited once."""
     done: dict[int, Scalar] = {}
     stack = [x]
     while stack:

@@ -1,4 +1,4 @@
-"""Calls for the scan of counts: right ones, with one argument exchanged for a count that no loop ends at.
+"""Calls for the scan of counts: right ones, with one argument replaced by a count that no loop ends at.
 
     place := the path to one argument or to one part of it: ("size",), (1, 0)
 
@@ -71,7 +71,7 @@ def itself() -> list[Any]:
     return made
 
 
-# ---- one argument exchanged ----
+# ---- one argument replaced ----
 
 
 def _parts(arg: Any) -> list[Any]:
@@ -79,7 +79,7 @@ def _parts(arg: Any) -> list[Any]:
 
 
 def _exchanged(arg: Any, place: Place, value: Any) -> Any:
-    """An argument with one of its parts exchanged."""
+    """An argument with one of its parts replaced."""
     if not place:
         return value
     parts = _parts(arg)
@@ -114,7 +114,7 @@ def _with(right: Callable[[], Arguments], place: Place, value: Any, empty: bool 
 
 
 def _values(arg: Any) -> dict[str, Any]:
-    """What an argument as a whole is exchanged for."""
+    """What an argument as a whole is replaced by."""
     found: dict[str, Any] = {**COUNTS, "a list of itself": itself}
     if is_tensor(arg):
         found = {name: found[name] for name in (*FEW, "a list of itself")}

@@ -4,7 +4,7 @@
 
 They are those of mode_cases.py, calls with values drawn from a pool of what does not belong there (seeded by
 the name, so that a call is found again), and layers and optimizers, constructed and called with each argument
-exchanged in turn.
+replaced in turn.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def function_calls(name: str, dtype: str, seed: int) -> Iterator[ErrorCall]:
 
 
 def random_calls(path: str, seed: int, count: int = RANDOM) -> Iterator[ErrorCall]:
-    """Calls with arguments of the pool, or with one or two of a sample's exchanged."""
+    """Calls with arguments of the pool, or with one or two of a sample's replaced."""
     for n in range(count):
         yield ErrorCall(f"{path} random {seed}:{n}", path, partial(_drawn, path, f"{seed} {path} {n}"))
 
@@ -190,7 +190,7 @@ def class_names() -> list[str]:
 
 
 def class_calls(path: str) -> Iterator[ErrorCall]:
-    """A class constructed, and its object called, with one argument exchanged in each."""
+    """A class constructed, and its object called, with one argument replaced in each."""
     name = path.removeprefix("nn.")
     args, inputs = LAYERS[name] if name in LAYERS else (CLASSES[path], ())
     parameters = [*inspect.signature(kiln_object(path)).parameters]

@@ -2,7 +2,7 @@
 
     path below the library -> right arguments of its constructor, or of the function
 
-Each argument, and each keyword, is exchanged in turn for what does not belong there (error_cases.py).
+Each argument, and each keyword, is replaced in turn by what does not belong there (error_cases.py).
 """
 
 from __future__ import annotations

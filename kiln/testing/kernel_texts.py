@@ -147,11 +147,13 @@ def fused_products() -> Iterator[Work]:
         lambda y: (y, (y * y).sum(-1)),
     )  # fmt: skip
 
-    def call(function: Any, sizes: tuple[int, ...], dtype: str, turned: bool, batch: tuple[int, ...]) -> None:
+    def call(
+        function: Any, sizes: tuple[int, ...], dtype: str, swapped: bool, batch: tuple[int, ...]
+    ) -> None:
         m, k, n = sizes
         pairs = ((m, k, dtype), (k, n, dtype), (k, n, "int8"))
         made = [kiln.ones(*batch, *size, dtype=getattr(kiln, kind)) for *size, kind in pairs]
-        x, w, codes = (y.mT.contiguous().mT if turned else y for y in made)
+        x, w, codes = (y.mT.contiguous().mT if swapped else y for y in made)
         kiln.compile(function, wait=True)(x, w, codes)
 
     def wide(x: Any, w: Any, codes: Any) -> Any:
@@ -161,14 +163,14 @@ def fused_products() -> Iterator[Work]:
         return lambda x, w, codes: reduce(relu(x @ w + 1))
 
     for dtype in FACTORS:
-        for function, sizes, turned in product(factors, FUSED, (False, True)):
-            yield partial(call, function, sizes, dtype, turned, ())
+        for function, sizes, swapped in product(factors, FUSED, (False, True)):
+            yield partial(call, function, sizes, dtype, swapped, ())
         yield partial(call, factors[2], FUSED[0], dtype, False, (3,))
-        for reduce, turned in product(rows, (False, True)):
-            yield partial(call, reduced(reduce), FUSED[0], dtype, turned, ())
+        for reduce, swapped in product(rows, (False, True)):
+            yield partial(call, reduced(reduce), FUSED[0], dtype, swapped, ())
         yield partial(call, lambda x, w, codes: relu(relu(x) @ w).sum(-1), FUSED[0], dtype, False, ())
-    for dtype, turned in product(("int8", "uint8"), (False, True)):
-        yield partial(call, wide, FUSED[0], dtype, turned, ())
+    for dtype, swapped in product(("int8", "uint8"), (False, True)):
+        yield partial(call, wide, FUSED[0], dtype, swapped, ())
 
 
 def convolutions() -> Iterator[Work]:
@@ -179,7 +181,7 @@ def convolutions() -> Iterator[Work]:
     convolve = (functions.conv1d, functions.conv2d, functions.conv3d)
     transposed = (functions.conv_transpose1d, functions.conv_transpose2d, functions.conv_transpose3d)
 
-    def call(function: Any, ndim: int, window: tuple[int, ...], dtype: str, turned: bool) -> None:
+    def call(function: Any, ndim: int, window: tuple[int, ...], dtype: str, swapped: bool) -> None:
         channels, groups, stride, dilation, padding = window
         kind = getattr(kiln, dtype)
         real = kind.is_floating_point
@@ -188,7 +190,7 @@ def convolutions() -> Iterator[Work]:
         out = 2 * groups
         shape = (out, channels // groups) if function in convolve else (channels, out // groups)
         w = kiln.ones(*shape, *(3, 2, 3)[:ndim], dtype=kind)
-        if turned:
+        if swapped:
             x = x.movedim(1, -1).contiguous().movedim(-1, 1)
         options: Any = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
         made = [x, w] + [kiln.ones(out, dtype=kind)] * real
@@ -202,9 +204,9 @@ def convolutions() -> Iterator[Work]:
             if real:
                 y.float().sum().backward()
 
-    for function, dtype, turned in product((*convolve, *transposed), FACTORS, (False, True)):
+    for function, dtype, swapped in product((*convolve, *transposed), FACTORS, (False, True)):
         for window in WINDOWS:
-            yield partial(call, function, int(function.__name__[-2]), window, dtype, turned)
+            yield partial(call, function, int(function.__name__[-2]), window, dtype, swapped)
 
 
 def layers() -> Iterator[Work]:

@@ -2,7 +2,7 @@
 
     call := a function, and what makes its arguments anew, so that every run writes to tensors of its own
 
-Each sample is called as it is; with one argument exchanged (another dtype, shape, layout, a tensor that
+Each sample is called as it is; with one argument replaced (another dtype, shape, layout, a tensor that
 requires grad, something that is no tensor, numbers out of range); with `out=` and in place, into tensors that
 may and may not be written so. A function without samples is called with a few arguments of the common kinds.
 """
@@ -20,8 +20,8 @@ from kiln.testing.op_cases import Case, Entry, tensors
 
 DTYPES = ("float32", "int64", "bool", "float16", "uint8", "float64", "bfloat16", "int32")
 AS_IT_IS = "as it is"
-OTHERS = ("float32", "int64", "bool", "float16", "float64")  # what one tensor of a call is exchanged for
-VALUES = (99, -99, 1.5, True, None, "text", (0, 0))  # what a number or a name is exchanged for
+OTHERS = ("float32", "int64", "bool", "float16", "float64")  # what one tensor of a call is replaced by
+VALUES = (99, -99, 1.5, True, None, "text", (0, 0))  # what a number or a name is replaced by
 SAMPLES = 3  # of each function and dtype
 
 # They change what runs after them, read what is not theirs, or give what was in memory before.

@@ -42,7 +42,7 @@ SAME: dict[str, str] = {
     "nn/losses/values.py *: difference(input, target) -> *": "squared, or its sign is dropped",
     "reductions/differences.py linalg_cross*: 1 -> 2": "the step of one element",
     "views/strided.py _fits: zip(*": _SYMMETRIC,
-    "rearranging/reorder.py rot90: transpose(*) -> transpose(*, b, a)": "two dims are exchanged either way",
+    "rearranging/reorder.py rot90: transpose(*) -> transpose(*, b, a)": "two dims are swapped either way",
     "elementwise/parts_of_numbers.py _: g * (y / where*) -> g / (y / where*": "that factor is 1 or -1",
     "elementwise/parts_of_numbers.py _fm*: (larger if*": _EITHER,
     "nn/smooth_activations.py elu: 0 -> 1": _HARMLESS,

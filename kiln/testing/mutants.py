@@ -1,9 +1,9 @@
 """Mutants of functions: the same code with one small mistake in it.
 
-    a + b        a - b           an operator exchanged (of `and`, `or` too)
-    2.0          3.5             a constant changed, True turned to False
-    a < b        a > b           a comparison turned, a condition negated
-    f(a, b)      f(b, a)         neighbouring arguments of a call exchanged
+    a + b        a - b           an operator replaced (of `and`, `or` too)
+    2.0          3.5             a constant changed, True made False
+    a < b        a > b           a comparison reversed, a condition negated
+    f(a, b)      f(b, a)         neighbouring arguments of a call swapped
     -a, not a    a               a negation dropped
 
 A mutant is compiled from the syntax tree of its source, and put in by the code object: a function keeps its

@@ -125,7 +125,7 @@ def _flat(arg: Any) -> list[Any]:
 
 
 def map_arrays(case: Case, change: Callable[[Array], Any]) -> Case:
-    """The case with every array exchanged for `change(array)`."""
+    """The case with every array replaced by `change(array)`."""
 
     def one(arg: Any) -> Any:
         if isinstance(arg, np.ndarray):

@@ -56,8 +56,8 @@ class _Net(nn.Module):
         return {"logits": self.linear(y).softmax(-1), "rest": (values, where)}, part
 
 
-class _Loops(nn.Module):
-    """Control flow of every kind, inside each other too."""
+class ControlFlow(nn.Module):
+    """cond, while_loop, scan and map over one weight, a cond inside a scan."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def seeds() -> list[bytes]:
         export(lambda x, y: (x.reshape(-1) * 2).sum() + y.sum(0), (kiln.rand(3, 2), kiln.rand(7, 2)),
                dynamic_shapes=({0: Dim("n", min=2, max=64)}, {0: 2 * Dim("n") + 1})),
         export(net, (kiln.rand(3, 4), index)),
-        export(_Loops(), (kiln.rand(3, 4),)),
+        export(ControlFlow(), (kiln.rand(3, 4),)),
         export(lambda x: kiln.cond(x.sum() > 0, lambda x: x * 2, lambda x: x.flip(0), (x,)),
                (kiln.rand(3, 2),), dynamic_shapes=({0: Dim("n", min=2, max=64)},)),
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from kiln import _core, ops
 from kiln.capture.pure.steps import CAST, DETACH, STRIDED
@@ -409,7 +409,7 @@ class Recorder(Reads):
     def sizes_read(self, tensor: Any) -> None:
         """Sizes are those of the example."""
 
-    def refuse(self, what: str, line: str = "") -> None:
+    def refuse(self, what: str, line: str = "") -> NoReturn:
         self.failure = TracingError(  # type: ignore[assignment]
             f"{self.name}: {line or user_line()} {_MOVES.get(what, what)}; {WAYS}"
         )

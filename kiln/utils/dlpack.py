@@ -1,4 +1,4 @@
-"""PyTorch's path of what exchanges memory with other libraries."""
+"""PyTorch's path of what shares memory with other libraries."""
 
 from kiln.absent import hint_missing as _hint_missing
 from kiln.ops.creation.interop import from_dlpack, to_dlpack

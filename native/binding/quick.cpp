@@ -64,7 +64,7 @@ bool dims_from_rest(PyObject* const* args, Py_ssize_t count, Dims* dims) {
 
 using Values = PyObject* const*;
 
-// The sizes asked for with a -1 exchanged for what is left; false where they do not multiply up to the count.
+// The sizes asked for with a -1 replaced by what is left; false where they do not multiply up to the count.
 bool infer(const Tensor& x, Dims& sizes) {
     int64_t rest = 1;
     int64_t* open = nullptr;

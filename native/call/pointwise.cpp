@@ -67,7 +67,7 @@ uint8_t result_layout(int64_t elements) { return elements >= large_elements ? 3 
 
 // Whether an operand's neighbours lie along the last dim but one, and are so many that reading by squares
 // pays: a layout class of operands, 3 as well.
-bool turned(const Space& space, int a) {
+bool transposed(const Space& space, int a) {
     if (space.ndim < 2) return false;
     int64_t across = space.sizes[space.ndim - 2], along = space.sizes[space.ndim - 1];
     return space.strides[a][space.ndim - 2] == 1 && stride_class(space.strides[a][space.ndim - 1]) == 2 &&
@@ -260,7 +260,7 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
     for (int a = 0; a < space.arrays; ++a)
         layouts[a] = uint8_t(stride_class(space.strides[a][space.ndim - 1]));
     for (int a = 0; a < space.arrays - outputs; ++a)
-        if (turned(space, a)) layouts[a] = 3;
+        if (transposed(space, a)) layouts[a] = 3;
     for (int a = space.arrays - outputs; a < space.arrays; ++a)
         if (layouts[a] == 1) layouts[a] = result_layout(checked_numel(*shape));
     PointwiseEntry& entry = find_entry(fn, operands, out, look_of(operands, out, layouts), space.ndim,

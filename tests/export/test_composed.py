@@ -19,31 +19,13 @@ from program_files import Memory, again, tensors, with_texts
 import kiln
 from kiln import _core, nn
 from kiln.export import Dim, export, load, save
+from kiln.testing.program_fuzz import ControlFlow
 from kiln.tracing.stored import StoredOp
-
-
-class Branches(nn.Module):
-    """cond, while_loop, scan and map over one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(kiln.rand(4))
-
-    def forward(self, x: Any) -> Any:
-        def step(total: Any, row: Any) -> Any:
-            total = kiln.cond(row.sum() > 2, lambda t: t + row * self.weight, lambda t: t - row, (total,))
-            return total, total.sum()
-
-        count, y = kiln.while_loop(
-            lambda k, y: k < 3, lambda k, y: (k + 1, y * self.weight), (kiln.zeros((), dtype=kiln.int64), x)
-        )
-        last, sums = kiln.graph.scan(step, kiln.zeros(4), y)
-        return count, last, sums, kiln.graph.map(lambda row: row[1:] - row[:-1], x)
 
 
 def test_control_flow_comes_back_with_its_bits_and_gradients(tmp_path: Path) -> None:
     kiln.manual_seed(0)
-    model = Branches()
+    model = ControlFlow()
     twin = copy.deepcopy(model)
     path = tmp_path / "b.kiln"
     save(export(model, (kiln.rand(3, 4),)), path)

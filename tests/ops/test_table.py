@@ -331,7 +331,9 @@ def test_body_agrees_with_torch(op: Op, dtype: str, rng: Any, answers: Any) -> N
     for sample in op.samples(rng, dtype):
         loose = op.tests.rounding
         try:
-            expected = answers([sample.args, sample.kwargs], partial(peer_result, op.name, sample, dtype), loose)
+            expected = answers(
+                [sample.args, sample.kwargs], partial(peer_result, op.name, sample, dtype), loose
+            )
         except NotImplementedError:
             pytest.skip("PyTorch has no kernel of it in this dtype")
         graph, given, outputs = traced(op, sample.args, sample.kwargs, dtype)

@@ -8,7 +8,7 @@ last of all; descending, complemented. So every sort is stable and compares inte
     few asked for:  digit by digit from the top, count, find the digit of the last record wanted, and keep
                     what is not above it (of one asked for: what has it)      in A, in order
     32 records or fewer:  insertion
-    else per digit of 8 bits from the bottom, if not all are equal:    count, then move A -> B; exchange them
+    else per digit of 8 bits from the bottom, if not all are equal:    count, then move A -> B; swap them
     out[j] = position of record first + j
 """
 

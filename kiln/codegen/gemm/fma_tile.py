@@ -261,7 +261,7 @@ def tile(target: Target, element: Element) -> Routine:
     tile repeats the last row where rows end.
 
     a7 is a + 7 * rs, rs3 and rs5 are rs times 3 and 5: with them each row is one address (base +
-    index * 1, 2 or 4). Loop strength reduction must be off (`compile` sees to it): it would exchange the
+    index * 1, 2 or 4). Loop strength reduction must be off (`compile` sees to it): it would replace the
     addresses for a chain of additions or for spilled pointers, and a sixth of the speed. The heights are one
     function, and store their sums in one place, because of LLVM's time. The tallest is also one vector wide.
     """

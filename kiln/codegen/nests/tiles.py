@@ -98,7 +98,7 @@ class Tiles:
         """buffer[i][j] = operand k at row i, column j of the square that begins at `where`.
 
         each 8 columns, each 8 rows:
-            s = 1, 2, 4:  vectors i and i + s exchange the s x s squares off the diagonal
+            s = 1, 2, 4:  vectors i and i + s swap the s x s squares off the diagonal
         """
         code, kind, stride = self.code, self._kind(k), self.frame.stride[k][self.lane_dim]
         square, vector = self.frame.address(k, where), f"<{SQUARE} x {kind}>"

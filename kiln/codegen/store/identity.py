@@ -21,7 +21,8 @@ from kiln.table.index import python_files
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # what shapes kernels and plans, beside the core
 PARTS = (
-    "graph", "scalars", "table", "ops", "passes", "codegen", "capture", "func", "batching", "tracing", "export",
+    "graph", "scalars", "table", "ops", "passes", "codegen", "capture", "func", "batching", "tracing",
+    "export",
 )  # fmt: skip
 
 _others: dict[Target, bytes] = {}

@@ -140,8 +140,8 @@ class _Orthogonal(Module):
         base: Tensor | None = getattr(self, "base", None)
         if base is not None:
             q = base @ q
-        turned: Tensor = q.mT if wide else q
-        return turned
+        tall: Tensor = q.mT if wide else q
+        return tall
 
     def _of_skew(self, a: Tensor) -> Tensor:
         if self.orthogonal_map == "matrix_exp":
@@ -171,8 +171,8 @@ class _Orthogonal(Module):
             vectors, _ = ops.geqrf(q)
             diagonal = vectors.diagonal(dim1=-2, dim2=-1)
             diagonal.copy_(ops.where(diagonal < 0, -1.0, 1.0))
-            turned: Tensor = vectors.mT if wide else vectors
-            return turned
+            tall: Tensor = vectors.mT if wide else vectors
+            return tall
         if n != k:
             q = ops.cat([q, ops.randn(*q.shape[:-1], n - k, dtype=q.dtype)], -1)
         self.base = q.clone() if n == k and _is_orthogonal(q) else _orthogonalized(q)

@@ -113,8 +113,8 @@ def angle(input: Operand) -> Any:
     >>> kiln.angle(kiln.tensor([-2.0, 3.0]))
     tensor([3.1416, 0.0000])
     """
-    turned = select(input < 0, 3.141592653589793, const(0.0, input.type))
-    return select(input.ne(input), input, turned)
+    angle = select(input < 0, 3.141592653589793, const(0.0, input.type))
+    return select(input.ne(input), input, angle)
 
 
 @angle.derivative

@@ -115,7 +115,7 @@ def not_positive(name: str, info: Any) -> LinAlgError:
 
 
 def lu(a: Any, name: str) -> list[Any]:
-    """LU as one matrix, the exchanged rows (from 1), and the place of the first zero pivot."""
+    """LU as one matrix, the pivots (rows swapped, from 1), and the place of the first zero pivot."""
     import numpy as np
 
     routine = _lapack("getrf", a, name)
@@ -136,10 +136,10 @@ def lu_solve(factor: Any, pivots: Any, b: Any, adjoint: bool, name: str) -> list
 
     routine = _lapack("getrs", factor, name)
 
-    def of_one(x: Tensor, exchanged: Any, y: Tensor) -> Any:
+    def of_one(x: Tensor, pivots: Any, y: Tensor) -> Any:
         if not y.size:
             return (np.empty_like(y),)
-        return (routine(x, exchanged[0] - 1, y, trans=int(adjoint))[0],)
+        return (routine(x, pivots[0] - 1, y, trans=int(adjoint))[0],)
 
     return batched(of_one, name, factor, pivots[..., None, :], b)
 
@@ -159,12 +159,12 @@ def triangular(a: Any, b: Any, upper: bool, left: bool, unit: bool, name: str) -
 
 
 def permutation(pivots: Any, m: int, dtype: str) -> Any:
-    """The matrices P of exchanged rows: A = P L U."""
+    """The permutations P of swapped rows: A = P L U."""
     import numpy as np
 
-    def of_one(exchanged: Any) -> Any:
+    def of_one(pivots: Any) -> Any:
         order = list(range(m))
-        for k, row in enumerate(exchanged[0] - 1):
+        for k, row in enumerate(pivots[0] - 1):
             order[k], order[row] = order[row], order[k]
         return (np.eye(m, dtype=dtype)[:, order],)
 

@@ -101,7 +101,7 @@ forms("linalg.lu_factor", "-> LU, pivots")
     "lu_factor", samples=_TALL, failures=d.failures(BAD[1], BAD[2]), **LAPACK, tests=d.Tests(regular=True)
 )
 def lu_factor(A: Tensor, *, pivot: bool = True) -> Any:
-    """(LU, pivots): L below the diagonal and U of A = P L U, and the exchanged rows from 1 (int32).
+    """(LU, pivots): L below the diagonal and U of A = P L U, and which rows were swapped, from 1 (int32).
 
     RuntimeError if U has a zero on its diagonal. Needs SciPy.
 
@@ -186,15 +186,15 @@ def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoin
     check(B, name, False, "B")
     _check_sides(LU, B, left, name)
     factor, b = together(LU, B, name)
-    exchanged = broadcast_to(pivots, tuple(factor.shape[:-1]))
+    swapped = broadcast_to(pivots, tuple(factor.shape[:-1]))
     if not left:
         adjoint, b = not adjoint, swapped(b)
     if LU.requires_grad:
         low, up = parts_of_lu(factor)
-        a = matmul(_permutation(exchanged, LU.shape[-1], LU), matmul(low, up))
+        a = matmul(_permutation(swapped, LU.shape[-1], LU), matmul(low, up))
         x = solve_matrices(swapped(a) if adjoint else a, b)
     else:
-        x = _lu_solved(factor, exchanged, b, adjoint)
+        x = _lu_solved(factor, swapped, b, adjoint)
     return x if left else swapped(x)
 
 

@@ -346,12 +346,12 @@ def rprop_step(
     most: Number,
     maximize: Structure = False,
 ) -> tuple[Any, Any, Any]:
-    """The new (param, prev, step_size); `prev` is the gradient, and 0 where it turned."""
+    """The new (param, prev, step_size); `prev` is the gradient, and 0 where it changed sign."""
     grad = downhill(grad, maximize)
-    turned, kept = grad * prev < 0, grad * prev > 0
+    flipped, kept = grad * prev < 0, grad * prev > 0
     larger, smaller = step_size * eta_plus, step_size * eta_minus
-    step_size = minimum(maximum(where(kept, larger, where(turned, smaller, step_size)), least), most)
-    grad = where(turned, 0.0, grad)
+    step_size = minimum(maximum(where(kept, larger, where(flipped, smaller, step_size)), least), most)
+    grad = where(flipped, 0.0, grad)
     return param - sign(grad) * step_size, grad, step_size
 
 

@@ -27,7 +27,7 @@ def _matrices(*shapes: tuple[int, ...]) -> Any:
 
 
 def swapped(x: Tensor) -> Tensor:
-    """x with its last two dims exchanged."""
+    """x with its last two dims swapped."""
     return permute(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
 
 

@@ -135,7 +135,7 @@ def block_diag(*tensors: Any) -> Any:
 )
 def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Any, ...]:
     """Vectors (or numbers) as coordinates of a grid: views [n1, n2, ...]; with indexing="xy" its first two
-    dims are exchanged.
+    dims are swapped.
 
     RuntimeError for none, more dims, different dtypes or another `indexing`.
 

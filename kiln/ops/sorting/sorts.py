@@ -26,8 +26,8 @@ LONGEST = 1 << 32  # elements along a sorted dim: a position is half a word
 def _ordered(np: ModuleType, x: Any, dim: int, descending: bool, ranks: Any) -> Any:
     moved = np.moveaxis(np.asarray(x), dim, -1)
     if descending:
-        turned = moved[..., ::-1]
-        order = moved.shape[-1] - 1 - np.argsort(turned, -1, kind="stable")[..., ::-1]
+        backwards = moved[..., ::-1]
+        order = moved.shape[-1] - 1 - np.argsort(backwards, -1, kind="stable")[..., ::-1]
     else:
         order = np.argsort(moved, -1, kind="stable")
     return np.moveaxis(order[..., ranks[0] : ranks[0] + ranks[1]], -1, dim)

@@ -229,7 +229,7 @@ def sizes_of(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def inferred(shape: Any, sizes: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`sizes` with a -1 exchanged for what the element count of `shape` leaves; PyTorch's errors."""
+    """`sizes` with a -1 replaced by what the element count of `shape` leaves; PyTorch's errors."""
     total = product(tuple(shape))
     for k, size in enumerate(sizes):
         if isinstance(size, int) and size < -1:
@@ -386,7 +386,7 @@ def permute_(input: Any, *order: Any, dims: Any = None) -> Any:
 
 @public("transpose", dtypes="all", quick=True)
 def transpose(input: Any, dim0: int, dim1: int) -> Any:
-    """Two dims exchanged. IndexError for a dim out of range.
+    """Two dims swapped. IndexError for a dim out of range.
 
     >>> kiln.zeros(2, 3).transpose(0, 1).shape
     kiln.Size([3, 2])

@@ -380,9 +380,9 @@ def _backwards(
     else:
         strides = (channel * outputs, channel * per, channel, *taps, *steps)
         seen = as_strided(x, (n, many, per, *kernel, *sizes), strides, (offset,))
-        turned = permute(reshape(weight, (many, per, c, *kernel)), (0, 2, 1, *range(3, 3 + len(kernel))))
+        swapped = permute(reshape(weight, (many, per, c, *kernel)), (0, 2, 1, *range(3, 3 + len(kernel))))
         k = per * product_of(kernel)
-        filters = reshape(turned, (many, c, k))
+        filters = reshape(swapped, (many, c, k))
         y = product(_shared(filters, n), reshape(seen, (n, many, k, product_of(sizes))))
     return reshape(y, (n, many * c, *sizes))
 
