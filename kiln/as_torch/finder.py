@@ -17,7 +17,7 @@ from typing import Any
 
 import kiln
 from kiln import absent
-from kiln.as_torch import children, dtypes
+from kiln.as_torch import children, classes, dtypes
 from kiln.as_torch.version import __version__
 
 # PyTorch's files whose names are elsewhere in kiln
@@ -177,15 +177,21 @@ def _not_found(fullname: str) -> None:
 
 
 def _hinting(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """The spec of a module of kiln as Python finds it; when it has been run its missing names have hints."""
+    """The spec of a module of kiln as Python finds it; when it has been run its missing names have hints,
+    and its classes say PyTorch's paths.
+    """
     spec = PathFinder.find_spec(fullname, path)
     loader: Any = None if spec is None else spec.loader
     if isinstance(loader, SourceFileLoader):
         run = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            run(module)
-            _hint(module)
+            classes.begin()
+            try:
+                run(module)
+                _hint(module)
+            finally:
+                classes.end(module)
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
     return spec
@@ -233,6 +239,9 @@ def install() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("kiln."):
             _hint(module)
+            classes.show(module)
+    classes.show_core()
     sys.meta_path.insert(0, Finder())
     sys.modules["torch"] = _torch(_spec())
+    classes.stand()
     children.reach()
