@@ -54,20 +54,29 @@ class ByName:
     def __reduce__(self) -> tuple[Any, ...]:
         return named, SHOWN[self.kind]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ByName:
+        return self
+
 
 def by_name(kind: type) -> Any:
     """A class as a pickle shall name it."""
     return ByName(kind) if kind in SHOWN else kind
 
 
+def itself(kind: Any) -> Any:
+    """The class that `by_name` was given, from a pickle or from a copy."""
+    return kind.kind if isinstance(kind, ByName) else kind
+
+
 def new(kind: Any, *args: Any) -> Any:
-    """An object of a class, as a pickle makes it: its state is put in afterwards."""
+    """An object of a class, as a pickle or a copy makes it: its state is put in afterwards."""
+    kind = itself(kind)
     return kind.__new__(kind, *args)
 
 
 def call(kind: Any, *args: Any) -> Any:
     """An object of a class, made by a call."""
-    return kind(*args)
+    return itself(kind)(*args)
 
 
 def names_of(package: str, module: str) -> None:

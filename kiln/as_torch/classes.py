@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from kiln import _core
+from kiln.as_torch.paths import PATHS
 from kiln.late import SHOWN, ByName, call, named, new
 
 # PyTorch's files, and the classes of kiln's that it has there
@@ -222,9 +223,11 @@ def stand() -> None:
     """Modules that classes name stand in sys.modules, where there is who looks without importing."""
     for place in tuple(_places):
         own = sys.modules.get(place.replace("torch", "kiln", 1))
-        if place in sys.modules or own is not None:
-            sys.modules.setdefault(place, own)  # type: ignore[arg-type]
-            _places.discard(place)
+        below = f"{place}.".removeprefix("torch.")
+        if own is None or any(path.startswith(below) for path in PATHS):
+            continue  # its import brings more
+        sys.modules.setdefault(place, own)
+        _places.discard(place)
 
 
 def _say(kind: type, place: str) -> None:

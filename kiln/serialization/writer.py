@@ -178,7 +178,7 @@ class Pickler(_InPython):  # type: ignore[misc]
         self.save_reduce(_DEVICE, args, obj=obj)
 
     def save_layout(self, obj: Any) -> None:
-        self.save_reduce(_LAYOUT, (f"torch.{obj!r}".replace("kiln.", ""),), obj=obj)
+        self.save_reduce(_LAYOUT, (f"torch.{obj._name}",), obj=obj)
 
     def save_dtype(self, obj: Any) -> None:
         self.save(_DTYPES[obj])

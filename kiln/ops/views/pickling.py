@@ -17,7 +17,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from kiln import _core
-from kiln.late import by_name
+from kiln.late import by_name, itself
 from kiln.ops.creation.constants import empty
 from kiln.ops.creation.data import attributes
 from kiln.ops.creation.interop import lent
@@ -48,7 +48,7 @@ def rebuild_tensor(
     kind: type, storage: Any, dtype: Any, offset: int, sizes: Any, strides: Any, requires_grad: bool
 ) -> Any:
     """The tensor of a pickle. RuntimeError for places outside the storage."""
-    made = looking(storage.elements(dtype), sizes, strides, offset)
+    kind, made = itself(kind), looking(storage.elements(dtype), sizes, strides, offset)
     if kind is not _core.Tensor:
         return _core.Tensor._make_subclass(kind, made, requires_grad)
     return made.requires_grad_() if requires_grad else made
@@ -68,7 +68,7 @@ def _reduce_storage(self: Any, protocol: Any) -> Any:
 
 def rebuild_storage(kind: Any, dtype: Any, content: Any) -> Any:
     """The storage of a pickle, in memory of its own."""
-    count = memoryview(content).nbytes // dtype.itemsize
+    kind, count = itself(kind), memoryview(content).nbytes // dtype.itemsize
     if not count:
         return kind(empty(0, dtype=dtype))
     try:
