@@ -130,10 +130,15 @@ _HINTS = (
 )
 # names that classes say a hint for; modules do for every name
 TENSOR = (
-    "imag cfloat cdouble stft istft to_sparse to_sparse_coo coalesce dequantize dim_order resize resize_as "
-    "solve lstsq symeig eig storage_type"
+    "imag cfloat cdouble chalf stft istft to_sparse to_sparse_coo to_sparse_csr to_sparse_csc to_sparse_bsr "
+    "to_sparse_bsc coalesce is_coalesced indices values crow_indices col_indices ccol_indices row_indices "
+    "sparse_dim dense_dim sparse_mask sparse_resize_ sparse_resize_and_clear_ resize_as_sparse_ smm sspaddmm "
+    "to_mkldnn dequantize int_repr q_scale q_zero_point q_per_channel_scales q_per_channel_zero_points "
+    "q_per_channel_axis qscheme to_padded_tensor dim_order resize resize_as solve lstsq symeig eig "
+    "storage_type const_data_ptr hash_tensor slice_inverse module_load grad_dtype index reinforce "
+    "record_stream ipu mtia is_distributed"
 )
-MODULE = "ipu"
+MODULE = "ipu mtia"
 
 
 @lru_cache(maxsize=1024)
@@ -306,9 +311,8 @@ def hidden(getter: Callable[[str], Any]) -> Any:
 
 
 class Absent:
-    """In the place of a method that PyTorch's class has: no object has it, and who asks is told what to do.
-
-    Like a property, it is what the class itself shows.
+    """In the place of a method that PyTorch's class has: neither the class nor its objects have it, and who
+    asks is told what to do.
     """
 
     __slots__ = ("name", "text")
@@ -317,13 +321,15 @@ class Absent:
         self.name, self.text = name, text
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        if instance is None:
-            return self
         text = hint(self.name) if self.text is None else f": {self.text}"
-        said = f"'{owner.__name__}' object has no attribute '{self.name}'{text}"
+        who = f"type object '{owner.__name__}'" if instance is None else f"'{owner.__name__}' object"
         if listeners:
             note(f"{owner.__name__}.{self.name}", text, asking())
-        raise AttributeError(said, name=self.name, obj=instance)
+        raise AttributeError(
+            f"{who} has no attribute '{self.name}'{text}",
+            name=self.name,
+            obj=owner if instance is None else instance,
+        )
 
 
 def leave_out(home: type, names: str, text: str | None = None) -> None:

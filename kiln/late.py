@@ -31,6 +31,54 @@ def later(module: str, name: str) -> Callable[..., Any]:
     return call
 
 
+# Of classes that stand under another name too (kiln.as_torch): the module and name that kiln has them by.
+SHOWN: dict[type, tuple[str, str]] = {}
+
+
+def named(module: str, name: str) -> Any:
+    """What a module has under a name, or below it: `named("kiln", "Size")`."""
+    found = import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+class ByName:
+    """A class in a pickle, named as kiln has it, whatever name it stands under."""
+
+    __slots__ = ("kind",)
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return named, SHOWN[self.kind]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ByName:
+        return self
+
+
+def by_name(kind: type) -> Any:
+    """A class as a pickle shall name it."""
+    return ByName(kind) if kind in SHOWN else kind
+
+
+def itself(kind: Any) -> Any:
+    """The class that `by_name` was given, from a pickle or from a copy."""
+    return kind.kind if isinstance(kind, ByName) else kind
+
+
+def new(kind: Any, *args: Any) -> Any:
+    """An object of a class, as a pickle or a copy makes it: its state is put in afterwards."""
+    kind = itself(kind)
+    return kind.__new__(kind, *args)
+
+
+def call(kind: Any, *args: Any) -> Any:
+    """An object of a class, made by a call."""
+    return itself(kind)(*args)
+
+
 def names_of(package: str, module: str) -> None:
     """Gives a package the names of one of its modules, which is imported when the first of them is asked for;
     those that are not there get the hint of `kiln.absent`.

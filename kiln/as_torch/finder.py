@@ -17,45 +17,9 @@ from typing import Any
 
 import kiln
 from kiln import absent
-from kiln.as_torch import children, dtypes
+from kiln.as_torch import children, classes, dtypes
+from kiln.as_torch.paths import PATHS
 from kiln.as_torch.version import __version__
-
-# PyTorch's files whose names are elsewhere in kiln
-PATHS = {
-    "__config__": "kiln.as_torch.config",
-    "_C": "kiln.as_torch.core",
-    "_VF": "kiln",
-    "_custom_ops": "kiln.library",
-    "_dynamo._trace_wrapped_higher_order_op": "kiln.as_torch.dynamo",
-    "_dynamo.eval_frame": "kiln.as_torch.dynamo",
-    "_dynamo.exc": "kiln.as_torch.dynamo_errors",
-    "_dynamo.utils": "kiln.as_torch.dynamo",
-    "_dynamo": "kiln.as_torch.dynamo",
-    "_inductor": "kiln.as_torch.inductor",
-    "_jit_internal": "kiln.jit",
-    "_subclasses": "kiln.as_torch.fake",
-    "_subclasses.fake_tensor": "kiln.as_torch.fake",
-    "_tensor_str": "kiln.as_torch.tensor_str",
-    "ao": "kiln.as_torch.quantization",
-    "ao.nn": "kiln.as_torch.quantization",
-    "ao.quantization": "kiln.as_torch.quantization",
-    "cpu.amp.autocast_mode": "kiln.cpu.amp",
-    "cuda.amp.autocast_mode": "kiln.cuda.amp",
-    "cuda.amp.grad_scaler": "kiln.cuda.amp",
-    "fft": "kiln.as_torch.fft",
-    "functional": "kiln",
-    "fx.experimental": "kiln.as_torch.fake",
-    "fx.experimental.proxy_tensor": "kiln.as_torch.fake",
-    "jit.annotations": "kiln.as_torch.annotations",
-    "onnx.operators": "kiln.as_torch.symbols",
-    "onnx.symbolic_helper": "kiln.as_torch.symbols",
-    "onnx.symbolic_opset11": "kiln.as_torch.symbols",
-    "ops": "kiln.as_torch.ops",
-    "quantization": "kiln.as_torch.quantization",
-    "serialization": "kiln.serialization",
-    "torch_version": "kiln.as_torch.version",
-    "version": "kiln.as_torch.version",
-}
 
 _CORE = "_C"
 _ABOVE = {name.partition(".")[0] for name in PATHS if name.count(".") == 1}
@@ -177,15 +141,21 @@ def _not_found(fullname: str) -> None:
 
 
 def _hinting(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """The spec of a module of kiln as Python finds it; when it has been run its missing names have hints."""
+    """The spec of a module of kiln as Python finds it; when it has been run its missing names have hints,
+    and its classes say PyTorch's paths.
+    """
     spec = PathFinder.find_spec(fullname, path)
     loader: Any = None if spec is None else spec.loader
     if isinstance(loader, SourceFileLoader):
         run = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            run(module)
-            _hint(module)
+            classes.begin()
+            try:
+                run(module)
+                _hint(module)
+            finally:
+                classes.end(module)
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
     return spec
@@ -233,6 +203,9 @@ def install() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("kiln."):
             _hint(module)
+            classes.show(module)
+    classes.show_core()
     sys.meta_path.insert(0, Finder())
     sys.modules["torch"] = _torch(_spec())
+    classes.stand()
     children.reach()

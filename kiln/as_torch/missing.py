@@ -15,7 +15,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from kiln import absent
-from kiln.as_torch.finder import PATHS
+from kiln.as_torch.paths import PATHS
 
 
 class Missing(NamedTuple):

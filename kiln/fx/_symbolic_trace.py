@@ -206,7 +206,7 @@ class Tracer(TracerBase):
 
     def is_leaf_module(self, m: Any, module_qualified_name: str) -> bool:
         """Whether a module's call stays one node: of kiln's own layers, but `Sequential`."""
-        return type(m).__module__.startswith("kiln.nn") and not isinstance(m, _Sequential)
+        return type(m).__module__.startswith(("kiln.nn", "torch.nn")) and not isinstance(m, _Sequential)
 
     def path_of_module(self, mod: Any) -> str:
         """The dotted name of a submodule. NameError if the root has it not."""

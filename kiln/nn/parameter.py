@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from kiln import ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
+from kiln.late import by_name, call
 
 if TYPE_CHECKING:
     from kiln._typed.words import Device, DType
@@ -119,7 +120,7 @@ class _Uninitialized:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         own: Any = self
-        return type(own), (own.requires_grad, None, own.dtype)
+        return call, (by_name(type(own)), own.requires_grad, None, own.dtype)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Union
@@ -87,13 +87,14 @@ def allowed() -> dict[str, Any]:
     return {_name(one): one[0] if isinstance(one, tuple) else one for one in _allowed}
 
 
-def here(module: str, name: str) -> Any:
-    """What PyTorch's name of something stands for in kiln: of torch.nn.modules.linear.Linear kiln.nn.Linear.
+def here(module: str, name: str, parts: Collection[str] | None = PARTS) -> Any:
+    """What PyTorch's name of something, or kiln's, stands for: torch.nn.modules.linear.Linear is kiln.nn.Linear.
 
-    None where kiln has nothing of that name. Modules of kiln are all that is ever imported for it.
+    None where kiln has nothing of that name in `parts`, or anywhere. Modules of kiln are all that is ever
+    imported for it.
     """
     first, *rest = module.split(".")
-    if first != "torch" or (rest and rest[0] not in PARTS) or not all(map(str.isidentifier, rest)):
+    if first not in ("torch", "kiln") or (parts and rest and rest[0] not in parts) or not all(map(str.isidentifier, rest)):
         return None
     try:
         found: Any = import_module(".".join(["kiln", *rest]))

@@ -151,7 +151,7 @@ def _named(find: Callable[[str, str], Any], module: str, name: str) -> Any:
     if known is not None and module.partition(".")[0] == "torch":
         return known
     if module.partition(".")[0] == "torch":
-        known = here(module, name)
+        known = here(module, name, None)
         if known is None:
             raise pickle.UnpicklingError(f"load: the file names {module}.{name}, which kiln has not")
         return known

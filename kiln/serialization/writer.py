@@ -13,6 +13,7 @@ import io
 import pickle
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from copyreg import dispatch_table
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from kiln import _core
 from kiln._core import Tensor
 from kiln.device import device
 from kiln.errors import describe, message
+from kiln.late import SHOWN
 from kiln.layout import layout
 from kiln.nn.parameter import Buffer, Parameter, is_lazy
 from kiln.ops.creation.data import attributes
@@ -103,6 +105,8 @@ class Pickler(_InPython):  # type: ignore[misc]
 
     def __init__(self, file: Any, protocol: int, storages: Storages) -> None:
         super().__init__(file, protocol)
+        if SHOWN:  # under PyTorch's name classes are named as PyTorch has them, which `load` knows
+            self.dispatch_table = {kind: how for kind, how in dispatch_table.items() if kind not in SHOWN}
         self.storages = storages
 
     def persistent_id(self, obj: Any) -> Any:
@@ -174,7 +178,7 @@ class Pickler(_InPython):  # type: ignore[misc]
         self.save_reduce(_DEVICE, args, obj=obj)
 
     def save_layout(self, obj: Any) -> None:
-        self.save_reduce(_LAYOUT, (f"torch.{obj!r}".replace("kiln.", ""),), obj=obj)
+        self.save_reduce(_LAYOUT, (f"torch.{obj._name}",), obj=obj)
 
     def save_dtype(self, obj: Any) -> None:
         self.save(_DTYPES[obj])

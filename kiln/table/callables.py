@@ -55,7 +55,7 @@ def hide_frames(namespace: dict[str, Any], names: Iterable[str]) -> None:
 def name_constructor(made: type) -> None:
     """Makes the constructor of a class a callable of the core, whose errors name the class."""
     for own in made.__mro__:
-        if not own.__module__.startswith("kiln.") or own.__name__ == "Module":
+        if not own.__module__.startswith(("kiln.", "torch.")) or own.__name__ == "Module":
             continue
         begin, make = vars(own).get("__init__"), vars(own).get("__new__")
         if isinstance(begin, FunctionType):

@@ -60,7 +60,8 @@ def _path(name: str, files: str) -> ModuleType:
     made = ModuleType(f"{__name__}.{name}")
     for file in reversed(files.split()):  # the first named has the last word
         own = import_module(f"kiln.nn.{file}")
-        made.__dict__.update({k: v for k, v in vars(own).items() if not k.startswith("__") or k == "__doc__"})
+        shown = ("__doc__", "__file__")  # where `inspect` reads a layer's source
+        made.__dict__.update({k: v for k, v in vars(own).items() if not k.startswith("__") or k in shown})
     made.__dict__.update({new: vars(made)[old] for new, old in _BASES.get(name, {}).items()})
     # `from torch.nn.modules.conv import _pair`: PyTorch's files show what they use
     made.__dict__.update({k: v for k, v in vars(utils).items() if k in _OF_ALL and k not in vars(made)})

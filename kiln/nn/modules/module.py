@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kiln._core import Tensor as Tensor
 from kiln.nn.hooks import Everywhere, RemovableHandle
 from kiln.nn.module import Module as Module
+from kiln.nn.parameter import Buffer as Buffer
+from kiln.nn.parameter import Parameter as Parameter
 from kiln.nn.state import EXTRA as _EXTRA_STATE_KEY_SUFFIX  # noqa: F401  # libraries look for such entries
 from kiln.nn.state import _IncompatibleKeys as _IncompatibleKeys
 

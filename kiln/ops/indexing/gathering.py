@@ -363,13 +363,13 @@ def take_at(input: Tensor, dim: Structure, index: Tensor) -> Any:
 
 
 def _check_table(input: Tensor, weight: Tensor) -> Any:
+    if weight.ndim != 2:
+        raise RuntimeError("'weight' must be 2-D")
     if dtype_name(input.dtype) not in ("int32", "int64"):
         raise RuntimeError(
             "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; "
             f"but got {type_name(dtype_name(input.dtype))} instead"
         )
-    if weight.ndim != 2:
-        raise RuntimeError("'weight' must be 2-D")
     return long(input)
 
 

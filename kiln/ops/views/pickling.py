@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from kiln import _core
+from kiln.late import by_name, itself
 from kiln.ops.creation.constants import empty
 from kiln.ops.creation.data import attributes
 from kiln.ops.creation.interop import lent
@@ -40,14 +41,14 @@ def of_memory(x: Any) -> UntypedStorage:
 def reduce_ex(self: Any, protocol: Any) -> Any:
     """How a tensor is pickled: as a leaf, of the same type and requires_grad, with its attributes."""
     place = (self.dtype, self.storage_offset(), tuple(self.shape), self.stride(), self.requires_grad)
-    return rebuild_tensor, (type(self), of_memory(self), *place), attributes(self)
+    return rebuild_tensor, (by_name(type(self)), of_memory(self), *place), attributes(self)
 
 
 def rebuild_tensor(
     kind: type, storage: Any, dtype: Any, offset: int, sizes: Any, strides: Any, requires_grad: bool
 ) -> Any:
     """The tensor of a pickle. RuntimeError for places outside the storage."""
-    made = looking(storage.elements(dtype), sizes, strides, offset)
+    kind, made = itself(kind), looking(storage.elements(dtype), sizes, strides, offset)
     if kind is not _core.Tensor:
         return _core.Tensor._make_subclass(kind, made, requires_grad)
     return made.requires_grad_() if requires_grad else made
@@ -61,13 +62,13 @@ def looking(flat: Any, sizes: Any, strides: Any, offset: int) -> Any:
 def _reduce_storage(self: Any, protocol: Any) -> Any:
     # of a copy: memory that was lent once is not written by recorded programs any more
     content = lent(clone(self.elements(self._owner.dtype)))
-    kept = (type(self), self._owner.dtype)
+    kept = (by_name(type(self)), self._owner.dtype)
     return rebuild_storage, (*kept, PickleBuffer(content) if protocol >= 5 else bytes(content))
 
 
 def rebuild_storage(kind: Any, dtype: Any, content: Any) -> Any:
     """The storage of a pickle, in memory of its own."""
-    count = memoryview(content).nbytes // dtype.itemsize
+    kind, count = itself(kind), memoryview(content).nbytes // dtype.itemsize
     if not count:
         return kind(empty(0, dtype=dtype))
     try:

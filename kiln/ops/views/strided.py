@@ -492,8 +492,11 @@ def as_strided_scatter(
     last = offset + sum((n - 1) * s for n, s in zip(size, stride))
     total = numel(input.shape)
     if 0 not in size and isinstance(total, int) and not 0 <= offset <= last < total:
+        width = input.dtype.itemsize if isinstance(input.dtype, _core.dtype) else 1
         raise RuntimeError(
-            f"as_strided_scatter: places {offset} to {last} are out of bounds for size {total}"
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize "
+            f"{width} requiring a storage size of {(last + 1) * width} are out of bounds for storage of size "
+            f"{total * width}"
         )
     return _written_at(input, src, tuple(stride), offset)
 

@@ -231,6 +231,19 @@ def _distribution_reference(
     ).astype(x.dtype)
 
 
+def _check_probabilities(input: Tensor, target: Tensor) -> None:
+    """PyTorch's errors for probabilities of another shape than the input's."""
+    sizes, given = list(input.shape), list(target.shape)
+    if is_value(input) or sizes == given:
+        return
+    if len(sizes) > 1 and sizes[0] != given[0]:
+        raise ValueError(f"Expected input batch_size ({sizes[0]}) to match target batch_size ({given[0]}).")
+    why = f"probabilities of shape {given} for an input of shape {sizes}"
+    if len(sizes) == 2:
+        raise RuntimeError(f"0D or 1D target tensor expected, multi-target not supported: {why}")
+    raise RuntimeError(f"Expected target size {sizes[:1] + sizes[2:]}, got {given}: {why}")
+
+
 @composite(
     samples=d.samples(
         _distributions,
@@ -336,6 +349,7 @@ def cross_entropy(
     if dtype_name(target.dtype) in kinds.FLOATS and target.ndim == input.ndim:
         if ignore_index >= 0:
             raise RuntimeError("ignore_index is not supported for floating point target")
+        _check_probabilities(input, target)
         return cross_entropy_probabilities(input, target, weight, label_smoothing, reduction)
     _check_classes(input, target)
     if label_smoothing == 0:
