@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm.driver import Blocks
@@ -22,6 +23,7 @@ from kiln.codegen.gemm.pack import clear, copy, transpose, zeros
 from kiln.codegen.gemm.problem import Problem, Run
 from kiln.codegen.gemm.spec import GemmSpec
 from kiln.codegen.gemm.swapped import Swapped
+from kiln.codegen.gemm.turned import TURNED_ROWS, tile_turned
 from kiln.codegen.gemm.window import offsets, window
 from kiln.codegen.gemm.workspace import OFFSETS, ROW_PITCH, ROWS, Workspace, masked_panels
 from kiln.codegen.ir.index import Condition, Index, Integer, Pointer, every
@@ -39,11 +41,22 @@ def shared_parts(spec: GemmSpec, target: Target) -> list[Part]:
     wide = element_of(element.total)
     parts = [shared_part(target, element, offsets, window)] if spec.window else []
     parts += [shared_part(target, element, zeros, copy, transpose), shared_part(target, wide, tile)]
+    if turns(spec):
+        parts.append(shared_part(target, element, tile_turned))
     if masked_panels(spec, target):
         parts.append(shared_part(target, wide, tile_masked))
     if spec.window and not element.widened:
         parts.append(shared_part(target, wide, tile_indirect))
     return parts
+
+
+def turns(spec: GemmSpec) -> bool:
+    """Whether very few rows by a B whose k lie side by side go panel by panel: of matrices in memory."""
+    return not (spec.window or spec.prologues)
+
+
+Place: TypeAlias = tuple[tuple[Pointer, Index], tuple[Pointer, Index], Condition, Index]  # what tiles are told
+Panel: TypeAlias = Callable[[Index, Run, tuple[Pointer, Index], Callable[[], None]], None]
 
 
 class Fma(Blocks):
@@ -58,6 +71,7 @@ class Fma(Blocks):
         self.work = Workspace(problem)
         self.panel, self.panel_bytes = self.work.panel, self.work.panel_bytes
         swaps = not (self.element.widened or self.prologues)
+        self.turns = turns(spec)
         self.swapping = Swapped(self.work, self.plain) if swaps else None
         self.b_place, self.b_step = self.code.slot("ptr"), self.code.variable()
 
@@ -82,15 +96,19 @@ class Fma(Blocks):
         self.work.divide()
 
     def few_rows(self, run: Run) -> Condition | None:
-        if self.swapping is None:
-            return None
-        swapped = self.swapping.fits(run)
-        return swapped if self.problem.spec.window else self._very_few(run) | swapped
+        swapped = None if self.swapping is None else self.swapping.fits(run)
+        if not self.turns:
+            return swapped
+        few = self._very_few(run)
+        return few if swapped is None else few | swapped
 
     def multiply_few(self, run: Run) -> None:
-        assert self.swapping is not None
-        if self.problem.spec.window:
+        if not self.turns:
+            assert self.swapping is not None
             self.swapping.multiply(run)
+            return
+        if self.swapping is None:
+            self._by_panels(run)
             return
         with self.code.either(self._very_few(run)) as several:
             self._by_panels(run)
@@ -295,17 +313,22 @@ class Fma(Blocks):
         with code.loop(start, end, self.kc) as turn:
             from_k, depth = turn.index, (end - turn.index).min(self.kc)
             src = b.at(run.batch, k=from_k, column=run.column)
-            transposed = work.transposes(step, depth)
+            transposed, first = work.transposes(step, depth), from_k.equals(self.problem.segments.from_k)
+            few = transposed & (run.rows <= TURNED_ROWS)
 
-            def pack(left: Index, columns: Index) -> None:
-                if not work.masked:
-                    with code.when(columns < self.panel):
-                        clear(code, work.packed, depth * self.panel_bytes)
-                here = src[left * column]
-                work.pack(transposed, here, (step, column), work.packed, self.panel_bytes, depth, columns)
+            def multiply(left: Index, part: Run, sums: tuple[Pointer, Index], tiles: Callable[[], None]) -> None:
+                here, columns = src[left * column], part.columns
+                with code.either(few & columns.equals(self.panel)) as packed:
+                    work.tile_turned(part, (here, column), sums, first, depth)
+                    next(packed)
+                    if not work.masked:
+                        with code.when(columns < self.panel):
+                            clear(code, work.packed, depth * self.panel_bytes)
+                    work.pack(transposed, here, (step, column), work.packed, self.panel_bytes, depth, columns)
+                    tiles()
 
             self._factor_a(run, from_k, depth)
-            self._panels(run, code.index(0), from_k, depth, pack)
+            self._panels(run, code.index(0), from_k, depth, multiply)
 
     def _panels(
         self,
@@ -313,11 +336,12 @@ class Fma(Blocks):
         row: Index,
         from_k: Index,
         depth: Index,
-        pack: Callable[[Index, Index], None] | None = None,
+        multiply: Panel | None = None,
     ) -> None:
         """The tiles of some rows, `row` rows into their run, with each panel; what is complete, finished.
 
-        `pack` packs the panel that begins so many columns into the run; without it all are packed.
+        `multiply` multiplies the panel that begins so many columns into the run, or packs it and has its tiles
+        written; without it all are packed.
         """
         code, size, problem, work = self.code, self.element.bytes, self.problem, self.work
         first = from_k.equals(problem.segments.from_k)
@@ -329,26 +353,31 @@ class Fma(Blocks):
             fits = code.condition(True) if work.masked else whole
             part = run._replace(column=run.column + left, columns=columns)
             into, pitch, direct = self._sums(part, left * size, rows, fits)
-            if pack is not None:
-                pack(left, columns)
-            b = work.packed if pack else self._packed_panel(left)
-            step = code.index(self.panel_bytes) if pack else self.b_step.get()
-            if not problem.spec.window and not pack:
+            b = work.packed if multiply else self._packed_panel(left)
+            step = code.index(self.panel_bytes) if multiply else self.b_step.get()
+            if not problem.spec.window and not multiply:
                 there = self.b_place.pointer()[left * size]
                 in_place = self.b_lies & fits
                 b = in_place.choose(there, b)
                 step = in_place.choose(step, self.panel_bytes)
             place = (b, step), (into, pitch), first, depth
-            if work.masked:
+
+            def tiles(part: Run = part, whole: Condition = whole, place: Place = place) -> None:
+                if not work.masked:
+                    work.tile(part, *place)
+                    return
                 with code.either(whole) as ragged:
                     work.tile(part, *place)
                     next(ragged)
                     work.tile(part, *place, masked=True)
+
+            if multiply is None:
+                tiles()
             else:
-                work.tile(part, *place)
-                if problem.output is not None:
-                    with code.when(last & ~direct):
-                        problem.finish(part, into, pitch)
+                multiply(left, part, (into, pitch), tiles)
+            if not work.masked and problem.output is not None:
+                with code.when(last & ~direct):
+                    problem.finish(part, into, pitch)
         if problem.output is None:
             with code.when(last):
                 problem.finish(run, rows, work.pitch)

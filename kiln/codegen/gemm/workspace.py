@@ -162,6 +162,21 @@ class Workspace:
                 next(evenly)
                 code.run("tile", a, row, self.a_k.get(), b[0], b[1], *rest)
 
+    def tile_turned(
+        self,
+        run: Run,
+        b: tuple[Pointer, Index],
+        sums: tuple[Pointer, Index],
+        first: Condition,
+        depth: Index,
+    ) -> None:
+        """A tile of very few rows by a panel of B as it lies, whose columns are so many bytes apart."""
+        code = self.code
+        into, pitch = sums
+        old, old_pitch = first.choose(code.pointer("@nothing"), into), first.choose(0, pitch)
+        a, row, k = self.a_place.pointer(), self.a_row.get(), self.a_k.get()
+        code.run("tile_turned", a, row, k, *b, into, pitch, old, old_pitch, depth, run.rows)
+
 
 def masked_panels(spec: GemmSpec, target: Target) -> bool:
     """Whether panels of fewer columns are masked, so that they need not be packed: of matrices in memory."""
