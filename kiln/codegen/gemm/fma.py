@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from functools import reduce
+from operator import or_
 
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm.driver import Blocks
@@ -41,7 +42,7 @@ def shared_parts(spec: GemmSpec, target: Target) -> list[Part]:
     wide = element_of(element.total)
     parts = [shared_part(target, element, offsets, window)] if spec.window else []
     parts += [shared_part(target, element, zeros, copy, transpose), shared_part(target, wide, tile)]
-    if turns(spec):
+    if by_panels(spec):
         parts.append(shared_part(target, element, tile_turned))
     if masked_panels(spec, target):
         parts.append(shared_part(target, wide, tile_masked))
@@ -50,13 +51,9 @@ def shared_parts(spec: GemmSpec, target: Target) -> list[Part]:
     return parts
 
 
-def turns(spec: GemmSpec) -> bool:
-    """Whether very few rows by a B whose k lie side by side go panel by panel: of matrices in memory."""
+def by_panels(spec: GemmSpec) -> bool:
+    """Whether very few rows go panel by panel: by a matrix in memory."""
     return not (spec.window or spec.prologues)
-
-
-Place: TypeAlias = tuple[tuple[Pointer, Index], tuple[Pointer, Index], Condition, Index]  # what tiles are told
-Panel: TypeAlias = Callable[[Index, Run, tuple[Pointer, Index], Callable[[], None]], None]
 
 
 class Fma(Blocks):
@@ -71,7 +68,7 @@ class Fma(Blocks):
         self.work = Workspace(problem)
         self.panel, self.panel_bytes = self.work.panel, self.work.panel_bytes
         swaps = not (self.element.widened or self.prologues)
-        self.turns = turns(spec)
+        self.by_panels = by_panels(spec)
         self.swapping = Swapped(self.work, self.plain) if swaps else None
         self.b_place, self.b_step = self.code.slot("ptr"), self.code.variable()
 
@@ -96,24 +93,21 @@ class Fma(Blocks):
         self.work.divide()
 
     def few_rows(self, run: Run) -> Condition | None:
-        swapped = None if self.swapping is None else self.swapping.fits(run)
-        if not self.turns:
-            return swapped
-        few = self._very_few(run)
-        return few if swapped is None else few | swapped
+        found = [self.swapping.fits(run)] if self.swapping else []
+        if self.by_panels:
+            found.append(self._very_few(run))
+        return reduce(or_, found) if found else None
 
     def multiply_few(self, run: Run) -> None:
-        if not self.turns:
-            assert self.swapping is not None
-            self.swapping.multiply(run)
-            return
         if self.swapping is None:
             self._by_panels(run)
-            return
-        with self.code.either(self._very_few(run)) as several:
-            self._by_panels(run)
-            next(several)
+        elif not self.by_panels:
             self.swapping.multiply(run)
+        else:
+            with self.code.either(self._very_few(run)) as several:
+                self._by_panels(run)
+                next(several)
+                self.swapping.multiply(run)
 
     def locate_columns(self, run: Run) -> None:
         if self.problem.spec.window:
@@ -313,22 +307,42 @@ class Fma(Blocks):
         with code.loop(start, end, self.kc) as turn:
             from_k, depth = turn.index, (end - turn.index).min(self.kc)
             src = b.at(run.batch, k=from_k, column=run.column)
-            transposed, first = work.transposes(step, depth), from_k.equals(self.problem.segments.from_k)
-            few = transposed & (run.rows <= TURNED_ROWS)
+            transposed = work.transposes(step, depth)
 
-            def multiply(left: Index, part: Run, sums: tuple[Pointer, Index], tiles: Callable[[], None]) -> None:
-                here, columns = src[left * column], part.columns
-                with code.either(few & columns.equals(self.panel)) as packed:
-                    work.tile_turned(part, (here, column), sums, first, depth)
-                    next(packed)
-                    if not work.masked:
-                        with code.when(columns < self.panel):
-                            clear(code, work.packed, depth * self.panel_bytes)
-                    work.pack(transposed, here, (step, column), work.packed, self.panel_bytes, depth, columns)
-                    tiles()
+            def pack(left: Index, columns: Index) -> None:
+                if not work.masked:
+                    with code.when(columns < self.panel):
+                        clear(code, work.packed, depth * self.panel_bytes)
+                here = src[left * column]
+                work.pack(transposed, here, (step, column), work.packed, self.panel_bytes, depth, columns)
 
             self._factor_a(run, from_k, depth)
-            self._panels(run, code.index(0), from_k, depth, multiply)
+            done = self._turned(run, src, column, from_k, depth, transposed)
+            self._panels(run, code.index(0), from_k, depth, pack, done)
+
+    def _turned(
+        self, run: Run, src: Pointer, column: Index, from_k: Index, depth: Index, transposed: Condition
+    ) -> Index:
+        """Multiplies whole panels of few enough rows while their columns are turned; how many columns from the
+        first are done. If these are all k, the last panel may begin among columns that are done: it repeats
+        what is there.
+        """
+        code, work, panel, segments = self.code, self.work, self.panel, self.problem.segments
+        apart = (column & (work.blocking.crowded_bytes - 1)).differs(0) & (column > 0)
+        few = transposed & apart & (run.rows <= TURNED_ROWS)
+        whole = few.choose(run.columns & -panel, 0)
+        some = whole > 0
+        first = from_k.equals(segments.from_k)
+        ragged = every(some, whole < run.columns, first, (from_k + depth).equals(segments.to_k))
+        with code.when(some):
+            part = run._replace(columns=code.index(panel))
+            into, pitch, _ = self._sums(part, code.index(0), work.sums, code.condition(True))
+            work.tile_turned(run._replace(columns=whole), (src, column), (into, pitch), first, depth)
+            with code.when(ragged):
+                last = run.columns - panel
+                into = into[last * self.element.bytes]
+                work.tile_turned(part, (src[last * column], column), (into, pitch), first, depth)
+        return ragged.choose(run.columns, whole)
 
     def _panels(
         self,
@@ -336,48 +350,45 @@ class Fma(Blocks):
         row: Index,
         from_k: Index,
         depth: Index,
-        multiply: Panel | None = None,
+        pack: Callable[[Index, Index], None] | None = None,
+        done: Integer = 0,
     ) -> None:
         """The tiles of some rows, `row` rows into their run, with each panel; what is complete, finished.
 
-        `multiply` multiplies the panel that begins so many columns into the run, or packs it and has its tiles
-        written; without it all are packed.
+        `pack` packs the panel that begins so many columns into the run; without it all are packed. The sums of
+        the first `done` columns are made already.
         """
         code, size, problem, work = self.code, self.element.bytes, self.problem, self.work
         first = from_k.equals(problem.segments.from_k)
         last = problem.segments.whole & (from_k + depth).equals(problem.size["k"])
         rows = work.sums[row * work.pitch]
-        with code.times(run.columns, self.panel) as left:
+        with code.loop(done, run.columns, self.panel) as turn:
+            left = turn.index
             columns = (run.columns - left).min(self.panel)
             whole = columns.equals(self.panel)
             fits = code.condition(True) if work.masked else whole
             part = run._replace(column=run.column + left, columns=columns)
             into, pitch, direct = self._sums(part, left * size, rows, fits)
-            b = work.packed if multiply else self._packed_panel(left)
-            step = code.index(self.panel_bytes) if multiply else self.b_step.get()
-            if not problem.spec.window and not multiply:
+            if pack is not None:
+                pack(left, columns)
+            b = work.packed if pack else self._packed_panel(left)
+            step = code.index(self.panel_bytes) if pack else self.b_step.get()
+            if not problem.spec.window and not pack:
                 there = self.b_place.pointer()[left * size]
                 in_place = self.b_lies & fits
                 b = in_place.choose(there, b)
                 step = in_place.choose(step, self.panel_bytes)
             place = (b, step), (into, pitch), first, depth
-
-            def tiles(part: Run = part, whole: Condition = whole, place: Place = place) -> None:
-                if not work.masked:
-                    work.tile(part, *place)
-                    return
+            if work.masked:
                 with code.either(whole) as ragged:
                     work.tile(part, *place)
                     next(ragged)
                     work.tile(part, *place, masked=True)
-
-            if multiply is None:
-                tiles()
             else:
-                multiply(left, part, (into, pitch), tiles)
-            if not work.masked and problem.output is not None:
-                with code.when(last & ~direct):
-                    problem.finish(part, into, pitch)
+                work.tile(part, *place)
+                if problem.output is not None:
+                    with code.when(last & ~direct):
+                        problem.finish(part, into, pitch)
         if problem.output is None:
             with code.when(last):
                 problem.finish(run, rows, work.pitch)

@@ -1,7 +1,7 @@
 """Register tiles of very few rows by columns whose k lie side by side: turned in registers on their way.
 
 A tile is 1 to 4 rows by a panel of two vectors. Some k of all its columns are loaded as they lie, transposed
-and multiplied at once; nothing is packed. Its sums are the chains of any other tile, so they have its bits.
+and multiplied at once; nothing is packed. The sums are the chains of all tiles, and have their bits.
 """
 
 from __future__ import annotations
@@ -35,17 +35,20 @@ class _Turned:
         self.vector = f"<{self.lanes} x {self.kind}>"
 
     def write(self) -> None:
-        """A tile of each height."""
-        code, groups = self.code, range(0, self.vectors * self.lanes, len(COLUMN_AT))
-        a, b, self.c, self.old = code.pointers("a", "b", "c", "old")
-        rs, self.ks, bs, self.cs, self.os, self.k, rows = code.indices("rs", "ks", "bs", "cs", "os", "k", "rows")
+        """The loops over panels, one for each height."""
+        code, size = self.code, self.element.bytes
+        a, b, c, old = code.pointers("a", "b", "c", "old")
+        rs, self.ks, bs, self.cs, self.os, op = code.indices("rs", "ks", "bs", "cs", "os", "op")
+        self.k, rows, columns = code.indices("k", "rows", "cols")
         for step, times in (("bs", 3), ("bs", 5), ("bs", 7), ("ks", 3)):
             code.line(f"%{step}{times} = mul i64 %{step}, {times}")
         self.rows = [a[rs * r] for r in range(TURNED_ROWS)]
-        self.bases = [b[bs * group] for group in groups]
         self.taken = code.slot(self.vector, self.part * self.vectors)
+        panel = self.vectors * self.lanes
         for height in range(1, TURNED_ROWS + 1):
-            with code.when(rows.equals(height)):
+            with code.when(rows.equals(height)), code.times(columns, panel) as left:
+                self.bases = [b[bs * (left + group)] for group in range(0, panel, len(COLUMN_AT))]
+                self.c, self.old = c[left * size], old[left // panel * op]
                 self._store(self._rest(self._whole(height)))
 
     def _whole(self, height: int) -> list[list[Value]]:
@@ -118,15 +121,32 @@ class _Turned:
         columns = [base.element(scale, code.index(at)) for base in bases for scale, at in COLUMN_AT]
         vectors = []
         for v in range(self.vectors):
-            pieces = [column.load(kind, 1) for column in columns[v * lanes : (v + 1) * lanes]]
-            rows = [
-                widen(code, element, side_by_side(code, element, pieces[j::part]), lanes) for j in range(part)
-            ]
+            own = columns[v * lanes : (v + 1) * lanes]
+            if lanes == 2 * part and not element.widened:
+                rows = [self._pair(*own[j::part]) for j in range(part)]
+            else:
+                pieces = [column.load(kind, 1) for column in own]
+                rows = [
+                    widen(code, element, side_by_side(code, element, pieces[j::part]), lanes)
+                    for j in range(part)
+                ]
             turned = interleave(code, element, rows, lanes)
             for j in range(held, part):
                 self._place(code.index(j), v).store(f"{self.vector} {turned[j]}", 16)
             vectors.append(turned)
         return [[vector[j] for vector in vectors] for j in range(held)]
+
+    def _pair(self, low: Pointer, high: Pointer) -> str:
+        """Some k of two columns side by side: of the second all that lies before them is loaded too, as a blend
+        with memory is faster than an insertion from it.
+        """
+        code, part = self.code, self.part
+        half = low.load(f"<{part} x {self.kind}>", 1)
+        whole = high[-16].load(self.vector, 1)
+        wide = ", ".join(f"i32 {n}" for n in range(self.lanes))
+        wider = code.op(f"shufflevector <{part} x {self.kind}> {half}, <{part} x {self.kind}> poison, <{self.lanes} x i32> <{wide}>")
+        mask = ", ".join(f"i32 {n if n < part else self.lanes + n}" for n in range(self.lanes))
+        return code.op(f"shufflevector {self.vector} {wider}, {self.vector} {whole}, <{self.lanes} x i32> <{mask}>")
 
     def _step(self, xs: list[Pointer], columns: list[str], sums: list[list[Value]]) -> list[list[Value]]:
         """The sums after one more k: of each row its element of A, on all lanes, times the columns of B."""
@@ -152,20 +172,21 @@ class _Turned:
 
 
 def tile_turned(target: Target, element: Element) -> Routine:
-    """The routine tile_turned: a segment of one tile of up to TURNED_ROWS rows; A and sums of summed type.
+    """The routine tile_turned: a segment of tiles of up to TURNED_ROWS rows, side by side; A and sums of summed
+    type.
 
-        the tile of so many rows:
+        each panel of the columns, which are whole ones:
             sum[r][v] = 0
             each L of k, where a 128-bit lane holds L sums:
                 load L elements of each column, interleave them until b[j] holds k + j of all
                 each j < L, r:  sum[r][..] = fma(splat(load a + r * rs + j * ks), b[j][..], sum[r][..])
             each k left:  the same, from the last L of k turned once more
-            store old[r * os + v * vector] + sum[r][v] at c + r * cs + v * vector
+            store old[r * os + v * vector] + sum[r][v] at c + r * cs + v * vector;  next panel, old += op
 
     Strides are bytes, k >= L. Two vectors are turned together, as one alone has fewer chains than a fused
     multiply-add takes cycles.
     """
-    params = "ptr %a, i64 %rs, i64 %ks, ptr %b, i64 %bs, ptr %c, i64 %cs, ptr %old, i64 %os, i64 %k, i64 %rows"
+    params = "ptr %a, i64 %rs, i64 %ks, ptr %b, i64 %bs, ptr %c, i64 %cs, ptr %old, i64 %os, i64 %op, i64 %k, i64 %rows, i64 %cols"
     code = Routine(target, "tile_turned", params)
     _Turned(code, element).write()
     return code

@@ -170,12 +170,13 @@ class Workspace:
         first: Condition,
         depth: Index,
     ) -> None:
-        """A tile of very few rows by a panel of B as it lies, whose columns are so many bytes apart."""
+        """Tiles of very few rows by whole panels of B as it lies, whose columns are so many bytes apart."""
         code = self.code
         into, pitch = sums
-        old, old_pitch = first.choose(code.pointer("@nothing"), into), first.choose(0, pitch)
+        old = first.choose(code.pointer("@nothing"), into)
+        old_steps = first.choose(0, pitch), first.choose(0, self.panel_bytes)
         a, row, k = self.a_place.pointer(), self.a_row.get(), self.a_k.get()
-        code.run("tile_turned", a, row, k, *b, into, pitch, old, old_pitch, depth, run.rows)
+        code.run("tile_turned", a, row, k, *b, into, pitch, old, *old_steps, depth, run.rows, run.columns)
 
 
 def masked_panels(spec: GemmSpec, target: Target) -> bool:
