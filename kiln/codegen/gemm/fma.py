@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
+from operator import or_
 
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm.driver import Blocks
@@ -22,6 +24,7 @@ from kiln.codegen.gemm.pack import clear, copy, transpose, zeros
 from kiln.codegen.gemm.problem import Problem, Run
 from kiln.codegen.gemm.spec import GemmSpec
 from kiln.codegen.gemm.swapped import Swapped
+from kiln.codegen.gemm.turned import TURNED_ROWS, tile_turned
 from kiln.codegen.gemm.window import offsets, window
 from kiln.codegen.gemm.workspace import OFFSETS, ROW_PITCH, ROWS, Workspace, masked_panels
 from kiln.codegen.ir.index import Condition, Index, Integer, Pointer, every
@@ -39,11 +42,18 @@ def shared_parts(spec: GemmSpec, target: Target) -> list[Part]:
     wide = element_of(element.total)
     parts = [shared_part(target, element, offsets, window)] if spec.window else []
     parts += [shared_part(target, element, zeros, copy, transpose), shared_part(target, wide, tile)]
+    if by_panels(spec):
+        parts.append(shared_part(target, element, tile_turned))
     if masked_panels(spec, target):
         parts.append(shared_part(target, wide, tile_masked))
     if spec.window and not element.widened:
         parts.append(shared_part(target, wide, tile_indirect))
     return parts
+
+
+def by_panels(spec: GemmSpec) -> bool:
+    """Whether very few rows go panel by panel: by a matrix in memory."""
+    return not (spec.window or spec.prologues)
 
 
 class Fma(Blocks):
@@ -58,6 +68,7 @@ class Fma(Blocks):
         self.work = Workspace(problem)
         self.panel, self.panel_bytes = self.work.panel, self.work.panel_bytes
         swaps = not (self.element.widened or self.prologues)
+        self.by_panels = by_panels(spec)
         self.swapping = Swapped(self.work, self.plain) if swaps else None
         self.b_place, self.b_step = self.code.slot("ptr"), self.code.variable()
 
@@ -82,20 +93,21 @@ class Fma(Blocks):
         self.work.divide()
 
     def few_rows(self, run: Run) -> Condition | None:
-        if self.swapping is None:
-            return None
-        swapped = self.swapping.fits(run)
-        return swapped if self.problem.spec.window else self._very_few(run) | swapped
+        found = [self.swapping.fits(run)] if self.swapping else []
+        if self.by_panels:
+            found.append(self._very_few(run))
+        return reduce(or_, found) if found else None
 
     def multiply_few(self, run: Run) -> None:
-        assert self.swapping is not None
-        if self.problem.spec.window:
-            self.swapping.multiply(run)
-            return
-        with self.code.either(self._very_few(run)) as several:
+        if self.swapping is None:
             self._by_panels(run)
-            next(several)
+        elif not self.by_panels:
             self.swapping.multiply(run)
+        else:
+            with self.code.either(self._very_few(run)) as several:
+                self._by_panels(run)
+                next(several)
+                self.swapping.multiply(run)
 
     def locate_columns(self, run: Run) -> None:
         if self.problem.spec.window:
@@ -305,7 +317,32 @@ class Fma(Blocks):
                 work.pack(transposed, here, (step, column), work.packed, self.panel_bytes, depth, columns)
 
             self._factor_a(run, from_k, depth)
-            self._panels(run, code.index(0), from_k, depth, pack)
+            done = self._turned(run, src, column, from_k, depth, transposed)
+            self._panels(run, code.index(0), from_k, depth, pack, done)
+
+    def _turned(
+        self, run: Run, src: Pointer, column: Index, from_k: Index, depth: Index, transposed: Condition
+    ) -> Index:
+        """Multiplies whole panels of few enough rows while their columns are turned; how many columns from the
+        first are done. If these are all k, the last panel may begin among columns that are done: it repeats
+        what is there.
+        """
+        code, work, panel, segments = self.code, self.work, self.panel, self.problem.segments
+        apart = (column & (work.blocking.crowded_bytes - 1)).differs(0) & (column > 0)
+        few = transposed & apart & (run.rows <= TURNED_ROWS)
+        whole = few.choose(run.columns & -panel, 0)
+        some = whole > 0
+        first = from_k.equals(segments.from_k)
+        ragged = every(some, whole < run.columns, first, (from_k + depth).equals(segments.to_k))
+        with code.when(some):
+            part = run._replace(columns=code.index(panel))
+            into, pitch, _ = self._sums(part, code.index(0), work.sums, code.condition(True))
+            work.tile_turned(run._replace(columns=whole), (src, column), (into, pitch), first, depth)
+            with code.when(ragged):
+                last = run.columns - panel
+                into = into[last * self.element.bytes]
+                work.tile_turned(part, (src[last * column], column), (into, pitch), first, depth)
+        return ragged.choose(run.columns, whole)
 
     def _panels(
         self,
@@ -314,16 +351,19 @@ class Fma(Blocks):
         from_k: Index,
         depth: Index,
         pack: Callable[[Index, Index], None] | None = None,
+        done: Integer = 0,
     ) -> None:
         """The tiles of some rows, `row` rows into their run, with each panel; what is complete, finished.
 
-        `pack` packs the panel that begins so many columns into the run; without it all are packed.
+        `pack` packs the panel that begins so many columns into the run; without it all are packed. The sums of
+        the first `done` columns are made already.
         """
         code, size, problem, work = self.code, self.element.bytes, self.problem, self.work
         first = from_k.equals(problem.segments.from_k)
         last = problem.segments.whole & (from_k + depth).equals(problem.size["k"])
         rows = work.sums[row * work.pitch]
-        with code.times(run.columns, self.panel) as left:
+        with code.loop(done, run.columns, self.panel) as turn:
+            left = turn.index
             columns = (run.columns - left).min(self.panel)
             whole = columns.equals(self.panel)
             fits = code.condition(True) if work.masked else whole

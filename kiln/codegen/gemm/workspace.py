@@ -162,6 +162,22 @@ class Workspace:
                 next(evenly)
                 code.run("tile", a, row, self.a_k.get(), b[0], b[1], *rest)
 
+    def tile_turned(
+        self,
+        run: Run,
+        b: tuple[Pointer, Index],
+        sums: tuple[Pointer, Index],
+        first: Condition,
+        depth: Index,
+    ) -> None:
+        """Tiles of very few rows by whole panels of B as it lies, whose columns are so many bytes apart."""
+        code = self.code
+        into, pitch = sums
+        old = first.choose(code.pointer("@nothing"), into)
+        old_steps = first.choose(0, pitch), first.choose(0, self.panel_bytes)
+        a, row, k = self.a_place.pointer(), self.a_row.get(), self.a_k.get()
+        code.run("tile_turned", a, row, k, *b, into, pitch, old, *old_steps, depth, run.rows, run.columns)
+
 
 def masked_panels(spec: GemmSpec, target: Target) -> bool:
     """Whether panels of fewer columns are masked, so that they need not be packed: of matrices in memory."""
