@@ -299,9 +299,11 @@ class Scan(Loop):
     items at every step are results more, stacked.
     """
 
-    def __init__(self, context: Context, slots: list[Slot], each: Each, body: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, context: Context, slots: list[Slot], each: Each, body: Callable[[Any], Any], begun: bool = False
+    ) -> None:
         super().__init__(context, slots, lambda: True, body)
-        self.each = each
+        self.each, self.may_fail = each, not begun
         self.parts: list[int] = []  # values
         self.grown: dict[int, list[Any]] = {}  # slot -> what a step adds to its list
 
