@@ -7,7 +7,7 @@ around it, and numbers of those.
 from __future__ import annotations
 
 from _thread import _local
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kiln import _core
@@ -235,9 +235,23 @@ def close(
         for key, x in met.items():
             if key not in t.graph.lifted:
                 t.graph.lift(x)
+    arrays = [[*t.inputs, *(t.graph.lifted[key][1] for key in met)] for t in traced]
+    return captured, *_numbered([t.graph for t in traced], arrays, outputs)
+
+
+def numbered(graphs: list[Graph]) -> tuple[tuple[Dim, ...], tuple[Subgraph, ...]]:
+    """Graphs in the sizes of the one around them as graphs that one node calls: the sizes that they need of
+    it, and the graphs with slots of their own.
+    """
+    arrays = [[v for v in graph.inputs if not v.weak] for graph in graphs]
+    return _numbered(graphs, arrays, [graph.outputs for graph in graphs])
+
+
+def _numbered(
+    graphs: Sequence[Graph], arrays: list[list[Value]], outputs: list[list[Value]]
+) -> tuple[tuple[Dim, ...], tuple[Subgraph, ...]]:
     slots: set[int] = set()
-    for t in traced:
-        graph = t.graph
+    for graph in graphs:
         for value in (*graph.inputs, *(n.out for n in graph.nodes)):
             slots_in(value.shape, slots)
             slots.update({value.slot} if value.weak and value.node is None else ())
@@ -247,11 +261,8 @@ def close(
             slots |= slots_named(a) | slots_named(b)
     order = sorted(slots)
     names: dict[int, Dim] = {slot: symbol(k) for k, slot in enumerate(order)}
-    graphs = []
-    for t, results in zip(traced, outputs):
-        arrays = [*t.inputs, *(t.graph.lifted[key][1] for key in met)]
-        graphs.append(Subgraph(_renamed(t.graph, arrays, results, names)))
-    return captured, tuple(symbol(slot) for slot in order), tuple(graphs)
+    made = [Subgraph(_renamed(g, own, results, names)) for g, own, results in zip(graphs, arrays, outputs)]
+    return tuple(symbol(slot) for slot in order), tuple(made)
 
 
 def _renamed(graph: Graph, arrays: list[Value], outputs: list[Value], names: dict[int, Dim]) -> Graph:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kiln.graph.size import Size
 from kiln.scripting.failing import fail_where
 from kiln.scripting.numbers import HALVES, Number, Tensor, cast, dtype_of, number
+from kiln.tracing.symbolic import FIRST
 
 
 def _is_plain(x: Any) -> bool:
-    return isinstance(x, (bool, int, float))
+    return isinstance(x, (bool, int, float, Size))
 
 
 def _arithmetic(name: str, reflected: bool) -> Callable[[Number, Any], Any]:
@@ -65,5 +67,6 @@ for _name in (
 ):  # fmt: skip
     setattr(Number, f"__{_name}__", _arithmetic(_name, False))
     setattr(Number, f"__r{_name}__", _arithmetic(_name, True))
+FIRST.add(Number)
 for _name in _COMPARED:
     setattr(Number, f"__{_name}__", _arithmetic(_name, False))

@@ -11,20 +11,25 @@ their value, and say why when they are read.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kiln import _core
 from kiln.capture.called import CALLED, remembered
-from kiln.func.subgraph import attributes
+from kiln.func.subgraph import attributes, numbered
 from kiln.graph import control
+from kiln.graph.control import Attrs
 from kiln.graph.graph import Graph, Value, building
-from kiln.graph.text import Subgraph
+from kiln.graph.size import Dim, Size
 from kiln.scripting.context import Context, Leaving
-from kiln.scripting.numbers import KINDS, TYPES, Number, Tensor, dtype_of
+from kiln.scripting.numbers import KINDS, TYPES, Number, Tensor, dtype_of, kind_of, own, shape_of
 from kiln.table.record import CONTROL, constant, find
 from kiln.tracing.expand import expand
 from kiln.tracing.graphs import add_step
+from kiln.tracing.recorder import TracingError
+from kiln.tracing.restore import alone
+from kiln.tracing.symbolic import plain
 
 BRANCHES = 1000  # of one program, each time that they are followed
 Build = Callable[[list[Any]], Any]
@@ -110,10 +115,21 @@ def follow(context: Context, slots: list[Slot], run: Callable[[], Any]) -> Block
     around, context.trying_outside = context.trying_outside, context.trying_outside + trying
     log: dict[Any, tuple[Slot, Any]] = {}
     context.logs.append(log)
+
+    def undo() -> None:
+        mark.back(recorder)
+        for slot, old in log.values():
+            slot.write(old)
+        for slot, value in zip(slots, before):
+            slot.write(value)
+
     try:
         run()
     except Leaving:
         made.dead = True
+    except TracingError:
+        undo()
+        raise
     finally:
         context.logs.pop()
         context.trying, context.trying_outside = trying, around
@@ -122,7 +138,7 @@ def follow(context: Context, slots: list[Slot], run: Callable[[], Any]) -> Block
     made.left = [s.read() for s in slots]
     made.extra = {key: (slot, old, slot.read()) for key, (slot, old) in log.items()}
     for x in tensors_in([made.left, [after for _, _, after in made.extra.values()]]):
-        made.values[id(x)] = recorder.value(x)
+        made.values[id(own(x))] = recorder.value(own(x))
     for over in mark.on.values():
         whole = over[0]
         if recorder._value[id(whole)] != mark.value.get(id(whole)):
@@ -132,11 +148,7 @@ def follow(context: Context, slots: list[Slot], run: Callable[[], Any]) -> Block
         if recorder._value[id(x)] != k:
             made.written[id(x)] = x, recorder.value(x)
     made.steps = list(recorder.steps[mark.steps :])
-    mark.back(recorder)
-    for slot, old in log.values():
-        slot.write(old)
-    for slot, value in zip(slots, before):
-        slot.write(value)
+    undo()
     return made
 
 
@@ -151,7 +163,7 @@ def tensors_in(value: Any) -> list[Any]:
 
 def unpack(value: Any) -> tuple[list[Any], Any, Build]:
     """(tensors and numbers in a value, what it is without them, what makes it again)."""
-    if isinstance(value, (Tensor, Number, bool, int, float)):
+    if isinstance(value, (Tensor, Number, bool, int, float, Size)):
         return [value], None, lambda r: r[0]
     if (
         type(value) is dict
@@ -195,6 +207,8 @@ def same(a: Any, b: Any) -> bool:
     """Whether a leaf is what it was, without a look at tensors' values."""
     if isinstance(a, Number) and isinstance(b, Number):
         return a.kind is b.kind and a.tensor is b.tensor
+    if isinstance(a, Tensor) or isinstance(a, Size):
+        return own(a) is own(b) or (isinstance(a, Size) and isinstance(b, Size) and plain(a) is plain(b))
     return a is b or (type(a) is type(b) and isinstance(a, (bool, int, float)) and repr(a) == repr(b))
 
 
@@ -207,7 +221,7 @@ def unchanged(a: Any, b: Any) -> bool:
 def told(value: Any) -> str:
     """What a value is, in a few words."""
     if isinstance(value, Tensor):
-        return f"a {dtype_of(value)} tensor of shape {tuple(value.shape)}"
+        return f"a {dtype_of(value)} tensor of shape {tuple(value.shape)!r}"
     if isinstance(value, Number):
         return f"a number ({value.kind.__name__})"
     if isinstance(value, (list, tuple, dict)):
@@ -221,7 +235,7 @@ def told(value: Any) -> str:
 def look_of(x: Any, other: Any) -> tuple[type | None, str, tuple[int, ...]]:
     """(its kind, if it is a number; dtype; shape) of two leaves; Mismatch if they have not the same."""
     if isinstance(x, Tensor) and isinstance(other, Tensor):
-        looks = [(None, dtype_of(v), tuple(v.shape)) for v in (x, other)]
+        looks = [(None, dtype_of(v), shape_of(v)) for v in (x, other)]
     else:
         looks = [_look(v) for v in (x, other)]
     if looks[0] != looks[1]:
@@ -231,8 +245,8 @@ def look_of(x: Any, other: Any) -> tuple[type | None, str, tuple[int, ...]]:
 
 def _look(x: Any) -> tuple[Any, str, tuple[int, ...]]:
     if isinstance(x, Tensor):
-        return None, dtype_of(x), tuple(x.shape)
-    kind = x.kind if isinstance(x, Number) else type(x)
+        return None, dtype_of(x), shape_of(x)
+    kind = kind_of(x)
     return kind, KINDS[kind], ()
 
 
@@ -261,7 +275,7 @@ class Merge:
         have = y if x is ANY else x
         known = self.context.recorder._value
         if x is ANY or y is ANY:
-            tensor = have.tensor if isinstance(have, Number) else have
+            tensor = have.tensor if isinstance(have, Number) else own(have)
             if not isinstance(have, (Tensor, Number)) or id(tensor) in known:
                 return lambda _: have
             look = _look(have)
@@ -278,8 +292,8 @@ class Merge:
         ]
         self.pairs.append((one, other))
         for v in (x, y):
-            if isinstance(v, Tensor) and id(v) in known:
-                self.aliases.append((k, v))
+            if isinstance(v, Tensor) and id(own(v)) in known:
+                self.aliases.append((k, own(v)))
         if kind is None:
             return lambda r: r[k]
         return lambda r: Number(kind, r[k])
@@ -295,16 +309,26 @@ class Merge:
 def result_of(x: Any, block: Block, context: Context, dtype: str) -> Result:
     """A leaf that a block left as a result of its graph."""
     if not isinstance(x, (Tensor, Number)):
-        return Result("number", x, dtype)
-    key = id(x.tensor if isinstance(x, Number) else x)
+        return Result("number", plain(x), dtype)
+    key = id(x.tensor if isinstance(x, Number) else own(x))
     return Result("value", block.values[key] if key in block.values else context.recorder._value[key], dtype)
 
 
-def branch(context: Context, flag: Number, slots: list[Slot], yes: Any, no: Any) -> dict[int, str]:
-    """Follows both sides and puts what they left where they left it: of slots that have no value now, why."""
+def branch(
+    context: Context, flag: Number, slots: list[Slot], yes: Any, no: Any, may_fail: bool = False
+) -> dict[int, str] | None:
+    """Follows both sides and puts what they left where they left it: of slots that have no value now, why.
+    `may_fail`: None, with all as it was, where not all names have a value then.
+    """
     recorder = context.recorder
-    a = follow(context, slots, yes)
-    b = follow(context, slots, no)
+    try:
+        a = follow(context, slots, yes)
+        b = follow(context, slots, no)
+    except TracingError:
+        if not may_fail:
+            raise
+        recorder.failure = None
+        return None
     merge = Merge(a, b, context)
     writes: list[tuple[Slot, Build]] = []
     lost: dict[int, str] = {}
@@ -328,6 +352,8 @@ def branch(context: Context, flag: Number, slots: list[Slot], yes: Any, no: Any)
         except Mismatch as error:
             del merge.pairs[pairs:], merge.aliases[aliases:]
             lost[k] = f"is {error} after the two branches"
+    if lost and may_fail:
+        return None
     for key in {**a.extra, **b.extra}:
         slot, old, _ = a.extra.get(key) or b.extra[key]
         x = ANY if a.dead else a.extra[key][2] if key in a.extra else old
@@ -346,9 +372,9 @@ def branch(context: Context, flag: Number, slots: list[Slot], yes: Any, no: Any)
     for slot, build in writes:
         slot.write(build(results))
     for k, x in merge.aliases:
-        recorder.may_be(results[k], x)
+        recorder.may_be(own(results[k]), x)
     for key, k in spots.items():
-        wholes[key].copy_(results[k])
+        wholes[key].copy_(own(results[k]))
     if a.dead and b.dead:
         raise Leaving
     return lost
@@ -372,14 +398,14 @@ def needed(steps: list[Any], results: list[Result]) -> tuple[list[Any], list[int
     return kept[::-1], sorted(wanted - made)
 
 
-def graph_of(context: Context, steps: list[Any], inputs: list[int], results: list[Result]) -> Subgraph:
-    """Steps as a closed graph of so many values."""
+def graph_of(context: Context, steps: list[Any], inputs: list[int], results: list[Result]) -> Graph:
+    """Steps as a graph of so many values, in the sizes of the trace."""
     recorder = context.recorder
     graph = Graph()
     values: dict[int, Value] = {}
-    sizes: dict[int, Any] = recorder.sizes
+    sizes: Any = ChainMap(recorder.shapes, recorder.sizes) if recorder.shapes else recorder.sizes
     for k in inputs:
-        values[k] = graph.add_input(recorder._dtype_of(k), tuple(map(int, recorder.sizes[k])))
+        values[k] = graph.add_input(recorder._dtype_of(k), tuple(recorder.sizes_of(k)))
     with building(graph):
         for step in steps:
             add_step(graph, step, values, sizes)
@@ -395,9 +421,7 @@ def graph_of(context: Context, steps: list[Any], inputs: list[int], results: lis
             if r.kind == "zeros" and r.held:
                 made = graph.add(find("expand"), (made,), (r.held,))
             outputs.append(made)
-    graph.finish(outputs)
-    graph = expand(graph)
-    return Subgraph(graph)
+    return expand(graph.finish(outputs))
 
 
 def holders(recorder: Any) -> dict[int, Any]:
@@ -407,21 +431,34 @@ def holders(recorder: Any) -> dict[int, Any]:
 
 
 def emit(
-    context: Context, name: str, given: list[Any], counts: tuple[int, int, int], graphs: list[Subgraph]
+    context: Context,
+    name: str,
+    given: list[Any],
+    counts: tuple[int, int, int],
+    graphs: list[Graph],
+    length: Dim = 0,
 ) -> list[Any]:
-    """A call of graphs: its results as tensors, one more step of the recorder."""
-    if context.recorder.shapes:
-        context.refuse("branches on values where sizes vary: declare them fixed")
-    root = Graph()
-    inputs = []
-    for x in given:
-        for _ in x.shape:
-            root.new_symbol()
-        inputs.append(root.add_input(dtype_of(x), tuple(map(int, x.shape))))
-    made = control.add(root, CONTROL[name], inputs, attributes(counts, (0, False), (), tuple(graphs)))
-    root.finish(made)
-    return context.recorder.results_of(
-        CALLED, (len(given), remembered(root), 0), given, [(v.dtype, v.shape) for v in made]
+    """A call of graphs: its results as tensors, one more step of the recorder. `length`: the steps of a scan."""
+    recorder = context.recorder
+    around = Graph()  # in the sizes of the trace, as the graphs are
+    inputs = [around.add_input(dtype_of(x), recorder.shape_of(own(x))) for x in given]
+    sizes, called = numbered(graphs)
+    made = control.add(around, CONTROL[name], inputs, attributes(counts, (length, False), sizes, called))
+    if around.checks:
+        a, b = around.checks[0]
+        context.refuse(
+            f"has a branch or loop on values that makes {recorder.known.text(a)} equal "
+            f"{recorder.known.text(b)}, which not all declared sizes are"
+        )
+    node = made[0].node
+    assert node is not None
+    root, further = alone(node, Attrs(*node.attrs))
+    return recorder.results_of(
+        CALLED,
+        (len(given), remembered(root), len(further)),
+        list(map(own, given)),
+        [(v.dtype, tuple(map(around.canonical, v.shape))) for v in made],
+        further,
     )
 
 

@@ -16,7 +16,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable
-from types import BuiltinMethodType, CodeType, FunctionType, MethodType
+from types import BuiltinFunctionType, BuiltinMethodType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from kiln import _core, ops
@@ -29,7 +29,8 @@ from kiln.scripting.context import Context, running
 from kiln.scripting.failing import fail_where, raised
 from kiln.scripting.functions import is_rewritten, rewrite
 from kiln.scripting.items import cell_slot, changes, global_slot, set_attr
-from kiln.scripting.numbers import KINDS, Number, Tensor, cast, dtype_of, number, of_item, truth
+from kiln.scripting.numbers import KINDS, Number, Tensor, cast, dtype_of, number, of_item
+from kiln.scripting.sizes import ADDS, COPIES, OF_LISTS, OF_SIZES, has_rows, steps, truth, varies
 from kiln.scripting.statements import Range, shown
 from kiln.tracing.recorder import TracingError
 
@@ -67,10 +68,14 @@ def call(f: Any, /, *args: Any, **kwargs: Any) -> Any:
         special = _SPECIAL.get(f)
     except TypeError:  # cannot be hashed
         special = None
+    if context.recorder.shapes:
+        made = _of_sizes(context, f, args, kwargs)
+        if made is not NotImplemented:
+            return made
     if special is not None and not (context.pinned and f not in _PLAIN):
         if f in _FOLDS and len(args) == 1 and not isinstance(args[0], (Tensor, str, dict, set)):
             args = (args[0] if isinstance(args[0], (list, tuple, range, Range)) else list(args[0]),)
-        if any(map(is_symbolic, (*args, *kwargs.values()))):
+        if any(map(is_symbolic, (*args, *kwargs.values()))) or (f is range and any(map(varies, args))):
             return special(*args, **kwargs)
     if isinstance(f, functools.partial):
         return call(f.func, *f.args, *args, **{**f.keywords, **kwargs})
@@ -93,6 +98,35 @@ def call(f: Any, /, *args: Any, **kwargs: Any) -> Any:
     if isinstance(own, FunctionType):
         return call(MethodType(own, f), *args, **kwargs)
     return _native(context, f, args, kwargs)
+
+
+def _of_sizes(context: Context, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a function gives of sizes that vary and of lists as long as they are; NotImplemented where that is
+    nothing special.
+    """
+    if isinstance(f, (type, BuiltinFunctionType)):
+        special = OF_SIZES.get(f)
+        made = NotImplemented if special is None else special(*args, **kwargs)
+        if made is not NotImplemented:
+            return made
+    held = getattr(f, "__self__", None)
+    if not context.grows or not any(map(has_rows, (held, *args, *kwargs.values()))):
+        return NotImplemented
+    name = getattr(f, "__name__", "")
+    if has_rows(held):
+        if name not in ADDS:
+            context.refuse(f"calls {name} of a list whose length is a size that varies")
+        return NotImplemented
+    if name in OF_LISTS and not isinstance(f, FunctionType):
+        return OF_LISTS[name](*args, **kwargs)
+    if isinstance(f, FunctionType) and name in OF_LISTS and is_left_alone(f):
+        return OF_LISTS[name](*args, **kwargs)
+    own = getattr(f, "__func__", f)
+    if f in COPIES or name in ADDS or (isinstance(own, FunctionType) and not is_left_alone(own)):
+        return NotImplemented
+    if isinstance(f, (Module, functools.partial)):
+        return NotImplemented
+    context.refuse(f"gives {name or 'a function'} a list whose length is a size that varies: stack it before")
 
 
 def _function(context: Context, f: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -184,7 +218,7 @@ def _wrapped(context: Context, f: Any, wrapped: Any, args: Any, kwargs: Any) -> 
 def _method(context: Context, f: MethodType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     held, function = f.__self__, f.__func__
     if isinstance(held, (list, dict, set)) and f.__name__ in _CHANGING and is_left_alone(function):
-        changes(held)
+        changes(held, f.__name__ in ADDS)
     if isinstance(held, Module) and f.__name__ in ("forward", "__call__"):
         patch(context, held)
     if isinstance(held, Tensor) and not context.pinned:
@@ -207,7 +241,7 @@ def _builtin(context: Context, f: Any, args: tuple[Any, ...], kwargs: dict[str, 
         return _native(context, f, args, kwargs)
     if isinstance(held, (list, dict, set)):
         if f.__name__ in _CHANGING:
-            changes(held)
+            changes(held, f.__name__ in ADDS)
         made = f(*args, **kwargs)
         return context.new(made) if f.__name__ == "copy" else made
     if _goes_on(held):
@@ -487,8 +521,12 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
 
 
 def _range(*args: Any) -> Any:
-    dynamic = any(isinstance(a, (Number, Tensor)) for a in args)
-    return Range(*args) if dynamic else range(*args)
+    dynamic = any(isinstance(a, (Number, Tensor)) or varies(a) for a in args)
+    if not dynamic:
+        return range(*args)
+    made = Range(*args)
+    each = steps(made.start, made.stop, made.step)
+    return made if each is None else each
 
 
 _SPECIAL[range] = _range

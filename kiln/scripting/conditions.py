@@ -11,7 +11,8 @@ from typing import Any
 
 from kiln.scripting.blocks import FAILURE, UNSET, Slot, branch, follow, unchanged
 from kiln.scripting.context import Context, running
-from kiln.scripting.numbers import Number, Tensor, truth
+from kiln.scripting.numbers import Number, Tensor
+from kiln.scripting.sizes import Asked, has_rows, truth
 
 Thunk = Callable[[], Any]
 
@@ -86,7 +87,7 @@ _CHEAP = 8  # steps that are rather done than branched over
 def python(x: Any) -> bool:
     """A condition that has to be one of Python's."""
     held = truth(x)
-    if isinstance(held, Number):
+    if isinstance(held, Number) and not isinstance(held, Asked):
         running().refuse("branches on a value in a comprehension, or beside a := of one")
     return bool(held)
 
@@ -97,6 +98,8 @@ def choose(test: Any, yes: Thunk, no: Thunk, line: int) -> Any:
     if not isinstance(held, Number):
         return yes() if held else no()
     lost, value = _chosen(held, yes, no)
+    if lost and isinstance(held, Asked):
+        return yes() if held else no()
     if lost:
         running().refuse(f"has a conditional expression on values that {lost}")
     return value
@@ -111,8 +114,9 @@ def _chosen(flag: Number, yes: Thunk, no: Thunk) -> tuple[str, Any]:
         cell[0] = value
 
     slot = Slot("what a conditional expression gives", lambda: cell[0], put, True)
-    lost = branch(context, flag, [slot, failure_slot(context)], lambda: put(yes()), lambda: put(no()))
-    return lost.get(0, ""), cell[0]
+    slots, asked = [slot, failure_slot(context)], isinstance(flag, Asked)
+    lost = branch(context, flag, slots, lambda: put(yes()), lambda: put(no()), asked)
+    return ("has no one value", None) if lost is None else (lost.get(0, ""), cell[0])
 
 
 _SIGNS = {
@@ -123,6 +127,8 @@ _SIGNS = {
 
 def compared(sign: str, a: Any, b: Any) -> Any:
     """a < b, or another comparison by the name it has in a syntax tree."""
+    if has_rows(a) or has_rows(b):
+        running().refuse("compares a list whose length is a size that varies")
     return _SIGNS[sign](a, b)
 
 
@@ -134,12 +140,14 @@ def chain(signs: tuple[str, ...], first: Any, *rest: Thunk) -> Any:
         held = contains(right, left)
         held = held if sign == "In" else not_(held)
     else:
-        held = _SIGNS[sign](left, right)
+        held = compared(sign, left, right)
     return held if len(rest) == 1 else and_(held, lambda: chain(signs[1:], right, *rest[1:]))
 
 
 def contains(held: Any, x: Any) -> Any:
     """x in held"""
+    if has_rows(held):
+        running().refuse("looks for something in a list whose length is a size that varies")
     if isinstance(held, Tensor) and isinstance(x, (Tensor, Number, bool, int, float)):
         equal: Any = held == x
         return truth(equal.any())

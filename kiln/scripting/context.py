@@ -10,7 +10,10 @@ from typing import Any
 
 from kiln import _core
 from kiln.capture.pure.guards import entries_of
-from kiln.tracing.recorder import Recorder
+from kiln.late import later
+from kiln.tracing.recorder import Recorder, TracingError
+
+_asked = later("kiln.scripting.sizes", "Asked")
 
 
 class Leaving(BaseException):
@@ -37,6 +40,7 @@ class Context:
         self.unset: dict[str, str] = {}  # names that have no value, and why
         self.ran: dict[Any, dict[str, Any]] = {}  # code -> globals
         self.patched: list[tuple[dict[str, Any], str]] = []
+        self.grows = False  # whether lists have as many items as a size says
         self.prints: list[Any] | None = [] if prints else None
         # what is changed that was there before the call, as it was; None where nothing may be
         self.effects: dict[Any, tuple[Any, Any]] | None = {} if prints else None
@@ -44,6 +48,11 @@ class Context:
     def refuse(self, what: str, line: str = "") -> Any:
         """Raises that a script cannot do something, with the line."""
         return self.recorder.refuse(what, line)
+
+    @property
+    def asked(self) -> Any:
+        """What makes the answer to a question about sizes."""
+        return _asked
 
     def pin(self) -> None:
         """A value is about to be read, which every call will check."""
@@ -158,7 +167,12 @@ def current() -> Context | None:
 
 
 def running() -> Context:
-    """The same where there is one."""
+    """The same where there is one; TracingError for a number of a script's where none runs."""
+    if not _running.contexts:
+        raise TracingError(
+            "computes, outside a script, with a number that depends on the value of a tensor and that a script "
+            "gave: have the script return a tensor"
+        )
     return _running.contexts[-1]
 
 

@@ -12,6 +12,7 @@ from kiln.scripting.conditions import choose, just
 from kiln.scripting.context import running
 from kiln.scripting.failing import fail_where
 from kiln.scripting.numbers import Number, Tensor, dtype_of, of_item
+from kiln.scripting.sizes import Rows, has_rows
 
 _INTS = ("int64", "int32", "int16", "int8", "uint8")
 
@@ -52,6 +53,8 @@ def _check(held: Any, key: Any) -> None:
 
 def item(held: Any, key: Any) -> Any:
     """held[key]"""
+    if type(held) in (list, tuple) and has_rows(held):
+        return _of_rows(held, key)
     if isinstance(held, Tensor) and not running().pinned:
         given = _plain(key)
         if any(map(_position, key if isinstance(key, tuple) else (key,))):
@@ -61,6 +64,20 @@ def item(held: Any, key: Any) -> Any:
         return _of_list(held, key if isinstance(key, Number) else of_item(key))
     made = held[key]
     return running().new(made) if isinstance(key, slice) and isinstance(made, list) else made
+
+
+def _of_rows(held: Any, key: Any) -> Any:
+    """An item of a list that has as many as a size says."""
+    if type(key) is int and type(held[key]) is not Rows:
+        before = held[:key] if key >= 0 else held[key:]
+        if not has_rows(before):
+            return held[key]
+    at = len(held) - 1 if key == -1 else 0
+    rest = held[:at] if key != -1 else ()
+    if type(key) is not int or has_rows(rest) or type(held[at]) is not Rows:
+        running().refuse("takes an item or a part of a list whose length is a size that varies")
+    each = held[at].each()
+    return each.item([p[key] for p in each.parts])
 
 
 def _of_list(held: Any, key: Any) -> Any:
@@ -116,8 +133,10 @@ def cell_slot(cell: Any, name: str) -> Slot:
     return Slot(f"the name {name} of the function around", lambda: cell.cell_contents, write)
 
 
-def changes(held: Any) -> None:
-    """A container is about to be changed."""
+def changes(held: Any, adds: bool = False) -> None:
+    """A container is about to be changed; `adds`: behind what it has."""
+    if not adds and running().grows and has_rows(held):
+        running().refuse("changes items of a list whose length is a size that varies")
     running().change(held, None, contents(held), f"changes a {type(held).__name__}")
 
 
@@ -186,7 +205,7 @@ def augment(name: str, x: Any, value: Any) -> Any:
             return getattr(operator, name)(x, plain)
         return x.copy_(beside_tensor(name[1:], x, value))
     if isinstance(x, list) and name in ("iadd", "imul"):
-        changes(x)
+        changes(x, name == "iadd")
     if isinstance(x, (dict, set)):
         changes(x)
     return getattr(operator, name)(x, value)

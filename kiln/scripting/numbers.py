@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core
+from kiln.graph.size import Size
 from kiln.scripting.context import running
 from kiln.table.record import find
 
@@ -24,6 +25,17 @@ HALVES = ("float16", "bfloat16")
 def dtype_of(tensor: Any) -> str:
     """The name of a tensor's dtype."""
     return str(tensor.dtype).rpartition(".")[2]
+
+
+def own(tensor: Any) -> Any:
+    """A tensor as the recorder has it, which is another where its sizes vary."""
+    return getattr(tensor, "whole", tensor)
+
+
+def shape_of(tensor: Any) -> tuple[Any, ...]:
+    """The sizes of a tensor, those that vary as graphs have them."""
+    whole = own(tensor)
+    return tuple(whole.shape) if whole is tensor else tuple(tensor.recorder.shape_of(whole))
 
 
 def cast(tensor: Any, dtype: str) -> Any:
@@ -151,8 +163,15 @@ def number(x: Any) -> Number:
     """A Python number as a Number."""
     if isinstance(x, Number):
         return x
+    if isinstance(x, Size):
+        return Number(int, filled((), x, KINDS[int]))
     kind = bool if isinstance(x, bool) else int if isinstance(x, int) else float
     return Number(kind, filled((), kind(x), KINDS[kind]))
+
+
+def kind_of(x: Any) -> Any:
+    """int, float or bool for a number, also one that depends on values or sizes; else the type."""
+    return x.kind if isinstance(x, Number) else int if isinstance(x, Size) else type(x)
 
 
 def of_item(tensor: Any) -> Any:
@@ -166,21 +185,3 @@ def of_item(tensor: Any) -> Any:
     dtype = dtype_of(tensor)
     kind: type = bool if dtype == "bool" else float if "float" in dtype else int
     return Number(kind, cast(tensor.detach().reshape(()), KINDS[kind]))
-
-
-def truth(x: Any) -> Any:
-    """Whether something holds: of a tensor or Number a Number, of anything else Python's bool."""
-    if isinstance(x, Number):
-        return x.as_kind(bool)
-    if isinstance(x, Tensor):
-        if x.numel() != 1:
-            how = "more than one value" if x.numel() else "no values"
-            raise RuntimeError(f"Boolean value of Tensor with {how} is ambiguous")
-        x = x.reshape(())
-        x = x if dtype_of(x) == "bool" else x != 0
-        context = running()
-        if context.pinned:
-            context.pin()
-            return bool(x)
-        return Number(bool, x)
-    return bool(x)

@@ -405,6 +405,8 @@ class _Rewrite(ast.NodeTransformer):
         if isinstance(op, (ast.In, ast.NotIn)):
             found = runtime("contains", b, a)
             return found if isinstance(op, ast.In) else runtime("not_", found)
+        if isinstance(op, (ast.Eq, ast.NotEq)):  # of lists
+            return runtime("compared", ast.Constant(type(op).__name__), a, b)
         return ast.Compare(a, [op], [b])
 
     def visit_Call(self, node: ast.Call) -> Any:
@@ -447,7 +449,16 @@ class _Rewrite(ast.NodeTransformer):
         self.generic_visit(node)
         return self._made(runtime("new", node), node)
 
-    visit_Dict = visit_Set = visit_ListComp = visit_SetComp = visit_DictComp = _new
+    visit_Dict = visit_Set = visit_SetComp = visit_DictComp = _new
+
+    def visit_ListComp(self, node: ast.ListComp) -> Any:
+        if len(node.generators) > 1 or node.generators[0].is_async or _has_walrus(node):
+            return self._new(node)
+        line, over = ast.Constant(node.lineno), node.generators[0].iter
+        node.generators[0].iter = load(f"{PREFIX}over")
+        self.generic_visit(node)
+        given = ast.arguments([], [ast.arg(f"{PREFIX}over")], None, [], [], None, [])
+        return self._made(runtime("listed", self.visit(over), ast.Lambda(given, node), line), node)
 
     def visit_List(self, node: ast.List) -> Any:
         return self._new(node) if isinstance(node.ctx, ast.Load) else self.generic_visit(node)

@@ -36,6 +36,7 @@ from kiln.scripting.given import (
 )
 from kiln.scripting.items import contents
 from kiln.scripting.numbers import Number
+from kiln.scripting.sizes import has_rows
 from kiln.table.arguments import recorder_here
 from kiln.tracing.captured import Captured
 from kiln.tracing.modules import TopLevelTracedModule, TracerWarning
@@ -325,6 +326,7 @@ def inside(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with entered(context):
             return call(function, *args, **kwargs)
     context = recorder.script = Context(recorder)
+    recorder.finish_result = functools.partial(_finished, context)
     context.roots = [function, args, kwargs]
     try:
         with entered(context):
@@ -333,6 +335,13 @@ def inside(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return made
     finally:
         recorder.script = None
+
+
+def _finished(context: Context, result: Any) -> Any:
+    """What a capture gives of what a script in it gave."""
+    if has_rows(result):
+        context.refuse("returns a list whose length is a size that varies: stack or concatenate it")
+    return _numbers_as_tensors(result, [])
 
 
 def _look(value: Any, parts: list[Any], seen: dict[int, int]) -> bool:

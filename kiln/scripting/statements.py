@@ -13,9 +13,11 @@ from kiln.scripting.blocks import UNSET, Slot, branch
 from kiln.scripting.conditions import Thunk, and_, failure_slot, or_
 from kiln.scripting.context import Context, running
 from kiln.scripting.failing import fail_where, raised
-from kiln.scripting.loops import Loop
+from kiln.scripting.items import changes
+from kiln.scripting.loops import Loop, Scan
 from kiln.scripting.lower import LEFT, PREFIX, VALUE
-from kiln.scripting.numbers import Number, Tensor, of_item, truth
+from kiln.scripting.numbers import Number, Tensor, of_item
+from kiln.scripting.sizes import Asked, Each, Rows, each_of, has_rows, truth, varies
 
 _NAMES = {VALUE: "what the function returns", LEFT: "whether the function returns"}
 
@@ -28,6 +30,8 @@ class Range:
         found: Any = (0, given[0], 1) if len(given) == 1 else (*given, 1) if len(given) == 2 else given
         self.start, self.stop, self.step = found
         for x in given:
+            if varies(x):
+                continue
             if (x.kind if isinstance(x, Number) else type(x)) is float:
                 raise TypeError("'float' object cannot be interpreted as an integer")
 
@@ -67,7 +71,11 @@ def if_(test: Any, yes: Thunk, no: Thunk, get: Any, put: Any, names: tuple[str, 
         return
     context = running()
     slots = [*_slots(names, get, put), failure_slot(context)]
-    _lose(context, slots, branch(context, held, slots, yes, no), get, line)
+    lost = branch(context, held, slots, yes, no, isinstance(held, Asked))
+    if lost is None:  # one side, and a check of the sizes at each call
+        (yes if held else no)()
+        return
+    _lose(context, slots, lost, get, line)
 
 
 def while_(test: Thunk, body: Thunk, get: Any, put: Any, names: tuple[str, ...], line: int) -> None:
@@ -85,7 +93,7 @@ def while_(test: Thunk, body: Thunk, get: Any, put: Any, names: tuple[str, ...],
 def _loop(test: Thunk, body: Thunk, get: Any, put: Any, names: Any, line: int, more: list[Slot]) -> None:
     context = running()
     slots = [*_slots(names, get, put), *more, failure_slot(context)]
-    _lose(context, slots, Loop(context, slots, test, body).run(), get, line)
+    _lose(context, slots, Loop(context, slots, test, body).run() or {}, get, line)
 
 
 def for_(
@@ -99,11 +107,31 @@ def for_(
     line: int,
 ) -> None:
     """for item in over: body(item); `go()` before each step, where there are ways out."""
-    if isinstance(over, Range):
-        _for_range(over, body, go, get, put, names, line)
+    each = each_of(over)
+    if each is not None and go is None:
+        context = running()
+        slots = [*_slots(names, get, put), failure_slot(context)]
+        lost = Scan(context, slots, each, body).run()
+        if lost is not None:
+            _lose(context, slots, lost, get, line)
+        elif context.recorder.decide(each.length, ">", 0, None, True):
+            # a name has another type or shape after the first step: that one is done by itself
+            body(each.item([p[0] for p in each.parts]))
+            rest = each.rest()
+            if isinstance(rest.length, int):
+                for_(range(rest.length), lambda k: body(rest.item([p[k] for p in rest.parts])), go, targets, get, put, names, line)
+                return
+            lost = Scan(context, slots, rest, body, True).run()
+            _lose(context, slots, lost or {}, get, line)
+        return
+    if isinstance(over, Range) or each is not None:
+        _for_range(over if each is None else each.positions(), body, go, get, put, names, line)
         return
     item: Any
     for item in entered_in(over):
+        if type(item) is Rows:
+            for_(item.each(), body, go, targets, get, put, names, line)
+            continue
         held = True if go is None else go()
         if not isinstance(held, Number):
             if not held:
@@ -118,6 +146,7 @@ def _for_range(over: Any, body: Any, go: Any, get: Any, put: Any, names: Any, li
         none: Any = of_numbers("eq", over.step, 0)
         fail_where(none, ValueError("range() arg 3 must not be zero"))
     cell: list[Any] = [over.start]
+    item = getattr(over, "item", lambda i: i)
 
     def write(value: Any) -> None:
         cell[0] = value
@@ -135,7 +164,7 @@ def _for_range(over: Any, body: Any, go: Any, get: Any, put: Any, names: Any, li
     def step() -> None:
         i = cell[0]
         cell[0] = i + over.step
-        body(i)
+        body(item(i))
 
     counter = Slot("the position in a range", lambda: cell[0], write, True)
     _loop(more, step, get, put, names, line, [counter])
@@ -215,6 +244,25 @@ class _Shown:
 def over(x: Any) -> Any:
     """What a comprehension goes through."""
     return entered_in(x)
+
+
+def listed(x: Any, make: Callable[[Any], list[Any]], line: int) -> list[Any]:
+    """[f(v) for v in x], as make(x)"""
+    context = running()
+    if each_of(x) is None and not has_rows(x):
+        made: list[Any] = context.new(make(x))
+        return made
+    found: list[Any] = context.new([])
+
+    def body(item: Any) -> None:
+        changes(found, True)
+        found.extend(make([item]))
+
+    def get() -> list[Any]:
+        return []
+
+    for_(x, body, None, (), get, lambda values: None, (), line)
+    return found
 
 
 def entered_in(x: Any) -> Any:

@@ -83,6 +83,7 @@ def capture(
         given, named = _replaced(args, seen), _replaced(kwargs, seen)
         with _exchanged(places, stand_ins):
             result = fn(*given, **named)
+            result = recorder.finish_result(result)
             for qualified, kind, held, key, tensor in places:
                 made, now = stand_ins[id(tensor)], held.get(key)
                 if now is not made:

@@ -55,12 +55,15 @@ class Recorder(Reads):
         self.drawn: Dim = 0  # how many random numbers so far
         self._offsets: dict[int, Dim] = {}  # of positions from the first: what they are in general
         self._target: Shape | None = None  # of what is written
+        self._shapes_of: dict[int, Shape] = {}  # id of a tensor that the function has -> its sizes in general
         self._views_of: dict[int, list[Node]] = {}  # value -> the views that it is of an operand
         self._places: dict[int, Place] = {}  # id of a view -> where it lies in memory whose sizes vary
         self.pending: Any = None  # of the call that is being made: the op, its operands as they were given
         self.constants: list[int] = []  # operands that stand for nothing: tensors that were met
         # of branches (kiln/scripting)
         self.script: Any = None  # what a script that is called inside keeps
+        # results without what only a script knows: of numbers that depend on values tensors
+        self.finish_result: Callable[[Any], Any] = lambda result: result
         self.ended: set[int] = set()  # ids of tensors that a branch made which is over
         self.failed: Any = None  # of a run that may raise: (the number of its exception, the exceptions)
         self._may_be: dict[int, set[int]] = {}  # storage -> storages that may be the same memory
@@ -275,8 +278,10 @@ class Recorder(Reads):
 
     def shape_of(self, tensor: Any) -> Shape:
         """The sizes of a tensor, in general."""
-        k = self.value(tensor)
-        return self.shapes.get(k) or _core.place(tensor)[2]
+        found = self._shapes_of.get(id(tensor))
+        if found is None:
+            found = self.shapes.get(self.value(tensor)) or _core.place(tensor)[2]
+        return found
 
     def shape_text(self, tensor: Any) -> str:
         """The same as text."""
@@ -286,7 +291,8 @@ class Recorder(Reads):
         """Results as the function is to see them."""
         if isinstance(result, (tuple, list)):
             return type(result)([self.wrapped(y) for y in result])
-        if isinstance(result, _core.Tensor) and self.value(result) in self.shapes:
+        if isinstance(result, _core.Tensor) and (shape := self.shapes.get(self.value(result))):
+            self._shapes_of[id(result)] = shape
             return _traced(result, self)
         return result
 
@@ -311,6 +317,8 @@ class Recorder(Reads):
         known = self.known.known(left, sign, right)
         if known is not None:
             return known
+        if self.script is not None and not own:
+            return self.script.asked(self, left, sign, right)  # type: ignore[no-any-return]
         answer = self.known.guard(left, sign, right, user_line())
         fixes = answer if sign == "==" else not answer if sign == "!=" else False
         if fixes and self.on_data != "check":
@@ -352,11 +360,11 @@ class Recorder(Reads):
             self.refuse("reads a tensor that may have been written by another name, depending on values")
         return super().value(tensor)
 
-    def placeholder(self, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    def placeholder(self, dtype: str, shape: Shape, requires_grad: bool) -> Any:
         """A tensor without values that no step has made: what a loop carries."""
         self._quiet = True
         try:
-            made = ops.empty(shape, dtype=getattr(_core, dtype))
+            made = ops.empty(tuple(map(self.known.value_of, shape)), dtype=getattr(_core, dtype))
             if requires_grad and made.dtype.is_floating_point:
                 made.requires_grad_()
             made = made.clone()  # which never runs: no check looks at its values
@@ -366,19 +374,30 @@ class Recorder(Reads):
         self._hold(made, k)
         self._made.add(_core.place(made)[0])
         self.dtypes[k] = dtype
+        if any(isinstance(d, Size) for d in shape):
+            self.shapes[k] = shape
         return made
 
     def results_of(
-        self, op: Any, structure: tuple[Any, ...], given: list[Any], looks: list[Any]
+        self,
+        op: Any,
+        structure: tuple[Any, ...],
+        given: list[Any],
+        looks: list[tuple[str, Shape]],
+        sizes: list[Dim],
     ) -> list[Any]:
         """The results of a call that is a step without being made, so that nothing compiles it by itself."""
-        args = tuple([("value", self.value(x)) for x in given])
+        args: tuple[Any, ...] = tuple([("value", self.value(x)) for x in given])
+        args += tuple([("size", n) for n in sizes])
         history = _core.grad_enabled()
         flows = history and any(x.requires_grad for x in given)
         made = [self.placeholder(dtype, shape, flows) for dtype, shape in looks]
         outs = [self._value[id(y)] for y in made]
-        self._append(op, structure, args, outs, [d for d, _ in looks], [s for _, s in looks], history)
-        return made
+        shapes = [tuple(map(self.known.value_of, s)) for _, s in looks]
+        self._append(op, structure, args, outs, [d for d, _ in looks], shapes, history)
+        if sizes or any(k in self.shapes for k in outs):
+            self._note_ones(len(self.steps) - 1)
+        return self.wrapped(made)
 
     def may_be(self, made: Any, other: Any) -> None:
         """A result of a branch may be another tensor's memory: a write to one shows in the other."""

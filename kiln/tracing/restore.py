@@ -95,13 +95,13 @@ class Restored:
         key = node.op.name, tuple(map(id, node.inputs)), call[1:]
         at, given = self._by_call.get(key, (-1, set()))
         if at < 0 or call.which in given:
-            text, sizes = _called(node, call)
+            graph, sizes = alone(node, call)
             operands = [*node.inputs, *sizes]
             args = tuple(map(self._argument, operands))
-            step = Step(CALLED, (len(node.inputs), text, len(sizes)), args, (), (), (), True)
-            graph = node.out.graph
+            step = Step(CALLED, (len(node.inputs), text(graph), len(sizes)), args, (), (), (), True)
+            around = node.out.graph
             for k in range(call.results):
-                step = self._with_result(step, *node.op.infer(graph, node.inputs, (k, *call[1:])))
+                step = self._with_result(step, *node.op.infer(around, node.inputs, (k, *call[1:])))
             at, given = len(self.steps), set()
             self._by_call[key] = at, given
             self.steps.append(step)
@@ -202,7 +202,7 @@ def _number(value: Value) -> Any:
     return found
 
 
-def _called(node: Node, call: Attrs) -> tuple[str, list[Dim]]:
+def alone(node: Node, call: Attrs) -> tuple[Graph, list[Dim]]:
     """A graph of one call of control flow on its own inputs, and the sizes it is given besides: those that
     vary and are no size of an input.
     """
@@ -227,4 +227,4 @@ def _called(node: Node, call: Attrs) -> tuple[str, list[Dim]]:
     steps = of(call.steps[0]), call.steps[1]
     graphs = tuple([Subgraph(expand(sub.graph)) for sub in call.graphs])
     graph.finish(add(graph, node.op, inputs, call._replace(sizes=sizes, steps=steps, graphs=graphs)))
-    return text(graph), further
+    return graph, further

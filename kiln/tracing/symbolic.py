@@ -349,11 +349,21 @@ def _attach() -> None:
     casts = samples._CASTS.keys()
     registry.attach(Traced, lambda function: function, lambda name: name not in own | casts)
     for name, function in ops.OPERATORS.items():
-        setattr(Traced, f"__{name}__", samples._method(function))
+        setattr(Traced, f"__{name}__", _operator(function))
         if name in ops.REFLECTED:
             setattr(Traced, f"__r{name}__", samples._reflected(function))
             setattr(Traced, f"__i{name}__", samples._in_place(function))
     Traced.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Traced, *others: Any) -> Any:
+        return NotImplemented if others and type(others[0]) in FIRST else function(self, *others)
+
+    return method
+
+
+FIRST: set[type] = set()  # whose own operators are asked beside a tensor: kiln/scripting
 
 
 def nested(data: Any, dtype: str | None) -> Any:

@@ -103,10 +103,13 @@ def _listed(tensors: Any, name: str) -> list[Any]:
 
 
 def _alike(tensors: list[Any]) -> bool:
-    """Whether all are of one shape and of one dtype: nothing else to look at."""
+    """Whether all are of one shape, known here, and of one dtype: nothing else to look at."""
     first = tensors[0]
     shape, dtype = first.shape, first.dtype
-    return all(x.shape == shape and x.dtype == dtype for x in tensors)
+    known = type(shape)
+    return known is _core.Size and all(
+        type(x.shape) is known and x.shape == shape and x.dtype == dtype for x in tensors
+    )
 
 
 def _fitting(tensors: list[Any]) -> list[Any]:

@@ -125,6 +125,8 @@ def _sliced(x: Tensor, dim: int, key: slice) -> Any:
         return slice_(x, dim, (0, quotient(size + step - 1, step), step))
     if not is_value(x):  # whose sizes may be asked about: the answers are checked at each call
         start, stop = _cut(key.start, 0, size), _cut(key.stop, size, size)
+        if step == 1:  # the same for a part that is empty
+            return slice_(x, dim, (start, stop - start if start <= stop else 0, 1))
         return slice_(x, dim, (start, (stop - start + step - 1) // step if start < stop else 0, step))
     raise TypeError(
         f"x[{key.start}:{key.stop}]: the size of dim {dim} is symbolic ({size}): a slice cannot be cut to fit"
