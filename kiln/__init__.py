@@ -32,8 +32,6 @@ from kiln._core import (  # noqa: E402
     float16 as float16,
     float32 as float32,
     float64 as float64,
-    get_default_dtype as get_default_dtype,
-    get_num_threads as get_num_threads,
     int8 as int8,
     int16 as int16,
     int32 as int32,
@@ -53,6 +51,7 @@ from kiln.autograd import (  # noqa: E402
     set_grad_enabled as set_grad_enabled,
 )
 from kiln.autograd.grad_mode import (  # noqa: E402
+    is_grad_enabled as is_grad_enabled,
     is_inference as is_inference,
     is_inference_mode_enabled as is_inference_mode_enabled,
 )
@@ -166,9 +165,11 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
     )
     from kiln.switches import (
         are_deterministic_algorithms_enabled as are_deterministic_algorithms_enabled,
+        get_default_dtype as get_default_dtype,
         get_deterministic_debug_mode as get_deterministic_debug_mode,
         get_float32_matmul_precision as get_float32_matmul_precision,
         get_num_interop_threads as get_num_interop_threads,
+        get_num_threads as get_num_threads,
         is_deterministic_algorithms_warn_only_enabled as is_deterministic_algorithms_warn_only_enabled,
         is_warn_always_enabled as is_warn_always_enabled,
         set_deterministic_debug_mode as set_deterministic_debug_mode,
@@ -203,8 +204,8 @@ _PARTS = (
     "profiler quasirandom random serialization signal special storage testing types utils version viz xpu"
 )
 _SWITCHES = (
-    "are_deterministic_algorithms_enabled get_deterministic_debug_mode get_float32_matmul_precision "
-    "get_num_interop_threads is_deterministic_algorithms_warn_only_enabled is_warn_always_enabled "
+    "are_deterministic_algorithms_enabled get_default_dtype get_deterministic_debug_mode "
+    "get_float32_matmul_precision get_num_interop_threads get_num_threads is_deterministic_algorithms_warn_only_enabled is_warn_always_enabled "
     "set_deterministic_debug_mode set_float32_matmul_precision set_flush_denormal set_num_interop_threads "
     "set_warn_always use_deterministic_algorithms"
 )
@@ -257,7 +258,6 @@ _LATER = {
 float, double, half, int, long, short = float32, float64, float16, int32, int64, int16
 e, inf, nan, pi = _math.e, _math.inf, _math.nan, _math.pi
 newaxis = None
-is_grad_enabled = _core.grad_enabled
 __version__ = "0.1.0"
 
 

@@ -10,12 +10,14 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from kiln import _core
 from kiln.backends.precision import get_float32_matmul_precision, set_float32_matmul_precision
+from kiln.table.arguments import answered
 from kiln.table.callables import hide_frames as _hide_frames
 
 __all__ = [
     "are_deterministic_algorithms_enabled", "get_deterministic_debug_mode", "get_float32_matmul_precision",
-    "get_num_interop_threads", "is_deterministic_algorithms_warn_only_enabled", "is_warn_always_enabled",
+    "get_default_dtype", "get_num_interop_threads", "get_num_threads", "is_deterministic_algorithms_warn_only_enabled", "is_warn_always_enabled",
     "set_deterministic_debug_mode", "set_float32_matmul_precision", "set_flush_denormal",
     "set_num_interop_threads", "set_warn_always", "use_deterministic_algorithms",
 ]  # fmt: skip
@@ -47,17 +49,18 @@ def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None
 
 def are_deterministic_algorithms_enabled() -> bool:
     """What `use_deterministic_algorithms` was told."""
-    return bool(_kept["deterministic"])
+    return bool(answered("are_deterministic_algorithms_enabled", bool(_kept["deterministic"])))
 
 
 def is_deterministic_algorithms_warn_only_enabled() -> bool:
     """What it was told of warnings."""
-    return bool(_kept["deterministic"] == 1)
+    only = bool(_kept["deterministic"] == 1)
+    return bool(answered("is_deterministic_algorithms_warn_only_enabled", only))
 
 
 def get_deterministic_debug_mode() -> int:
     """The same as a number: 0 nothing, 1 warnings, 2 errors were asked for."""
-    return int(_kept["deterministic"])
+    return int(answered("get_deterministic_debug_mode", int(_kept["deterministic"])))
 
 
 def set_deterministic_debug_mode(debug_mode: int | str) -> None:
@@ -89,7 +92,7 @@ def set_warn_always(b: bool) -> None:
 
 def is_warn_always_enabled() -> bool:
     """What `set_warn_always` was told."""
-    return bool(_kept["warn_always"])
+    return bool(answered("is_warn_always_enabled", bool(_kept["warn_always"])))
 
 
 def set_flush_denormal(mode: bool) -> bool:
@@ -118,13 +121,32 @@ def set_num_interop_threads(num: int) -> None:
     _kept["interop_threads"] = num
 
 
+def get_num_threads() -> int:
+    """How many threads an op may run on.
+
+    >>> kiln.get_num_threads() > 0
+    True
+    """
+    return int(answered("get_num_threads", _core.get_num_threads()))
+
+
+def get_default_dtype() -> _core.dtype:
+    """The dtype of floats where none is given.
+
+    >>> kiln.get_default_dtype()
+    kiln.float32
+    """
+    default: _core.dtype = answered("get_default_dtype", _core.get_default_dtype())
+    return default
+
+
 def get_num_interop_threads() -> int:
     """What `set_num_interop_threads` was told; before, the number of processors.
 
     >>> kiln.get_num_interop_threads() > 0
     True
     """
-    return _kept["interop_threads"] or os.cpu_count() or 1
+    return int(answered("get_num_interop_threads", _kept["interop_threads"] or os.cpu_count() or 1))
 
 
 def _assert(condition: Any, message: str) -> None:

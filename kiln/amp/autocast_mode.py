@@ -21,6 +21,7 @@ from kiln.amp.lists import FLOAT32, LOW, WIDEST, dtype_of_call
 from kiln.autograd.grad_mode import Mode
 from kiln.device import device
 from kiln.errors import warn
+from kiln.table.arguments import answered
 from kiln.table.callables import name_all
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -167,7 +168,8 @@ def is_autocast_available(device_type: str) -> bool:
 
 def is_autocast_enabled(device_type: str = "cuda") -> bool:
     """Whether autocast is on in this thread for a kind of device; PyTorch's default kind is "cuda"."""
-    return _kind(device_type) == "cpu" and _core.modes()[2] is not None
+    on = _kind(device_type) == "cpu"
+    return on and bool(answered("is_autocast_enabled", _core.modes()[2] is not None))
 
 
 def set_autocast_enabled(device_type: Any, enabled: bool | None = None) -> None:
@@ -190,9 +192,9 @@ def get_autocast_dtype(device_type: str) -> Any:
     """
     kind = _kind(device_type)
     mode = _core.modes()[2]
-    if kind == "cpu" and mode is not None:
-        return mode[0]
-    return _said.dtypes.get(kind, _core.bfloat16 if kind == "cpu" else _core.float16)
+    if kind == "cpu":
+        return answered("get_autocast_dtype", mode[0] if mode else _said.dtypes.get(kind, _core.bfloat16))
+    return _said.dtypes.get(kind, _core.float16)
 
 
 def set_autocast_dtype(device_type: str, dtype: Any) -> None:
@@ -203,7 +205,7 @@ def set_autocast_dtype(device_type: str, dtype: Any) -> None:
 def is_autocast_cache_enabled() -> bool:
     """Whether autocast keeps casts of parameters where it is not told."""
     mode = _core.modes()[2]
-    return _said.cache if mode is None else mode[1]
+    return bool(answered("is_autocast_cache_enabled", _said.cache if mode is None else mode[1]))
 
 
 def set_autocast_cache_enabled(enabled: bool) -> None:

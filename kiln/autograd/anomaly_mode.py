@@ -14,6 +14,7 @@ from typing import Any
 
 from kiln import _core, ops
 from kiln.errors import warn
+from kiln.table.arguments import answered
 
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _check_nan = True
@@ -21,7 +22,7 @@ _check_nan = True
 
 def is_anomaly_enabled() -> bool:
     """Whether anomaly mode is on, in all threads."""
-    return _core.anomaly_enabled()
+    return bool(answered("is_anomaly_enabled", _core.anomaly_enabled()))
 
 
 def is_anomaly_check_nan_enabled() -> bool:

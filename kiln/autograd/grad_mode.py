@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar, cast, overload
 
 from kiln import _core
 from kiln.errors import warn
+from kiln.table.arguments import answered
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -205,6 +206,17 @@ tensor and use it in autograd, or use no_grad() instead of inference_mode().
         super().__init__(not mode, bool(mode))
 
 
+def is_grad_enabled() -> bool:
+    """Whether gradients are recorded in this thread.
+
+    >>> import kiln
+    >>> with kiln.no_grad():
+    ...     kiln.is_grad_enabled()
+    False
+    """
+    return bool(answered("is_grad_enabled", _core.grad_enabled()))
+
+
 def is_inference_mode_enabled() -> bool:
     """Whether inference mode is on in this thread.
 
@@ -213,7 +225,7 @@ def is_inference_mode_enabled() -> bool:
     ...     kiln.is_inference_mode_enabled()
     True
     """
-    return _core.modes()[1]
+    return bool(answered("is_inference_mode_enabled", _core.modes()[1]))
 
 
 def is_inference(input: Any) -> bool:

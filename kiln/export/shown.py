@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from kiln.export.program import ExportedProgram
+from kiln.tracing.answers import Condition
 from kiln.viz.words import amount
 
 
@@ -29,6 +30,9 @@ def described(program: ExportedProgram) -> str:
         lines.append(
             f"  {found.size_text(guard.left)} {sign} {found.size_text(guard.right)}   ({guard.line})"
         )
+    conditions = [check for check in found.checks if isinstance(check, Condition)]
+    if conditions:
+        lines += ["", "conditions", *(f"  {c.name}: {c.told()}   ({c.line})" for c in conditions)]
     if found.random:
         lines += ["", f"draws {found.drawn} random numbers a call"]
     total = sum(s.tensor.numel() * s.tensor.element_size() for s in found.state)

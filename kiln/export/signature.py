@@ -19,6 +19,7 @@ from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, Size, slots_named
 from kiln.graph.text import DTYPES, TextError, dim_text, parse_dim
 from kiln.table.kinds import FLOATS
+from kiln.tracing.answers import Condition, is_known, is_plain
 from kiln.tracing.captured import Captured, Check, Expected, Input, Kept, Raises, State
 from kiln.tracing.dims import Range
 from kiln.tracing.sizes import SIGNS, Guard
@@ -57,11 +58,12 @@ def signature(captured: Captured, trains: list[bool]) -> dict[str, Any]:
             [d.name, d.min, d.max, dim_text(d.symbol), d.slot, d.example] for d in captured.dims.values()
         ],
         "asked": asked_rows(captured),
+        "ordered": captured.ordered,
         "guards": [[dim_text(g.left), g.sign, dim_text(g.right), g.answer, g.line] for g in captured.guards],
     }
 
 
-def asked(captured: Captured) -> list[Kept | Expected | Raises]:
+def asked(captured: Captured) -> list[Kept | Expected | Raises | Condition]:
     """What is asked of values beyond what the graph's ops ask."""
     return [check for check in captured.checks if not isinstance(check, Check)]
 
@@ -71,6 +73,9 @@ def asked_rows(captured: Captured) -> list[list[Any]]:
     rows: list[list[Any]] = []
     results = 0
     for check in asked(captured):
+        if isinstance(check, Condition):
+            rows.append(["condition", check.which, check.what, json.dumps([check.answer, check.line])])
+            continue
         of_result = not isinstance(check, Kept) or check.kind == "result"
         which = results if of_result else check.which
         results += of_result
@@ -90,7 +95,7 @@ def asked_last(captured: Captured) -> tuple[list[int], list[Any]]:
     kept = list(range(len(captured.outputs) + len(captured.mutated)))
     checks: list[Any] = []
     for check in asked(captured):
-        if not isinstance(check, Kept) or check.kind == "result":
+        if not isinstance(check, Condition) and (not isinstance(check, Kept) or check.kind == "result"):
             kept.append(check.which)
             check = check._replace(which=len(kept) - 1)
         checks.append(check)
@@ -108,11 +113,14 @@ def _read_asked(found: Captured, entries: _Entries, graph: Looks, tensors: dict[
     results = graph.outputs[first:]
     errors = tuple([_error_of(*row) for row in entries.rows("raises", str, str)])
     _need(
-        len(results) == sum(kind != "operand" for kind, *_ in rows),
+        len(results) == sum(kind not in ("operand", "condition") for kind, *_ in rows),
         f"the graph returns {len(graph.outputs)} values",
     )
     operands = [v for v in graph.inputs if not v.weak]
     for k, (kind, which, error, told) in enumerate(rows):
+        if kind == "condition":
+            found.checks.append(_condition(found, which, error, told))
+            continue
         _need(kind in ("true", "raises", "operand", "result"), f"nothing is asked as {kind!r:.20}")
         held = operands if kind == "operand" else results
         _need(0 <= which < len(held), f"nothing to ask for at {which}")
@@ -129,6 +137,18 @@ def _read_asked(found: Captured, entries: _Entries, graph: Looks, tensors: dict[
         _need(name in tensors and _look(tensors[name]) == look, f"no value called {name}")
         at = which if kind == "operand" else first + which
         found.checks.append(Kept(kind, at, tensors[name], told))
+
+
+def _condition(found: Captured, which: int, what: str, told: str) -> Condition:
+    """What is assumed of an operand or a mode."""
+    try:
+        answer, line = json.loads(told)
+    except (ValueError, TypeError, RecursionError):
+        raise TextError("signature: a condition without an answer") from None
+    names = [*(x.name for x in found.inputs), *(s.name for s in found.state)]
+    known = is_known(which, what, answer, len(names)) and is_plain(answer) and isinstance(line, str)
+    _need(known, f"nothing is assumed as {what!r:.40}")
+    return Condition(which, what, answer, line, found.name if which < 0 else names[which])
 
 
 def _tree_out(tree: Tree, where: str) -> Any:
@@ -264,6 +284,8 @@ def from_signature(graph: Looks, source: str, tensors: dict[str, Any]) -> tuple[
     _read_dims(found, entries, slots)
     found.random = [(str(kind), _count(n, slots)) for kind, n in entries.rows("random", str, str)]
     found.drawn = _count(entries.take("drawn"), slots)
+    found.ordered = entries.take("ordered")
+    _need(isinstance(found.ordered, bool), "ordered must be true or false")
     _need(len(numbers) == len(found.random), f"{len(numbers)} numbers, {len(found.random)} that are drawn")
     _need(all(kind in ("seed", "position") for kind, _ in found.random), "a number that is not drawn")
     return found, [wanted for _, _, wanted in state]

@@ -57,7 +57,9 @@ class Definition(Recorder):
         self.drawn_by: list[Expression] = []  # how many random numbers each op draws
         # of numbers that are positions: which draw, and how far behind its first; of a seed: (0, 0)
         self.places: list[tuple[int, int]] = []
-        self.asked: dict[tuple[Expression, str, Expression], set[str]] = {}  # what was asked of sizes: lines
+        self.asked_of_sizes: dict[
+            tuple[Expression, str, Expression], set[str]
+        ] = {}  # what was asked of sizes: lines
         self._counts: dict[int, Expression] = {}  # of draws, by position: how many in general
         self._last = (0, 0)  # the last draw before an op: from, to
         self._rewound = -1  # where the generator was before it
@@ -198,8 +200,12 @@ class Definition(Recorder):
             f"{_WAYS}"
         )
 
-    def requires_grad_read(self, tensor: Any, frame: Any = None) -> None:
-        """Nodes have no gradients: those of a graph are a graph."""
+    def asked(self, tensor: Any, what: str, frame: Any = None) -> None:
+        """Nodes have no gradients (those of a graph are a graph), and lie in order."""
+
+    def asked_mode(self, what: str, answer: Any) -> Any:
+        """A graph is defined once, by what is asked then."""
+        return answer
 
     def _refused(self, what: str, kind: Any = TracingError, line: str = "") -> Any:
         self.failure = kind(f"{line or user_line()}: {what}")
@@ -236,7 +242,7 @@ class Definition(Recorder):
 
     def _ask(self, left: Expression, sign: str, right: Expression, line: str) -> bool:
         """The answer for the sizes that ops are followed with, checked at each run; "": of all graphs."""
-        self.asked.setdefault((left, sign, right), set()).add(line)
+        self.asked_of_sizes.setdefault((left, sign, right), set()).add(line)
         return self.known.guard(left, sign, right, line or user_line())
 
     def decide(self, left: Expression, sign: str, right: Expression, holds: Any, own: bool) -> bool:

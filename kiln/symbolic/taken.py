@@ -296,7 +296,7 @@ def _draws(definition: Definition, taken: Taken, moved: _Moved) -> tuple[list[tu
 def _guard(found: Captured, definition: Definition, moved: _Moved) -> None:
     """What was asked of sizes on the lines of these steps, or by the program itself."""
     lines = {"", *found.step_lines}
-    for (left, sign, right), asked in definition.asked.items():
+    for (left, sign, right), asked in definition.asked_of_sizes.items():
         if lines.isdisjoint(asked) or not (moved.knows(left) and moved.knows(right)):
             continue
         guard = definition.known.guards[left, sign, right]

@@ -98,6 +98,14 @@ def recorder_here(*given: Any) -> Any:
     return _traced.recorder
 
 
+def answered(what: str, answer: Any) -> Any:
+    """What a function of kiln's with the name `what` says of a mode or a switch; told to who follows the calls
+    of this thread, whose program would go by it.
+    """
+    recorder = _traced.recorder
+    return answer if recorder is None else recorder.asked_mode(what, answer)
+
+
 def beside(like: Any, make: Callable[[], Any]) -> Any:
     """What `make` gives; where `like` is a node of a graph, a node of it, made anew at each run."""
     return like.recorder.wrapped(like.recorder.during(make)) if hasattr(type(like), "recorder") else make()

@@ -25,6 +25,7 @@ from kiln.tracing.dims import declared, specs_of
 from kiln.tracing.recorder import Recorder, TracingError
 from kiln.tracing.symbolic import Traced, plain
 from kiln.tracing.trees import Tree, build, constants, flatten
+from kiln.tracing.variation import NONE, Variation, deeper, merged, other_type
 
 
 def _dtype(tensor: Any) -> str:
@@ -39,10 +40,13 @@ def capture(
     root: Any = None,
     on_data: str = "refuse",
     has_values: bool = True,
+    varied: Variation = NONE,
+    written: frozenset[int] = frozenset(),
 ) -> Captured:
     """What `fn(*args, **kwargs)` does, as a graph. `dims`: which sizes vary, as `dynamic_shapes` of
     `kiln.jit.trace`; `root`: the module whose parameters and buffers it uses (fn itself, if it is one);
-    `has_values`: whether the arguments have values, or only say what such look like. TracingError for what a
+    `has_values`: whether the arguments have values, or only say what such look like; `varied`: what is
+    otherwise than in the example, where arguments that are `written` stay several. TracingError for what a
     graph would not do again, with the line.
     """
     kwargs = kwargs or {}
@@ -59,6 +63,10 @@ def capture(
     distinct = list({id(x): x for x in leaves}.values())
     recorder = Recorder(name, on_data, has_values)
     shapes = _declare(found, recorder, leaves, names, dims) if dims else {}
+    found.types = [type(x).__name__ for x in distinct]
+    rest = len(kwargs) > 1 and _takes_any_keyword(fn)  # then their order can matter
+    found.alike = merged(distinct, shapes, written)
+    found.one = found.alike if varied.same else {}
     places = _places(root) if root is not None else _places_around(fn)
     found.unsaved = _unsaved(root) if root is not None else set()
     returned: list[Any] = []
@@ -71,8 +79,9 @@ def capture(
     def run() -> Any:
         for x in leaves:
             if id(x) not in stand_ins:
-                made = recorder.stand_in(x, True, shapes.get(id(x)))
                 varies = any(isinstance(d, Size) for d in shapes.get(id(x), ()))
+                kind = other_type(type(x)) if varied.types and not varies else None
+                made = recorder.stand_in(x, True, shapes.get(id(x)), kind)
                 stand_ins[id(x)] = made
                 seen[id(x)] = Traced(made, recorder) if varies else made
         for qualified, kind, _, _, tensor in places:
@@ -80,10 +89,16 @@ def capture(
                 made = stand_ins[id(tensor)] = recorder.stand_in(tensor, False)
                 state_of[id(made)] = qualified, kind, tensor
                 recorder.value(made)  # in the model's order, those too that nothing reads
+        for k, first in found.one.items():
+            seen[id(distinct[k])] = seen[id(distinct[first])]
         given, named = _replaced(args, seen), _replaced(kwargs, seen)
+        if varied.order and rest:
+            named = dict(reversed(named.items()))
+        more = [list(seen.values()) for _ in range(3)] if varied.around else []
         with _exchanged(places, stand_ins):
-            result = fn(*given, **named)
+            result = deeper(lambda: fn(*given, **named)) if varied.around else fn(*given, **named)
             result = recorder.finish_result(result)
+            del more
             for qualified, kind, held, key, tensor in places:
                 made, now = stand_ins[id(tensor)], held.get(key)
                 if now is not made:
@@ -97,6 +112,7 @@ def capture(
     state = _core.random_state()
     outside = random_states()
     grad = _core.set_grad_enabled(True)  # what a call records is decided by the call
+    recorder.grad_around = grad
     try:
         with without_values(recorder):
             _core.trace(recorder, True, run, (), {}, ())
@@ -185,6 +201,7 @@ def _finish(
     extra = raised + add_checks(found, recorder, len(values) + len(changed) + len(raised))
     kept, more = recorder.check_reads(len(values) + len(changed) + len(extra))
     found.checks += kept
+    found.checks += recorder.stated([*(x.name for x in found.inputs), *(s.name for s in found.state)])
     extra += more
     found.steps = recorder.steps_of([*values, *changed, *extra])
     set_histories(found)
@@ -327,6 +344,15 @@ def parameter_names(fn: Any, count: int) -> list[str]:
         )
         names.append(f"{star}[{k - plain}]")
     return names
+
+
+def _takes_any_keyword(fn: Any) -> bool:
+    """Whether a function has a parameter `**kwargs`."""
+    try:
+        parameters = inspect.signature(fn.forward if isinstance(fn, Module) else fn).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
 
 def _replaced(value: Any, instead: dict[int, Any]) -> Any:

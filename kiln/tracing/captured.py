@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kiln import _core
 from kiln.graph.graph import Graph
@@ -18,6 +18,9 @@ from kiln.tracing.dims import Range
 from kiln.tracing.sizes import Guard
 from kiln.tracing.trees import Tree, difference, flatten
 from kiln.tuples import NamedTuple
+
+if TYPE_CHECKING:
+    from kiln.tracing.answers import Condition
 
 _SHOWN = 4  # elements of a tensor that errors show
 _look, _graph_of = later("kiln.tracing.graphs", "Look"), later("kiln.tracing.graphs", "graph_of")
@@ -58,6 +61,7 @@ class Captured:
         self.outputs: list[str] = []
         self.mutated: list[tuple[str, int]] = []  # ("input" or "state", which), of the outputs after those
         self.random: list[tuple[str, Any]] = []
+        self.ordered = False  # whether the order of keyword arguments matters
         self.drawn: Any = 0  # how far a call moves the generator's position, a size if that varies
         self.history: list[tuple[int, ...]] = []  # of each output: the operands whose gradients it gives
         self.written: list[tuple[int, ...]] = []  # the same of what is written
@@ -72,11 +76,14 @@ class Captured:
             None  # of one that was loaded: it with its steps and graph
         )
         self.step_lines: list[str] = []
-        self.checks: list[Check | Kept | Expected | Raises] = []
+        self.checks: list[Check | Kept | Expected | Raises | Condition] = []
         self.distinct: list[int] = []  # of the tensors among the arguments: the first of each
         self.parameters: list[str] = []  # what the function calls its positional arguments
         self.aliases: tuple[int, ...] = ()  # of the tensors among the arguments: which is the same as which
         self.met: list[Any] = []  # copies of the constants, as the run left them
+        self.types: list[str] = []  # of inputs: of what type they are
+        self.alike: dict[int, int] = {}  # inputs that look as an earlier one does, and are not written
+        self.one: dict[int, int] = {}  # such that were one tensor with it, where that was varied
         self.kept: Any = None  # so that the next run's objects are others
         self.shapes: dict[int, Any] = {}  # of what steps make, by its number
         self._steps: Any = None
@@ -184,7 +191,7 @@ class Captured:
                 named = named[1:]
             kwargs = rest
         order = self.in_tree.items[1].keys
-        if kwargs.keys() == set(order):
+        if kwargs.keys() == set(order) and not self.ordered:
             kwargs = {k: kwargs[k] for k in order}
         return flat(args, kwargs, leaves, None, self.parameters)
 

@@ -14,6 +14,7 @@ from typing import Any
 from kiln import _core
 from kiln.tracing.recorder import TracingError
 from kiln.tracing.trees import Tree
+from kiln.tracing.variation import canonical
 
 _WAYS = "make it an argument, or compute it with kiln (kiln.rand draws anew at each call)"
 
@@ -40,6 +41,10 @@ def refuse_drawn(name: str, before: tuple[Any, Any]) -> None:
 
 def compare(first: Any, second: Any) -> None:
     """TracingError where two captures of one example differ, with the line."""
+    if second.one:
+        if canonical(first.steps, second.one) != canonical(second.steps, second.one):
+            raise _differs(first, "does something else where two arguments are one tensor", "")
+        second.steps = first.steps
     for k, (a, b) in enumerate(zip(first.steps.steps, second.steps.steps)):
         if a.what() != b.what():
             line = first.line_of(k)

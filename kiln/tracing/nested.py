@@ -13,6 +13,7 @@ from kiln import _core
 from kiln.graph.graph import current
 from kiln.graph.size import Size, substitute
 from kiln.late import later
+from kiln.tracing.answers import Condition
 from kiln.tracing.captured import Captured, Expected, Kept, Raises
 from kiln.tracing.trees import build, constants
 
@@ -33,6 +34,8 @@ def within(found: Captured, recorder: Any, tensors: list[Any]) -> tuple[Any, ...
             recorder.expect(made[check.which], check.error, check.text)
         elif isinstance(check, Raises):
             recorder.refuse(f"calls {found.name}, which raises depending on values")
+        elif isinstance(check, Condition):
+            recorder.state_again(check, wholes)
         elif isinstance(check, Kept):
             looked = wholes[check.which] if check.kind == "operand" else made[check.which]
             recorder.read_values.append(_read(recorder.value(looked), check.example, check.line))

@@ -272,6 +272,7 @@ def _is_plain(found: Captured) -> bool:
         and len(checks) == len(found.checks)
         and all(kind == "state" for kind, _ in found.mutated)
         and not varies
+        and not found.ordered
         and not any(isinstance(n, Size) for n in (*numbers, *counts))
     )
 

@@ -6,20 +6,18 @@ be read. What is written into them is a result more; other tensors that are met 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from kiln import _core, ops
 from kiln.capture.pure.steps import CAST, DETACH, STRIDED
 from kiln.capture.pure.trace import user_line
-from kiln.errors import is_own
 from kiln.graph.graph import Node, Shape
 from kiln.graph.size import Dim, Size
 from kiln.late import later
 from kiln.table.record import Op
 from kiln.tracing.places import Place, contiguous, seen
-from kiln.tracing.reads import Reads
+from kiln.tracing.questions import Questions
 
 _made_size = later("kiln.tracing.symbolic", "made_size")
 _traced = later("kiln.tracing.symbolic", "Traced")
@@ -47,7 +45,7 @@ def _has_size(data: Any) -> bool:
     return any(map(_has_size, data)) if isinstance(data, (tuple, list)) else isinstance(data, Size)
 
 
-class Recorder(Reads):
+class Recorder(Questions):
     """A tracer whose operands are stand-ins."""
 
     def __init__(self, name: str, on_data: str = "refuse", has_values: bool = True) -> None:
@@ -69,14 +67,22 @@ class Recorder(Reads):
         self._may_be: dict[int, set[int]] = {}  # storage -> storages that may be the same memory
         self._spoiled: set[int] = set()  # storages that may have been written by another name
 
-    def stand_in(self, tensor: Any, argument: bool, shape: Shape | None = None) -> Any:
+    def stand_in(
+        self, tensor: Any, argument: bool, shape: Shape | None = None, kind: type | None = None
+    ) -> Any:
         """A tensor of the same look without values, which becomes an operand when it is used; `shape` where
-        some of its sizes vary.
+        some of its sizes vary; `kind`: of which type, if not of the tensor's.
         """
         self._quiet = True
         try:
             sizes = tuple(tensor.shape) if shape is None else tuple(map(self.known.value_of, shape))
             made = ops.empty(sizes, dtype=tensor.dtype)
+            own = type(tensor)
+            if issubclass(own, _core.Tensor):  # (placeholders only look like one)
+                if (kind or own) is not _core.Tensor:
+                    made = _core.Tensor._make_subclass(kind or own, made)
+                if kind is None and (argument or own is not _core.Tensor) and (held := vars(tensor)):
+                    vars(made).update(held)
             if tensor.requires_grad:
                 made.requires_grad_()
         finally:
@@ -416,14 +422,6 @@ class Recorder(Reads):
                 "instead of x += 1"
             )
         self._spoiled.add(storage)
-
-    def requires_grad_read(self, tensor: Any, frame: Any = None) -> None:
-        """Refuses that the program itself asks what each call decides; `frame`: who asks."""
-        own = self._quiet or is_own(frame or sys._getframe(1))
-        if not own and _core.place(tensor)[0] in self._on:
-            self.value(tensor)  # of what it is an alias
-        if not own and tensor.dtype.is_floating_point and not self._is_detached(tensor):
-            self.refuse("reads requires_grad: the trace would keep the answer of its example")
 
     def sizes_read(self, tensor: Any) -> None:
         """Sizes are those of the example."""

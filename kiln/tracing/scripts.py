@@ -10,12 +10,14 @@ from kiln import _core
 from kiln.errors import describe, message
 from kiln.graph.text import text
 from kiln.nn import Module
+from kiln.tracing.answers import OTHER, Condition, is_plain
 from kiln.tracing.capture import capture
 from kiln.tracing.captured import Captured
 from kiln.tracing.compare import compare
 from kiln.tracing.program import Program, held_in
 from kiln.tracing.recorder import TracingError
 from kiln.tracing.trees import flatten
+from kiln.tracing.variation import ALL_BUT_SAME, AROUND, NONE, ORDER, SAME, TYPES, Variation
 
 above: dict[str, Callable[..., None]] = {}  # what writes a program, and makes one of text: kiln/scripting's
 
@@ -233,15 +235,59 @@ def captured_twice(
     """A function as a graph, followed twice where that is to be checked."""
     found = capture(func, args, kwargs, shapes, root, on_data)
     if check:
+        written = frozenset(k for kind, k in found.mutated if kind == "input")
         held = [object() for _ in range(1000)]  # so that new objects lie elsewhere
         seed, position = _core.random_state()
         _core.set_random_state(seed ^ 1, position + 1)  # (nor may it depend on where the generator is)
         try:
-            compare(found, capture(func, args, kwargs, shapes, root, on_data))
+            _compare_varied(
+                found,
+                lambda how: capture(func, args, kwargs, shapes, root, on_data, varied=how, written=written),
+            )
         finally:
             _core.set_random_state(seed, position)
         del held
     return found
+
+
+def _compare_varied(found: Captured, again: Callable[[Variation], Captured]) -> None:
+    """Follows a function once more, with all varied that should not matter. What does is found by varying one
+    thing at a time, and becomes a condition; TracingError where the function changes by itself.
+    """
+    line = "the function"
+    refusal = _difference(found, again, ALL_BUT_SAME)
+    if refusal is not None:
+        compare(found, again(NONE))
+        of_types, of_order = (_difference(found, again, how) is not None for how in (TYPES, ORDER))
+        around = _difference(found, again, AROUND)
+        if around is not None or not (of_types or of_order):
+            raise around or refusal
+        if of_types:
+            for k, x in enumerate(found.inputs):
+                found.checks.append(Condition(k, "type", found.types[k], line, x.name))
+        found.ordered = of_order
+    if found.alike and _difference(found, again, SAME) is not None:
+        compare(found, again(NONE))
+        for k, first in found.alike.items():
+            found.checks.append(Condition(k, OTHER, first, line, found.inputs[k].name))
+
+
+def _difference(found: Captured, again: Callable[[Variation], Captured], how: Variation) -> Exception | None:
+    """What is otherwise where the function is followed so; what it asks then of arguments are conditions."""
+    try:
+        second = again(how)
+        compare(found, second)
+    except Exception as error:
+        return error
+    for condition in second.checks:
+        if isinstance(condition, Condition) and condition not in found.checks:
+            if not is_plain(condition.answer):
+                raise TracingError(
+                    f"{found.name}: {condition.line} reads an attribute of {condition.name} that is neither "
+                    "number nor text: make it an argument"
+                )
+            found.checks.append(condition)
+    return None
 
 
 def _example(given: Any) -> tuple[Any, ...]:

@@ -226,6 +226,7 @@ class Traced:
 
     def stride(self, dim: int | None = None) -> Any:
         """The strides, sizes that vary as such."""
+        self.recorder.asked(self.whole, "stride", sys._getframe(1))
         place = self.recorder.place(self.whole)
         if place is None:
             raise self.recorder.size_read(0, "reads strides of a view whose sizes vary")
@@ -234,7 +235,8 @@ class Traced:
 
     def is_contiguous(self, memory_format: Any = None) -> bool:
         """Whether the elements lie in memory in order."""
-        return bool(self.whole.is_contiguous())
+        self.recorder.asked(self.whole, "is_contiguous", sys._getframe(1))
+        return bool(self.whole.is_contiguous(memory_format))
 
     def numel(self) -> Any:
         """How many elements it has."""
@@ -244,6 +246,7 @@ class Traced:
 
     def storage_offset(self) -> Any:
         """Where it begins in its storage."""
+        self.recorder.asked(self.whole, "storage_offset", sys._getframe(1))
         place = self.recorder.place(self.whole)
         if place is None:
             raise self.recorder.size_read(0, "reads the offset of a view whose sizes vary")
@@ -279,7 +282,7 @@ class Traced:
     @property
     def requires_grad(self) -> bool:
         """Whether gradients are recorded."""
-        self.recorder.requires_grad_read(self.whole, sys._getframe(1))
+        self.recorder.asked(self.whole, "requires_grad", sys._getframe(1))
         return bool(self.whole.requires_grad)
 
     def requires_grad_(self, requires_grad: bool = True) -> Traced:
@@ -322,6 +325,16 @@ class Traced:
         return arithmetic.clone(self)
 
 
+def _asked(name: str) -> property:
+    """An attribute that the recorder is asked for."""
+
+    def get(self: Traced) -> Any:
+        self.recorder.asked(self.whole, name, sys._getframe(1))
+        return getattr(self.whole, name)
+
+    return property(get)
+
+
 def _reading(name: str) -> Callable[..., Any]:
     """What reads values, which a trace has not."""
 
@@ -340,8 +353,10 @@ def _attach() -> None:
         setattr(Traced, name, _reading(name))
     own = set(vars(Traced))
     tensor: Any = _core.Tensor
-    for name in "dtype grad_fn is_leaf _version device layout itemsize is_cpu is_cuda grad".split():
+    for name in "dtype device layout itemsize is_cpu is_cuda".split():
         setattr(Traced, name, samples._of_whole(name))
+    for name in "grad_fn is_leaf _version grad output_nr retains_grad _base".split():
+        setattr(Traced, name, _asked(name))
     for name in ("T", "mT", "H", "mH", "real", "where", "type_as", "cpu", "__format__"):
         setattr(Traced, name, vars(tensor)[name])
     for name, dtype in samples._CASTS.items():

@@ -55,7 +55,7 @@ PyObject* tensor_retain_grad(PyObject* self, PyObject*) {
 
 PyObject* tensor_grad_fn(PyObject* self, void*) {
     return guarded([&]() -> PyObject* {
-        Node* node = up_to_date_grad_fn(tensor_of(self));
+        Node* node = up_to_date_grad_fn(asked(tensor_of(self), "grad_fn"));
         if (node) track(self);  // it may get hooks
         if (node) return wrap_node({NodeRef(node), nullptr, 0});
         Py_RETURN_NONE;
@@ -71,7 +71,7 @@ PyObject* tensor_edge(PyObject* self, PyObject*) {
     });
 }
 PyObject* tensor_output_nr(PyObject* self, void*) {
-    return guarded([&] { return PyLong_FromLong(int(edge_of(tensor_of(self)).index)); });
+    return guarded([&] { return PyLong_FromLong(int(edge_of(asked(tensor_of(self), "output_nr")).index)); });
 }
 
 // ---- functions of the user's ----

@@ -170,7 +170,7 @@ PyObject* tensor_item(PyObject* self, PyObject*) {
 }
 
 PyObject* tensor_data_ptr(PyObject* self, PyObject*) {
-    const TensorRef x(&tensor_of(self));
+    const TensorRef x(&asked(tensor_of(self), "data_ptr"));
     ready_for_others(*x);
     return PyLong_FromVoidPtr(x->data());
 }

@@ -121,7 +121,7 @@ PyObject* tensor_share(PyObject* self, PyObject* args) {
 }
 
 PyObject* get_shared(PyObject* self, void*) {
-    const Storage& storage = *tensor_of(self).storage;
+    const Storage& storage = *asked(tensor_of(self), "is_shared").storage;
     if (storage.deleter != unmap) Py_RETURN_FALSE;
     PyObject* owner = static_cast<Mapping*>(storage.context)->owner;
     return Py_NewRef(owner ? owner : Py_True);
@@ -141,7 +141,7 @@ PyMethodDef methods[] = {
      "Puts the memory behind it into a descriptor's, for all that look at it: (descriptor, owner)."},
 };
 PyGetSetDef shared_getset = {
-    "_shared", get_shared, nullptr,
+    "_shared", guard<get_shared>, nullptr,
     "The owner of its memory, if that is a descriptor's; True without one; or False.", nullptr};
 
 }  // namespace

@@ -122,16 +122,17 @@ PyObject* get_shape(PyObject* self, void*) {
 PyObject* get_dtype(PyObject* self, void*) { return Py_NewRef(dtype_object(tensor_of(self).dtype)); }
 PyObject* get_ndim(PyObject* self, void*) { return PyLong_FromLong(tensor_of(self).ndim()); }
 PyObject* get_requires_grad(PyObject* self, void*) {
-    return guarded([&] {
-        note_requires_grad_read(tensor_of(self));
-        return PyBool_FromLong(takes_part(tensor_of(self)));
-    });
+    return guarded([&] { return PyBool_FromLong(takes_part(asked(tensor_of(self), "requires_grad"))); });
 }
-PyObject* get_base(PyObject* self, void*) { return wrap(TensorRef(tensor_of(self).base)); }
-PyObject* tensor_is_view(PyObject* self, PyObject*) { return PyBool_FromLong(bool(tensor_of(self).base)); }
-PyObject* get_is_leaf(PyObject* self, void*) { return PyBool_FromLong(!edge_of(tensor_of(self)).node); }
+PyObject* get_base(PyObject* self, void*) { return wrap(TensorRef(asked(tensor_of(self), "_base").base)); }
+PyObject* tensor_is_view(PyObject* self, PyObject*) {
+    return PyBool_FromLong(bool(asked(tensor_of(self), "_is_view").base));
+}
+PyObject* get_is_leaf(PyObject* self, void*) {
+    return PyBool_FromLong(!edge_of(asked(tensor_of(self), "is_leaf")).node);
+}
 PyObject* get_version(PyObject* self, void*) {
-    const TensorRef x(&tensor_of(self));
+    const TensorRef x(&asked(tensor_of(self), "_version"));
     KILN_CHECK(!x->storage->inference, runtime, "Inference tensors do not track version counter.");
     return PyLong_FromLong(x->storage->version);
 }
@@ -148,7 +149,7 @@ PyObject* get_alone(PyObject* self, void*) {
     return PyBool_FromLong(x->storage->refcount == 1u + own_base && !x->storage->foreign());
 }
 PyObject* get_retains(PyObject* self, void*) {
-    const Tensor& x = tensor_of(self);
+    const Tensor& x = asked(tensor_of(self), "retains_grad");
     return PyBool_FromLong(x.meta && x.meta->retained);
 }
 
@@ -171,7 +172,7 @@ int put_requires_grad(PyObject* self, PyObject* value, void*) {
 }
 
 PyObject* get_grad(PyObject* self, void*) {
-    const Tensor& x = tensor_of(self);
+    const Tensor& x = asked(tensor_of(self), "grad");
     if (x.meta && x.meta->grad) return wrap(x.meta->grad);
     if (x.node && !(x.meta && x.meta->retained) &&
         PyErr_WarnEx(
@@ -262,9 +263,11 @@ PyObject* tensor_numel(PyObject* self, PyObject*) {
 PyObject* tensor_element_size(PyObject* self, PyObject*) {
     return PyLong_FromSize_t(itemsize(tensor_of(self).dtype));
 }
-PyObject* tensor_offset(PyObject* self, PyObject*) { return PyLong_FromLongLong(tensor_of(self).offset); }
+PyObject* tensor_offset(PyObject* self, PyObject*) { 
+    return PyLong_FromLongLong(asked(tensor_of(self), "storage_offset").offset);
+}
 PyObject* tensor_is_contiguous(PyObject* self, PyObject*) {
-    return PyBool_FromLong(tensor_of(self).contiguous);
+    return PyBool_FromLong(asked(tensor_of(self), "is_contiguous").contiguous);
 }
 PyObject* tensor_is_float(PyObject* self, PyObject*) {
     return PyBool_FromLong(is_float(tensor_of(self).dtype));
@@ -296,7 +299,7 @@ PyObject* tensor_size(PyObject* self, PyObject* const* args, Py_ssize_t count, P
 
 PyObject* tensor_stride(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     const TensorRef x(&tensor_of(self));
-    note_sizes_read(*x);
+    note_sizes_read(asked(*x, "stride"));
     if (!asks_for_dim("stride", args, count, names)) return dims_object(x->strides);
     return PyLong_FromLongLong(x->strides[wrap_dim(*x, args[0])]);
 }
@@ -304,7 +307,7 @@ PyObject* tensor_stride(PyObject* self, PyObject* const* args, Py_ssize_t count,
 PyObject* tensor_detach(PyObject* self, PyObject*) { return wrap(alias(tensor_of(self))); }
 
 PyObject* tensor_is_inference(PyObject* self, PyObject*) {
-    return PyBool_FromLong(tensor_of(self).storage->inference);
+    return PyBool_FromLong(asked(tensor_of(self), "is_inference").storage->inference);
 }
 
 PyObject* tensor_detach_(PyObject* self, PyObject*) {
@@ -352,8 +355,8 @@ PyGetSetDef getset[] = {
      "Whether gradients are recorded for this tensor.", nullptr},
     {"is_leaf", guard<get_is_leaf>, nullptr, "Whether it was made by the user, not by a recorded op.",
      nullptr},
-    {"retains_grad", get_retains, nullptr, "Whether a non-leaf keeps its .grad.", nullptr},
-    {"grad", get_grad, guard<put_grad>, "The accumulated gradient, or None.", nullptr},
+    {"retains_grad", guard<get_retains>, nullptr, "Whether a non-leaf keeps its .grad.", nullptr},
+    {"grad", guard<get_grad>, guard<put_grad>, "The accumulated gradient, or None.", nullptr},
     {"data", guard<get_data>, guard<put_data>,
      "The same memory without history; writes through it are not tracked.", nullptr},
     {"_base", guard<get_base>, nullptr, "What it is a view of, or None.", nullptr},
@@ -377,8 +380,9 @@ PyMethodDef methods[] = {
     {"numel", tensor_numel, METH_NOARGS, "How many elements."},
     {"nelement", tensor_numel, METH_NOARGS, "How many elements."},
     {"element_size", tensor_element_size, METH_NOARGS, "Bytes per element."},
-    {"storage_offset", tensor_offset, METH_NOARGS, "Elements between the storage's start and element 0."},
-    {"is_contiguous", tensor_is_contiguous, METH_NOARGS, "Whether elements lie in memory in order."},
+    {"storage_offset", guard<tensor_offset>, METH_NOARGS,
+     "Elements between the storage's start and element 0."},
+    {"is_contiguous", guard<tensor_is_contiguous>, METH_NOARGS, "Whether elements lie in memory in order."},
     {"is_floating_point", tensor_is_float, METH_NOARGS, "Whether the dtype is a float one."},
     {"size", method<tensor_size>(), METH_FASTCALL | METH_KEYWORDS, "The sizes, or the size of one dim."},
     {"stride", method<tensor_stride>(), METH_FASTCALL | METH_KEYWORDS,
@@ -386,10 +390,10 @@ PyMethodDef methods[] = {
     {"detach", guard<tensor_detach>, METH_NOARGS, "The same memory without history."},
     {"detach_", guard<tensor_detach_>, METH_NOARGS, "Forgets the history in place."},
     {"requires_grad_", method<tensor_requires_grad_>(), METH_FASTCALL, "Sets requires_grad; returns self."},
-    {"is_inference", tensor_is_inference, METH_NOARGS, "Whether it was made in inference mode."},
+    {"is_inference", guard<tensor_is_inference>, METH_NOARGS, "Whether it was made in inference mode."},
     {"_become", guard<tensor_become>, METH_VARARGS,
      "Looks where a view does from now on, and has its history."},
-    {"_is_view", tensor_is_view, METH_NOARGS, "Whether it is a view of another tensor."},
+    {"_is_view", guard<tensor_is_view>, METH_NOARGS, "Whether it is a view of another tensor."},
     {"_make_subclass", guard<make_subclass>, METH_VARARGS | METH_STATIC,
      "data's memory under a subclass of Tensor."},
     {nullptr, nullptr, 0, nullptr},

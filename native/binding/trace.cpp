@@ -111,7 +111,7 @@ void told(CallTrace& trace, Fn& fn, std::span<const Operand> operands, std::span
 void asked(CallTrace& trace, Tensor& tensor, const char* what) {
     if (tracer_of(trace) == Py_None) return;
     const Object object = checked(wrap(TensorRef(&tensor)));
-    checked(in_python([&] { return PyObject_CallMethod(tracer_of(trace), what, "O", object.get()); }));
+    checked(in_python([&] { return PyObject_CallMethod(tracer_of(trace), "asked", "Os", object.get(), what); }));
 }
 
 void refuse(CallTrace& trace, const char* what) {
@@ -237,8 +237,8 @@ PyMethodDef functions[] = {
      "trace(tracer, abstract, function, args, kwargs, leaves): (what the function gives, a hash of the calls "
      "it made on the tensors and numbers `leaves` and others, and of which it gives); `tracer.called(op, "
      "structure, "
-     "operands, out, results, grad)` is told of each op, `tracer.sizes_read(tensor)` of sizes the program "
-     "reads, and `tracer.refuse(what)` raises. Abstract: nothing runs, and no value may be read."},
+     "operands, out, results, grad)` is told of each op, `tracer.asked(tensor, what)` of what the program "
+     "asks tensors for, and `tracer.refuse(what)` raises. Abstract: nothing runs, and no value may be read."},
     {"check_op", guard<check_op>, METH_VARARGS,
      "check_op(op, structure, operands): raises what the op would say of values it refuses."},
     {"same_bytes", guard<same_bytes>, METH_VARARGS,

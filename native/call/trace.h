@@ -11,7 +11,7 @@ namespace kiln {
 struct CallTrace {
     void (*told)(CallTrace& trace, Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
                  const Results& results);
-    // The program reads its sizes, or whether it requires a gradient.
+    // The program asks a tensor for something that is no value: its sizes, its layout, its history.
     void (*asked)(CallTrace& trace, Tensor& tensor, const char* what);
     void (*refuse)(CallTrace& trace, const char* what);  // throws: it would do what a trace may not
     // Puts the values of a tensor, which are about to be read or known to others, where they belong: whether
@@ -61,15 +61,13 @@ inline void note_value_read(Tensor& tensor) {
         tell_value_read(tensor);
 }
 
-// Tells that the program reads a tensor's sizes, or whether it requires a gradient.
+// The tensor, having told what the program asks it for: by the name of the attribute, or "sizes".
 void tell_asked(Tensor& tensor, const char* what);
-inline void note_sizes_read(Tensor& tensor) {
+inline Tensor& asked(Tensor& tensor, const char* what) {
     if (traces) [[unlikely]]
-        tell_asked(tensor, "sizes_read");
+        tell_asked(tensor, what);
+    return tensor;
 }
-inline void note_requires_grad_read(Tensor& tensor) {
-    if (traces) [[unlikely]]
-        tell_asked(tensor, "requires_grad_read");
-}
+inline void note_sizes_read(Tensor& tensor) { asked(tensor, "sizes"); }
 
 }  // namespace kiln

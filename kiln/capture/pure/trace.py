@@ -121,14 +121,13 @@ class Tracer:
             else:
                 self._made.add(_core.place(y)[0])
 
-    def sizes_read(self, tensor: Any) -> None:
-        """The program has read a tensor's sizes."""
-        self.by_value.add((self.value(tensor), -1))
-
-    def requires_grad_read(self, tensor: Any) -> None:
-        """The program has asked whether a tensor requires a gradient: calls look alike only where all that it
-        is made of do or do not.
+    def asked(self, tensor: Any, what: str) -> None:
+        """The program has asked a tensor for its sizes, or whether it requires a gradient, or the like: calls
+        look alike only where layouts are the same, and all that a tensor is made of requires a gradient or
+        does not.
         """
+        if what == "sizes":
+            self.by_value.add((self.value(tensor), -1))
 
     def read(self, tensor: Any, for_others: bool) -> Any:
         """The program reads a tensor's values."""

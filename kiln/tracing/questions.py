@@ -1,0 +1,172 @@
+"""What a function asks of tensors and modes that is no value: their layout, their history, what is switched
+on. A program would keep the answers of its example.
+
+    layout     is_contiguous, stride, storage_offset ...: a condition of the program, checked at each call
+    history    requires_grad, is_leaf, grad ...: refused; with on_data="check" a condition
+    modes      is_grad_enabled, is_autocast_enabled, get_default_dtype ...: a condition
+
+A stand-in lies in order from the first element of its memory on, whatever its example does; results of ops do
+so in kiln too. So only arguments, parameters and views of these have a layout that a call may change. What
+kiln's own functions ask is no question of the program's: they make ops of it, which are right for any answer.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+from kiln import _core
+from kiln.capture.pure.trace import user_line
+from kiln.errors import is_own
+from kiln.tracing.answers import OF_TENSORS, Condition, attribute
+from kiln.tracing.reads import Reads
+
+_LAYOUT = {
+    "is_contiguous": "whether its elements lie in order",
+    "stride": "its strides",
+    "storage_offset": "where in its storage it begins",
+    "is_shared": "whether other processes know its memory",
+    "_base": "what it is a view of",
+    "_is_view": "whether it is a view",
+    "is_inference": "whether it was made in inference mode",
+}
+_HISTORY = {"requires_grad", "is_leaf", "grad_fn", "output_nr", "grad", "retains_grad"}
+_NEVER = {"data_ptr": "where its memory lies", "_version": "how often its memory was written"}
+_AS = {"_is_view": "_base", "grad_fn": "is_leaf"}  # what says the same
+
+
+def asks(what: str, frame: FrameType | None) -> bool:
+    """Whether the user's program asks, of whom kiln's function of that name is a part."""
+    while frame is not None and frame.f_code.co_name == what and is_own(frame):
+        frame = frame.f_back
+    return frame is not None and not is_own(frame)
+
+
+class Questions(Reads):
+    """The part of a recorder that is asked what is no value."""
+
+    def __init__(self, name: str, on_data: str, has_values: bool) -> None:
+        super().__init__(name, on_data, has_values)
+        self.conditions: dict[tuple[int, str], tuple[Any, str]] = {}  # (operand or -1, what) -> answer, line
+        self.grad_around = True  # whether gradients are on where the function is followed
+
+    def asked(self, tensor: Any, what: str, frame: FrameType | None = None) -> None:
+        """A tensor is asked for what is no value; `frame`: who asks."""
+        if what == "sizes" or self._quiet or not asks(what, frame or sys._getframe(1)):
+            return
+        storage = _core.place(tensor)[0]
+        own = self._stand_ins.get(storage)
+        if what in _HISTORY:
+            if own is not None or storage in self._made:
+                self._history_asked(tensor, what)
+        elif what in _NEVER:
+            if own is not None or (what == "data_ptr" and storage in self._made):
+                self.refuse(
+                    f"asks {_call(what)} of a tensor, {_NEVER[what]}, which changes from call to call"
+                )
+        elif own is not None:
+            self._layout_asked(own[0], what if tensor is own[0] or what != "is_contiguous" else "stride")
+
+    def asked_mode(self, what: str, answer: Any) -> Any:
+        """The answer to a question about a mode or a switch, as the program is to see it."""
+        if self._quiet or not asks(what, sys._getframe(1).f_back):
+            return answer
+        if what == "is_grad_enabled":
+            if not answer:  # by the program itself: where it is followed they are on
+                return answer
+            answer = self.grad_around
+        self._state(-1, what, getattr(answer, "name", answer))
+        return answer
+
+    def attribute_asked(self, tensor: Any, name: str, frame: FrameType) -> Any:
+        """An attribute that the program may have given an argument."""
+        held = vars(self._examples[id(tensor)]) if id(tensor) in self._examples else {}
+        if not is_own(frame) and name[:2] != "__":
+            self._state(self._operand(tensor), attribute(name), [held[name]] if name in held else [])
+        if name not in held:
+            raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+        return held[name]
+
+    def _layout_asked(self, whole: Any, what: str) -> None:
+        what = _AS.get(what, what)
+        example = self._examples.get(id(whole))
+        if self._has_values and example is not None and not OF_TENSORS[what](example):
+            self.refuse(
+                f"asks {_call(what)} of a tensor, {_LAYOUT[what]}; a trace answers as for tensors whose "
+                "elements lie in order in memory of their own, which those of its example do not: give "
+                "x.clone() as the example"
+            )
+        self.value(whole)
+        self._state(self._operand(whole), what, True)
+
+    def _history_asked(self, tensor: Any, what: str) -> None:
+        """Whether gradients come to a tensor is decided by the call."""
+        value = self.value(tensor)  # of what it is an alias
+        if not tensor.dtype.is_floating_point or self._is_detached(tensor):
+            return
+        given = value if value < len(self.operands) and self.operands[value] is tensor else None
+        if self.on_data != "check" or (given is None and not self.grad_around):
+            self.refuse(f"reads {what}: the trace would keep the answer of its example")
+        for k in self._sources(value):
+            self._as_example(k, "requires_grad")
+        if given is not None:
+            self._as_example(given, _AS.get(what, what))
+        else:
+            self._state(-1, "is_grad_enabled", True)
+
+    def _as_example(self, k: int, what: str) -> None:
+        """An operand must be as the example is, which its stand-in answers for."""
+        made = self.operands[k]
+        self._quiet = True
+        try:
+            answer = OF_TENSORS[what](self._examples.get(id(made), made))
+            own = OF_TENSORS[what](made)
+        finally:
+            self._quiet = False
+        if answer != own:
+            self.refuse(f"reads {what} of a tensor, which a trace cannot answer as its example does")
+        self._state(k, what, answer)
+
+    def _sources(self, value: int) -> list[int]:
+        """The operands that a value is made of and that may have gradients."""
+        wanted = {value}
+        for step in reversed(self.steps):
+            if wanted.intersection(step.outs):
+                wanted.update(k for kind, k in step.args if kind == "value")
+        return sorted(
+            k for k in wanted if k < len(self.operands) and self.operands[k].dtype.is_floating_point
+        )
+
+    def _operand(self, tensor: Any) -> int:
+        """The number of the operand that a tensor is."""
+        return next(k for k, x in enumerate(self.operands) if x is tensor)
+
+    def _state(self, k: int, what: str, answer: Any) -> None:
+        self.conditions.setdefault((k, what), (answer, user_line()))
+
+    def state_again(self, condition: Condition, operands: list[Any]) -> None:
+        """A condition of a program that is called inside, of these operands."""
+        if condition.which < 0:
+            self._state(-1, condition.what, condition.answer)
+            return
+        x = operands[condition.which]
+        own = self._stand_ins.get(_core.place(x)[0])
+        if own is not None and own[0] is x and condition.what != "other than":
+            self._state(self._operand(x), condition.what, condition.answer)
+        condition.before(operands)
+        if own is not None and own[0] is not x and condition.what in _LAYOUT:
+            self._layout_asked(own[0], "stride")
+        elif condition.what in _HISTORY:
+            self._history_asked(x, condition.what)
+
+    def stated(self, names: list[str]) -> list[Condition]:
+        """The conditions, with the names of operands."""
+        return [
+            Condition(k, what, answer, line, self.name if k < 0 else names[k])
+            for (k, what), (answer, line) in self.conditions.items()
+        ]
+
+
+def _call(what: str) -> str:
+    return what if what == "_base" else f"{what}()" if what != "_version" else what
