@@ -1,4 +1,6 @@
-"""What does a function for rows: asked by the core once for a function and which of its operands have rows.
+"""Functions on rows: the op that does in one call what a function does in many.
+
+The core asks once for a function and for which of its operands have a row for each call:
 
     linear(x [150], w, b)          rows of x                 linear itself, of x [B, 150]
     slice(x [750]; dim 0)          rows of x                 slice of x [B, 750] along dim 1
@@ -7,7 +9,7 @@
 
     a cell                         rows of any              a cell whose steps are done so (cells.py)
 
-Only functions whose rows have the bits they have alone are here; what else there is, says why it has none.
+A function is here only where each row gets the bits that it gets alone; for any other, `rows` says why not.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _IN_FRONT = {"linear": 1, "matmul": 1, "embedding": 0}
 
 
 def rows(op: Op, structure: tuple[Any, ...], looks: Looks) -> Found | str:
-    """The function for rows, or why there is none."""
+    """The function on rows, or a sentence that says why there is none."""
     found = rows_op(op, structure, looks)
     return found if isinstance(found, str) else (found[0].handle, *found[1:])
 
@@ -59,8 +61,8 @@ def rows_op(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made | str:
 
 
 def _in_front(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made | None:
-    """Rows by one matrix, an addend of one dim: the op itself, of all rows. Rows picked by each call from an
-    array of its own: from all arrays as one.
+    """The op itself, where it takes rows in front of its first operand as it is: rows by one matrix, with a
+    bias of one dim. Where each call picks rows from an array of its own: from all arrays as one.
     """
     if op.name == "take_at" and structure[1] == 0 and all(has_rows for _, has_rows, _ in looks):
         return _rows_taken(op), structure, False
@@ -97,7 +99,7 @@ _rows_taken = cache(_RowsTaken)  # ops live as long as the process
 
 
 def _of_view(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made | None:
-    """Of a view the same view, with its dims one further; of arrays joined along a dim too."""
+    """The same view, its dims counted one further; so for arrays that are joined along a dim."""
     ndim = looks[0][0]
     if op.kind == "reshape" or (op.kind == "expand" and structure[1] == ndim):
         return op, ("t", structure[1] + 1), True
@@ -207,7 +209,9 @@ def _one_node(op: Op, structure: tuple[Any, ...], looks: Looks) -> Made:
 
 
 def stacked(gradients: tuple[Any, ...], sizes: tuple[int, ...], dtype: Any) -> Any:
-    """Gradients of rows, None for none, and the last of the whole, as one, by ops that are differentiable."""
+    """One gradient of all rows, by ops that are differentiable: of each row's (None: it has none) and, as the
+    last, one of the whole.
+    """
     *of_rows, whole = gradients
     if all(g is None for g in of_rows):
         return whole

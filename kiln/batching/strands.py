@@ -150,8 +150,8 @@ class _Threads:
         return self._alive is not None and self._alive() is not None
 
     def _look(self) -> None:
-        """Ends the turn of a thread that is gone: Ctrl-C can come before its first line, as CPython takes a
-        thread that is about to begin for the one which begins it.
+        """Ends the turn of a thread that is gone: Ctrl-C can end it before its first line, as CPython may
+        take a thread that is about to begin for the one that begins it.
         """
         if not self._returned and not self._is_alive():
             self.ended = self._returned = True

@@ -271,7 +271,7 @@ class Derivative(Function):
         self.contiguous.outputs = [y for y, k in zip(values, self.passes) if k < 0]
 
     def reads(self) -> dict[int, set[tuple[str, int]]]:
-        """By operand that has a gradient: where what that is computed of comes from."""
+        """For each operand that has a gradient: the sources of what that gradient is computed from."""
         below = {id(x): 1 << k for k, x in enumerate(self._found.graph.inputs)}
         for node in self._found.graph.nodes:
             below[id(node.out)] = reduce(or_, [below[id(x)] for x in node.inputs], 0)
@@ -283,8 +283,8 @@ class Derivative(Function):
         return found
 
     def calls(self, operands: Operands) -> Graph:
-        """The graph as what is replayed where its own derivative is wanted, with all results: composites that
-        state theirs are calls, where they read the same.
+        """The graph that is replayed under `create_graph`, with all results: composites that state their own
+        derivative stay calls, if what backward reads is the same.
         """
         if self.at_a_point:
             return self.graph(operands)

@@ -115,7 +115,7 @@ class RecurrenceSpec(NamedTuple):
 
 
 def pitch_of(size: Any) -> Any:
-    """The elements from a row of a state to the next: not so many that rows share cache sets."""
+    """The pitch of a state's rows in elements, chosen so that rows do not share cache sets."""
     return (size + (LANES - 1)) // LANES * LANES + LANES
 
 
@@ -258,7 +258,7 @@ class RecurrenceDriver:
                 code.prefetch(here[line])
 
     def _sum(self, hidden: Pointer, start: dict[str, Pointer], rows: Index, column: Index) -> None:
-        """The sums of all gates for a group of columns; what the cell reads then is asked for before."""
+        """Computes the sums of all gates for a group of columns, and prefetches what the cell will read."""
         code, spec, line = self.code, self.spec, COLUMNS * self.element.bytes
         weight = self.weight[column * spec.gates * self.row_bytes]
         gate_bytes = self.row_bytes * COLUMNS
@@ -285,7 +285,7 @@ class RecurrenceDriver:
     def _cell(
         self, place: dict[str, list[Pointer]], start: dict[str, Pointer], rows: Index, column: Index
     ) -> None:
-        """The states of a group of columns after the step, and what is given of them."""
+        """Computes the states of a group of columns after the step, and stores those that are asked for."""
         code = self.code
         left = column * self.bytes
         for k, (name, part) in enumerate(self.parts):

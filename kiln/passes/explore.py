@@ -111,7 +111,7 @@ class Scan:
             self.demands.append(value)
 
     def inside(self, own: dict[int, Shape]) -> Scan:
-        """The same in the same frame, among arrays written at each point by the strides of `own`."""
+        """The same inside a kernel of this frame that writes arrays at each point by the strides in `own`."""
         if all(id(read.value) not in own for read in self.reads):
             return self
         scan = Scan()
@@ -239,7 +239,7 @@ class Explorer:
         return found
 
     def _look(self, value: Value, again: bool) -> Look:
-        """In its row frame, that of the first row value it needs, or as a map."""
+        """In the value's own row frame, else in that of the first row value it needs, else as a map."""
         plain = Frame(squeeze(value.shape), (), "map")
         if again and id(value) in self.arrays:
             return Look(plain, self.scan(value, plain, None, True))

@@ -199,7 +199,7 @@ class Sum:
 
 
 def _from_zero(x: Value) -> Value:
-    """0.0 + x: x without -0.0. Of zeros around an array, that array's alone is asked for."""
+    """0.0 + x: x with -0.0 made 0.0. Of an array inside zeros, only the array is summed."""
     zero = constant(x.graph, 0.0)
     if x.node is not None and x.node.op is find("embed"):
         return x.graph.add(x.node.op, (x.graph.add(find("add"), (x.node.inputs[0], zero)),), x.node.attrs)
@@ -217,7 +217,7 @@ def _is_scattered(part: Value) -> bool:
 
 
 def _product(part: Value) -> Node | None:
-    """The product of two matrices that a value is, or is transposed; else None."""
+    """The product of two matrices that a value, or its transposition, is; else None."""
     node = part.node
     if _is_transposition(node):
         assert node is not None
@@ -446,7 +446,9 @@ def _costly(nodes: list[Node], free: dict[int, Source]) -> dict[int, frozenset[i
 
 
 def _beyond(value: Value, found: dict[int, frozenset[int]]) -> frozenset[int]:
-    """What computing an operand again repeats; a reduction's result is at hand."""
+    """The costly values that computing an operand again would repeat: none for a reduction's result, as it
+    is saved.
+    """
     return (
         frozenset()
         if value.node is not None and value.node.op.kind == "reduce"
@@ -462,7 +464,7 @@ _ORDER = {"sum": -1, "grad": 0, "input": 1, "output": 2, "hidden": 3, "number": 
 def _extract(
     forward: Graph, seeds: dict[int, Value], saved: _Saved, wanted: list[Value]
 ) -> tuple[Graph, tuple[Source, ...]]:
-    """The graph from the leaves to the wanted gradients, in sizes of its own inputs."""
+    """The graph from the leaves to the wanted gradients, with sizes named by its own inputs."""
     leaves = saved.leaves
     alive = reachable(wanted, lambda v: id(v) in leaves)
     nodes = (
@@ -487,9 +489,9 @@ def _extract(
 def _shape_only(
     forward: Graph, seeds: dict[int, Value], kept: list[Value], nodes: list[Node]
 ) -> tuple[list[int], list[int]]:
-    """The output gradients and forward inputs that must come along for a size that nothing else tells.
+    """The output gradients and forward inputs that are inputs only because a size is read from them.
 
-    A gradient before an input: it has the shape that operands broadcast to.
+    Gradients are tried before forward inputs, as they have the shape that operands broadcast to.
     """
     needed: set[int] = set()
     for node in nodes:
@@ -515,7 +517,7 @@ def _shape_only(
 
 
 def _told(x: Value) -> set[int]:
-    """The slots that an input of these sizes, or this number, tells."""
+    """The slots that are known once this input (or this number) is there."""
     return {single_slot(d) for d in x.shape} | ({x.slot} if x.weak else set())
 
 

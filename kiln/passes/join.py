@@ -228,6 +228,6 @@ class _Joining:
         return group.kind == "nest" and any(id(read.value) in shared for read in scan.reads)
 
     def _tells(self, frame: Frame, root: Root) -> bool:
-        """Whether the place of a root is strided over the frame's dims: a row cut in two may not be."""
+        """Whether strides over the frame's dims say where the root lies: not if a row is cut in two."""
         found = resolve(root.target(), self.explorer.chain_to(root.value.shape, frame))
         return isinstance(found, Layout)

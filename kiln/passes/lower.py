@@ -68,7 +68,7 @@ def lower_group(fusion: Fusion, group: Group) -> Sequence[Lowered | Called]:
 
 
 def _call(fusion: Fusion, group: Group) -> Called:
-    """A call of graphs: of its results those that are nodes have memory."""
+    """A call of graphs; only results that are nodes of the graph have memory."""
     node = group.nodes[0]
     attrs = Attrs(*node.attrs)
     inputs: list[Memory] = []

@@ -34,7 +34,7 @@ class Internal:
         self.rule, self.algorithm = "promote", ""
 
     def infer(self, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
-        """What it fills has its base's shape; of partial results there is one per block, then the total."""
+        """A filled array has the shape of its base; partial results are one per block, then the total."""
         first, dtype = inputs[0], inputs[0].dtype
         if self.kind != "blocks":
             return dtype, () if self.kind == "reduce" else first.shape

@@ -90,7 +90,9 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
 
 
 def _grain(spec: GemmSpec, k: Dim) -> Dim:
-    """How many units make a thread's work; of rows in wide floats none need more than one, of 512 k."""
+    """How many units make a thread's worth of work: one or more, but for a single row of wide floats, where a
+    unit of many k is more than that (0).
+    """
     deep = WORTH // UNIT_COST
     whole = deep // max(k, 1) if isinstance(k, int) else quotient(deep, k)
     if spec.row and spec.dtype in ("float32", "float64"):
@@ -130,7 +132,7 @@ class _Sides:
         self.prologues.append(None)
 
     def factor(self, factor: Factor, swapped: bool) -> None:
-        """A factor that is a matrix; of swapped operands, its transpose."""
+        """A factor that is a matrix in memory; if the operands were swapped, its transpose."""
         if isinstance(factor, Read):
             self.take(factor, _whole(_transposed(factor.layout) if swapped else factor.layout))
             return

@@ -29,7 +29,9 @@ class RecurrenceKernel(Kernel):
 
 
 def lower_recurrence(fusion: Fusion, group: Group) -> Lowered:
-    """What is wanted of one layer: the hidden states, the cells, what backward reads."""
+    """The launch of one recurrent layer, for those of its results that are needed: hidden states, cells, what
+    backward reads.
+    """
     node = group.nodes[0]
     mode, reverse, _ = node.attrs
     reads = [fusion.explorer.strided(v, None) for v in node.inputs]

@@ -159,7 +159,7 @@ def _fold(state: _Rewriting, node: Node, inputs: tuple[Value, ...]) -> Value | N
 
 
 def _view(state: _Rewriting, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-    """One view for two of a kind; nothing for a view that changes nothing."""
+    """Two views of a kind become one, a view that changes nothing becomes its operand."""
     source, kind = inputs[0], node.op.kind
     same = state.graph.same_shape(source.shape, node.out.shape)
     if kind in ("reshape", "expand") and same:

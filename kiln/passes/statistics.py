@@ -28,7 +28,9 @@ from kiln.table.order import GROUP, LANES
 
 
 def lanes_of(columns: Dim) -> Dim:
-    """The accumulators of a row: 16 for each group of columns, of the last one as many as it has columns."""
+    """How many accumulators a row has: 16 for each group of columns; the last group has one per column, up to
+    16.
+    """
     groups = quotient(columns, GROUP)
     full = quotient(columns + (GROUP - LANES), GROUP)  # groups with a column in every lane
     return full * LANES + (groups + 1 - full) * (columns - groups * GROUP)
@@ -55,7 +57,7 @@ def _fits(fusion: Fusion, product: Group, rows: Group) -> bool:
 
 
 def _plain(fusion: Fusion, product: Group, rows: Group) -> bool:
-    """Whether the sums go to an array that is wanted, as they are: faster than by way of an epilogue."""
+    """Whether the product stores its sums unchanged in an array that is read: faster without an epilogue."""
     root, *more = product.roots
     readers = fusion.readers.get(id(root.value), [])
     wanted = any(root.array is a for a in fusion.outputs) or any(g is not rows for g in readers)
@@ -74,7 +76,7 @@ def _hand_over(fusion: Fusion, product: Group, rows: Group) -> bool:
 
 
 def _room(fusion: Fusion, product: Group, rows: Group, scans: list[Scan]) -> bool:
-    """Whether the elements can be computed in `product`, before `rows`, and are of what it computes."""
+    """Whether `product` can compute the elements: it runs before `rows`, and they are made of its results."""
     if not scans or any(scan.demands or scan.clash or scan.indexed or not scan.own for scan in scans):
         return False
     reads = dict.fromkeys(r for scan in scans for r in scan.reads)

@@ -45,7 +45,7 @@ def share_rows(fusion: Fusion) -> None:
 
 
 def _complement(rows: Group, columns: Group) -> bool:
-    """Whether one group reduces the dims that the other keeps, the last ones."""
+    """Whether one group reduces exactly the dims that the other keeps, and these are the last."""
     a, b = rows.frame, columns.frame
     if rows.kind != "nest" or a.mode != "lanes" or not a.trailing or a.dims != b.dims or not a.kept:
         return False

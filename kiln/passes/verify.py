@@ -112,7 +112,9 @@ def _verify_parts(fusion: Fusion, group: Group) -> None:
 
 
 def _verify_nodes(fusion: Fusion) -> None:
-    """Not of what is written in parts, nor of views and numbers, which are read through."""
+    """Every node is computed by a kernel, and an array's by one alone. Values written in parts, views and
+    numbers are left out.
+    """
     arrays, needed = fusion.explorer.arrays, reachable(fusion.graph.outputs)
     computed: dict[int, int] = {}
     for group in fusion.groups:

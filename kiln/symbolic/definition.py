@@ -1,7 +1,7 @@
-"""What follows ops on placeholders: a recorder that stays, as there is no function whose run would end.
+"""Records the ops on placeholders. There is no function whose end would end it, so this recorder stays.
 
     placeholder ----> Traced --op--> Traced --op--> Traced        every op is one step more of the definition
-                                                       `---- defined.py takes the steps that outputs need
+                                                       `---- taken.py takes the steps that outputs need
 
 All placeholders of a thread that are alive share one definition, so any of them can be used together. It
 lives as long as one of its tensors does. A size that varies is followed with a size of its own (`HINT`) as

@@ -120,7 +120,7 @@ def _given_back(made: Captured, results: list[int]) -> dict[int, tuple[str, int]
 
 
 def shown(base: Captured, graph: Graph) -> Captured:
-    """The same of a graph to look at, which has ops that only passes know."""
+    """A graph that is shown and not run: it may have ops that only passes know."""
     made = _like(base)
     made.outputs, made.mutated, made.out_tree = base.outputs, base.mutated, base.out_tree
     made.steps, made.graph = base.steps, graph
@@ -286,7 +286,7 @@ def _begun(base: Captured) -> tuple[Graph, list[Value]]:
 
 
 def _operands_once(steps: Steps) -> Steps:
-    """Steps in which an operand that several use is one: its gradients are added inside."""
+    """The steps with one operand for each tensor, however many steps use it: gradients are added inside."""
     more = len(steps.again)
     first = steps.tensors - more
     own = {first + j: k for j, k in enumerate(steps.again)}

@@ -26,7 +26,7 @@ FILES = [
     for part in ("kiln", "native", "tests", "docs", "bench", "pack", "examples")
     for p in (ROOT / part).rglob("*")
 ]
-WRITTEN = {"docs/ops.md", "kiln/table/index.txt"}  # by the build
+WRITTEN = {"docs/ops.md", "ops.md", "kiln/table/index.txt"}  # by the build
 
 
 def sources(folder: Path) -> list[Path]:
@@ -70,8 +70,25 @@ def test_every_part_stands_in_the_house() -> None:
 
 
 def test_files_that_pages_name_are_there() -> None:
-    ends = {str(p.relative_to(ROOT)) for p in FILES} | WRITTEN
-    ends = {path[k:] for path in ends for k in [0, *(m.end() for m in re.finditer("/", path))]}
+    ends = _ends() | WRITTEN
     for page in [*PAGES, *(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"]:
         for name in re.findall(r"`([\w./]+\.(?:py|cpp|h|md|txt|sh))`", page.read_text()):
             assert name.removeprefix("../") in ends, f"{page.relative_to(ROOT)}: `{name}` is not there"
+
+
+# files of programs, of which sources speak as examples
+EXAMPLES = {"train.py", "hubconf.py", "folder/hubconf.py"}
+
+
+def test_files_that_sources_name_are_there() -> None:
+    """In comments and docstrings: `plan.py`, `native/call/look.h`."""
+    ends = _ends() | WRITTEN | EXAMPLES
+    for path in sorted((ROOT / "kiln").rglob("*.py")):
+        for name in re.findall(r"(?<![\w\"'./{}-])([\w/]+\.(?:py|md))\b(?![\"'(])", path.read_text()):
+            assert name in ends, f"{path.relative_to(ROOT)}: {name} is not there"
+
+
+def _ends() -> set[str]:
+    """Every file's path below the root, and whatever of it follows a slash."""
+    paths = [str(p.relative_to(ROOT)) for p in FILES]
+    return {path[k:] for path in paths for k in [0, *(m.end() for m in re.finditer("/", path))]}

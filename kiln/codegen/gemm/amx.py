@@ -186,7 +186,7 @@ class Amx(Blocks):
         return self.packed_b[k * (STEP_BYTES // self.factor.step)]
 
     def _pack_window(self, run: Run, from_k: Index, depth: Index) -> None:
-        """The panels of a window, whole steps of k; what there is not becomes zeros."""
+        """Packs panels of a window in whole steps of k, with zeros where there is no k."""
         code = self.code
         rows = depth.ceil_div(self.factor.step) * STEP_WORDS
         deep = rows * self.factor.per_word

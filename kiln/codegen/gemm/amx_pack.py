@@ -60,7 +60,7 @@ def pack_a(
 
 @contextmanager
 def steps_of(code: Routine, factor: Factor, depth: Index) -> Iterator[tuple[Index, Index, Index]]:
-    """The steps of so many k: where each begins, how many k it has, and how far into packed A it goes."""
+    """The steps that `depth` k are cut into: each one's start, number of k, and offset in packed A."""
     with code.times(depth, factor.step) as at:
         part = (depth - at).min(factor.step)
         yield at, part, at * (STEP_BYTES // factor.step)

@@ -2,7 +2,7 @@
 
 The function is run once, at decoration, on stand-ins; what it did is the op. Afterwards its Python text plays
 no part, so whatever could change under it is refused: free variables may only be modules, ops, and functions
-that obey the same rule (SEMANTICS.md 11). Two functions that do the same are the same op.
+that obey the same rule. Two functions that do the same are the same op.
 """
 
 from __future__ import annotations

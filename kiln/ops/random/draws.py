@@ -2,7 +2,7 @@
 
 An op takes (seed, position); element i of its result is a function of (seed, position + i) alone. The public
 functions (`sampling`, `distributions`, `dropout`) reserve the pair from a generator at the line of the call,
-by an amount that depends on op and size only (SEMANTICS.md 17).
+by an amount that depends on op and size only.
 """
 
 from __future__ import annotations
