@@ -25,11 +25,11 @@ _HINTS = (
         "kiln runs on the CPU; ask kiln.cuda.is_available() before",
         r"(cuda|xpu|mtia|mps|accelerator|backends|nn\.parallel)\..+ "
         "(cudnn|miopen|mkldnn)_.+ to_mkldnn ipu "
-        "is_(maia|mkldnn|mtia|vulkan|xla|ipu)(_available)? Event record_stream",
+        "is_(maia|mkldnn|mtia|vulkan|xla|ipu)_available record_stream",
     ),
     (
         "kiln has no complex numbers",
-        r"c(double|float|half) complex(32|64|128)? fft(\..+)? imag i?stft polar "
+        r"to_complex c(double|float|half) complex(32|64|128)? fft(\..+)? imag i?stft polar "
         "view_as_(complex|real)(_copy)? eig eigvals",
     ),
     (
@@ -105,9 +105,11 @@ _HINTS = (
         "PyTorch removed it; resize_ and resize_as_ write into the tensor",
         "resize resize_as",
     ),
+    ("the policy gradient's loss is -(log_prob * reward); kiln.distributions has log_prob", "reinforce"),
+    ("kiln's tensors have no names; keep a dict of them", "name"),
     (
         "PyTorch has it, kiln has not",
-        r"storage_type (conv_tb|ctc_los)[cs] __future__(\..+)? "
+        r"const_data_ptr grad_dtype index module_load volatile (conv_tb|ctc_los)[cs] __future__(\..+)? "
         "(grouped|scaled|scaled_grouped)_mm convolution airy_ai grid_sampler.* "
         "affine_grid_generator native_.+ batch_norm_.+ norm_except_dim lobpcg "
         "(frobenius|nuclear)_norm hash_tensor slice_inverse init_num_threads "
@@ -135,10 +137,10 @@ TENSOR = (
     "sparse_dim dense_dim sparse_mask sparse_resize_ sparse_resize_and_clear_ resize_as_sparse_ smm sspaddmm "
     "to_mkldnn dequantize int_repr q_scale q_zero_point q_per_channel_scales q_per_channel_zero_points "
     "q_per_channel_axis qscheme to_padded_tensor dim_order resize resize_as solve lstsq symeig eig "
-    "storage_type const_data_ptr hash_tensor slice_inverse module_load grad_dtype index reinforce "
-    "record_stream ipu mtia is_distributed"
+    "const_data_ptr hash_tensor slice_inverse module_load grad_dtype index name reinforce "
+    "volatile record_stream ipu is_distributed"
 )
-MODULE = "ipu mtia"
+MODULE = "ipu"
 
 
 @lru_cache(maxsize=1024)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import typing as _typing
 
+from kiln.cuda.classes import Event as _Event
+from kiln.cuda.classes import Stream as _Stream
 from kiln.device import not_compiled as _not_compiled
 from kiln.device import refusal as _refusal
 
 _REFUSED = (
-    "Event Stream StreamContext current_device current_stream get_device_capability get_device_name "
+    "current_device current_stream get_device_capability get_device_name "
     "get_device_properties get_rng_state init initial_seed mem_get_info memory_stats memory_summary "
     "reset_peak_memory_stats set_device set_stream synchronize"
 )
+_CLASSES = ("Event", "Stream", "StreamContext")
+_BASES: dict[str, type] = {"Event": _Event, "Stream": _Stream}
 
 
 def is_available() -> bool:
@@ -69,4 +73,9 @@ def refusals(kind: str) -> dict[str, _typing.Any]:
     def refused(name: str) -> _typing.NoReturn:
         _not_compiled(kind)
 
-    return {name: _refusal(kind, name, refused) for name in _REFUSED.split()}
+    made: dict[str, _typing.Any] = {name: _refusal(kind, name, refused) for name in _REFUSED.split()}
+    for name in _CLASSES:  # `isinstance(x, kiln.xpu.Event)` is False
+        made[name] = type(name, (_BASES[name],) if name in _BASES else (), {
+            "__init__": _refusal(kind, name, refused), "__module__": f"kiln.{kind}",
+        })  # fmt: skip
+    return made
