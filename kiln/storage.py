@@ -50,8 +50,8 @@ class StorageType(type(TypedStorage)):  # type: ignore[misc]
             )
         if args and isinstance(args[0], _core.Tensor):
             raise TypeError(
-                f"{name}.__new__ received an invalid combination of arguments: expected a number of elements or "
-                "a sequence of them; a tensor's memory is x.storage()"
+                f"{name}.__new__ received an invalid combination of arguments: expected a number of elements "
+                "or a sequence of them; a tensor's memory is x.storage()"
             )
         return TypedStorage(*args, **kwargs, dtype=cls.dtype)
 

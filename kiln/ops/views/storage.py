@@ -268,7 +268,7 @@ class TypedStorage(UntypedStorage):
         if wrap_storage is not None:
             if not isinstance(wrap_storage, UntypedStorage) or isinstance(wrap_storage, TypedStorage):
                 raise TypeError(
-                    f"Argument 'wrap_storage' must be UntypedStorage, but got {type(wrap_storage)}"
+                    f"Argument 'wrap_storage' must be UntypedStorage, got {describe(wrap_storage)}"
                 )
             owner = wrap_storage.elements(kind)
         elif not isinstance(owner, _core.Tensor):
@@ -302,7 +302,7 @@ class TypedStorage(UntypedStorage):
 
 
 def _made_of(given: Any, dtype: Any) -> Any:
-    """The elements of a new storage: as many as a number says, or those of a sequence. TypeError for others."""
+    """The elements of a new storage: as many as a number says, or those of a sequence; else TypeError."""
     if isinstance(given, int) and not isinstance(given, bool):
         if given < 0:
             raise RuntimeError(message("storage", "a number of elements", str(given)))
@@ -310,28 +310,15 @@ def _made_of(given: Any, dtype: Any) -> Any:
     if isinstance(given, str):
         raise TypeError("new(): invalid data type 'str'")
     if isinstance(given, UntypedStorage) or not hasattr(given, "__len__"):
-        raise TypeError(
-            "__new__ received an invalid combination of arguments: expected a number of elements or a sequence "
-            f"of them, got {describe(given)}"
-        )
+        said = "__new__ received an invalid combination of arguments"
+        raise TypeError(f"{said}: expected a number of elements or a sequence, got {describe(given)}")
     return _core.from_nested(list(given), dtype.name).flatten()
 
 
-def _cast(name: str, dtype: Any) -> Any:
-    def cast(self: Any) -> Any:
-        return self._as(dtype)
-
-    cast.__name__ = cast.__qualname__ = name
-    cast.__doc__ = f"A copy: its elements as {dtype.name}."
-    return cast
-
-
-for _name, _dtype in {
-    "bfloat16": _core.bfloat16, "bool": _core.bool, "byte": _core.uint8, "char": _core.int8,
-    "double": _core.float64, "float": _core.float32, "half": _core.float16, "int": _core.int32,
-    "long": _core.int64, "short": _core.int16,
-}.items():  # fmt: skip
-    setattr(UntypedStorage, _name, _cast(_name, _dtype))
+_CASTS = {"byte": "uint8", "char": "int8", "double": "float64", "float": "float32", "half": "float16"}
+_CASTS |= {"int": "int32", "long": "int64", "short": "int16", "bfloat16": "bfloat16", "bool": "bool"}
+for _name, _dtype in _CASTS.items():
+    setattr(UntypedStorage, _name, lambda self, _dtype=getattr(_core, _dtype): self._as(_dtype))
 leave_out(UntypedStorage, "complex_double complex_float", "kiln has no complex numbers")
 leave_out(
     UntypedStorage,
