@@ -29,7 +29,7 @@ HINTS = {
     "kiln.special.airy_ai": "module 'kiln.special' has no attribute 'airy_ai': PyTorch has it, kiln has not",
     "kiln.ones(2).storage().resize_": ": memory does not grow under its tensors",
     "kiln.Tensor.crow_indices": "type object 'Tensor' has no attribute 'crow_indices': kiln has no sparse",
-    "kiln.autograd.Function.mark_dirty": "type object 'Function' has no attribute 'mark_dirty': it is of `ctx`",
+    "kiln.autograd.Function.mark_dirty": "'Function' has no attribute 'mark_dirty': it is of `ctx`",
     "kiln.ones(2).untyped_storage().cuda": ": kiln's memory is the CPU's",
     "kiln.nn.DataParallel(kiln.nn.ReLU()).scatter": ": there is one device",
     "kiln.profiler.profile().prepare_trace": ": PyTorch has it, kiln has not; start, step and stop",

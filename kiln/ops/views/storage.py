@@ -318,7 +318,7 @@ def _made_of(given: Any, dtype: Any) -> Any:
 _CASTS = {"byte": "uint8", "char": "int8", "double": "float64", "float": "float32", "half": "float16"}
 _CASTS |= {"int": "int32", "long": "int64", "short": "int16", "bfloat16": "bfloat16", "bool": "bool"}
 for _name, _dtype in _CASTS.items():
-    setattr(UntypedStorage, _name, lambda self, _dtype=getattr(_core, _dtype): self._as(_dtype))
+    setattr(UntypedStorage, _name, lambda self, _dtype=_dtype: self._as(getattr(_core, _dtype)))
 leave_out(UntypedStorage, "complex_double complex_float", "kiln has no complex numbers")
 leave_out(
     UntypedStorage,
