@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from kiln._core import Function
 from kiln.errors import is_own
+from kiln.late import SHOWN
 
 # the hint, and patterns of the names that get it; the first that fits
 _HINTS = (
@@ -29,7 +30,7 @@ _HINTS = (
     ),
     (
         "kiln has no complex numbers",
-        r"to_complex c(double|float|half) complex(32|64|128)? fft(\..+)? imag i?stft polar "
+        r"c(double|float|half) complex(32|64|128)? fft(\..+)? imag i?stft polar "
         "view_as_(complex|real)(_copy)? eig eigvals",
     ),
     (
@@ -194,7 +195,7 @@ def _elsewhere(path: str) -> str:
         for place, module in list(sys.modules.items()):
             beside = place.rpartition(".")[0] == package and not place.rpartition(".")[2].startswith("_")
             found = vars(module).get(name) if beside and module is not None else None
-            if getattr(found, "__module__", None) == place:
+            if _home(found) == place:
                 return f"{place}.{name}"
     if name in sys.stdlib_module_names:
         return f"Python's own; import {name}"
@@ -208,7 +209,14 @@ def _is_kilns(found: Any) -> bool:
     """Whether it is a function or class of kiln's: not one that its module has imported, nor a module. None
     is what is imported later.
     """
-    return found is None or str(getattr(found, "__module__", "")).startswith("kiln")
+    return found is None or _home(found).startswith("kiln")
+
+
+def _home(found: Any) -> str:
+    """The module that a function or class is defined in, whatever name it stands under."""
+    if isinstance(found, type) and found in SHOWN:
+        return SHOWN[found][0]
+    return str(getattr(found, "__module__", ""))
 
 
 _PYTHONS = (

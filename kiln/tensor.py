@@ -250,7 +250,7 @@ def attach() -> None:
     _core.set_operator("array", data.beside)
     _core.set_operator("take_at", find("take_at").handle)
     absent.leave_out(Tensor, absent.TENSOR)
-    absent.leave_out(_core.dtype, "to_complex")
+    absent.leave_out(_core.dtype, "to_complex", "kiln has no complex numbers")
     _core.dtype.to_real = lambda self: self
     _core.dtype.abbr = property(_short)
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x

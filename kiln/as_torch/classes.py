@@ -237,6 +237,8 @@ def stand() -> None:
 
 
 def _say(kind: type, place: str) -> None:
+    if kind in SHOWN:
+        return
     SHOWN[kind] = (kind.__module__, kind.__qualname__)
     kind.__module__ = place
     if kind.__reduce_ex__ is object.__reduce_ex__:
