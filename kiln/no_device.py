@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import typing as _typing
 
-from kiln.cuda.classes import Event as _Event
-from kiln.cuda.classes import Stream as _Stream
 from kiln.device import not_compiled as _not_compiled
 from kiln.device import refusal as _refusal
 
@@ -15,7 +13,55 @@ _REFUSED = (
     "reset_peak_memory_stats set_device set_stream synchronize"
 )
 _CLASSES = ("Event", "Stream", "StreamContext")
-_BASES: dict[str, type] = {"Event": _Event, "Stream": _Stream}
+
+
+def _cannot(name: str) -> _typing.NoReturn:
+    raise RuntimeError(
+        f"torch.cuda.{name} requires CUDA support: kiln runs on the CPU; choose by kiln.cuda.is_available()"
+    )
+
+
+class Nowhere:
+    """What can only be named: RuntimeError for who makes one, or calls what it would have."""
+
+    def __init__(self, *args: _typing.Any, **kwargs: _typing.Any) -> None:
+        _cannot(type(self).__name__)
+
+    @classmethod
+    def has(cls, methods: str, attributes: str = "") -> None:
+        """Gives a class methods and attributes, for who looks at the class."""
+        for name in methods.split():
+            setattr(cls, name, _method(f"{cls.__name__}.{name}"))
+        for name in attributes.split():
+            setattr(cls, name, property(_method(f"{cls.__name__}.{name}")))
+
+
+def _method(name: str) -> _typing.Callable[..., _typing.NoReturn]:
+    def refuse(*args: _typing.Any, **kwargs: _typing.Any) -> _typing.NoReturn:
+        _cannot(name)
+
+    refuse.__name__, refuse.__qualname__ = name.rpartition(".")[2], name
+    refuse.__doc__ = "RuntimeError: there is no CUDA."
+    return refuse
+
+
+class Event(Nowhere):
+    """A point in a stream. RuntimeError: there are no streams without CUDA; `time.perf_counter` measures."""
+
+
+class Stream(Nowhere):
+    """A queue of CUDA's work. RuntimeError: kernels run when they are called, in the caller's order."""
+
+
+Event.__module__ = Stream.__module__ = "kiln.cuda"  # where programs find them
+Event.has("elapsed_time from_ipc_handle ipc_handle query record synchronize wait", "device event_id")
+Stream.has(
+    "is_capturing query record_event synchronize wait_event wait_stream",
+    "device device_index device_type native_handle stream_id",
+)
+
+
+_BASES: dict[str, type] = {"Event": Event, "Stream": Stream}
 
 
 def is_available() -> bool:

@@ -128,7 +128,7 @@ _REST = {
         "cuda": "CudaError StreamContext device device_of",
         "cuda.graphs": "CUDAGraph",
         "cuda.memory": "MemPool",
-        "cuda.streams": "Event ExternalStream Stream",
+        "cuda.streams": "ExternalStream",
     },
     "device": {"": "device"},
     "futures": {"futures": "Future"},

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from kiln.device import not_compiled
-
-
-def _cannot(name: str) -> NoReturn:
-    raise RuntimeError(
-        f"torch.cuda.{name} requires CUDA support: kiln runs on the CPU; choose by kiln.cuda.is_available()"
-    )
+from kiln.no_device import Event as Event
+from kiln.no_device import Nowhere
+from kiln.no_device import Stream as Stream
 
 
 class CudaError(RuntimeError):
@@ -27,60 +23,23 @@ class OutOfMemoryError(RuntimeError):
     """Memory of a device is exhausted. On the CPU, where memory is missing MemoryError is raised."""
 
 
-class _Nowhere:
-    """What can only be named: RuntimeError for who makes one, or calls what it would have."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _cannot(type(self).__name__)
-
-    @classmethod
-    def _has(cls, methods: str, attributes: str = "") -> None:
-        """Gives a class methods and attributes, for who looks at the class."""
-        for name in methods.split():
-            setattr(cls, name, _method(f"{cls.__name__}.{name}"))
-        for name in attributes.split():
-            setattr(cls, name, property(_method(f"{cls.__name__}.{name}")))
-
-
-def _method(name: str) -> Callable[..., NoReturn]:
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        _cannot(name)
-
-    refuse.__name__, refuse.__qualname__ = name.rpartition(".")[2], name
-    refuse.__doc__ = "RuntimeError: there is no CUDA."
-    return refuse
-
-
-class Event(_Nowhere):
-    """A point in a stream. RuntimeError: there are no streams without CUDA; `time.perf_counter` measures."""
-
-
-class Stream(_Nowhere):
-    """A queue of CUDA's work. RuntimeError: kernels run when they are called, in the caller's order."""
-
-
 class ExternalStream(Stream):
     """A stream made by somebody else. RuntimeError, as Stream."""
 
 
-class CUDAGraph(_Nowhere):
+class CUDAGraph(Nowhere):
     """Kernels recorded to be launched together. RuntimeError; `kiln.compile` records steps."""
 
 
-class MemPool(_Nowhere):
+class MemPool(Nowhere):
     """A pool of CUDA's memory. RuntimeError."""
 
 
-Event._has("elapsed_time from_ipc_handle ipc_handle query record synchronize wait", "device event_id")
-Stream._has(
-    "is_capturing query record_event synchronize wait_event wait_stream",
-    "device device_index device_type native_handle stream_id",
-)
-CUDAGraph._has(
+CUDAGraph.has(
     "capture_begin capture_end debug_dump enable_debug_mode get_graph_data instantiate pool raw_cuda_graph "
     "raw_cuda_graph_exec replay reset"
 )
-MemPool._has("snapshot use_count", "id")
+MemPool.has("snapshot use_count", "id")
 
 
 class StreamContext:
