@@ -145,6 +145,18 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         ShortTensor as ShortTensor,
         set_default_tensor_type as set_default_tensor_type,
     )
+    from kiln.storage import (
+        BFloat16Storage as BFloat16Storage,
+        BoolStorage as BoolStorage,
+        ByteStorage as ByteStorage,
+        CharStorage as CharStorage,
+        DoubleStorage as DoubleStorage,
+        FloatStorage as FloatStorage,
+        HalfStorage as HalfStorage,
+        IntStorage as IntStorage,
+        LongStorage as LongStorage,
+        ShortStorage as ShortStorage,
+    )
     from kiln.ops.views.storage import TypedStorage as TypedStorage, UntypedStorage as UntypedStorage
     from kiln import random as random, special as special, utils as utils, viz as viz
     from kiln.autograd.anomaly_mode import (
@@ -213,6 +225,10 @@ _LEGACY = (
     "BFloat16Tensor BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor "
     "LongTensor ShortTensor set_default_tensor_type"
 )
+_STORAGES = (
+    "BFloat16Storage BoolStorage ByteStorage CharStorage DoubleStorage FloatStorage HalfStorage IntStorage "
+    "LongStorage ShortStorage"
+)
 _ANOMALY = "is_anomaly_check_nan_enabled is_anomaly_enabled set_anomaly_enabled"
 _AUTOCAST = (
     "autocast clear_autocast_cache get_autocast_dtype is_autocast_cache_enabled is_autocast_enabled "
@@ -239,6 +255,7 @@ _LATER = {
     "default_generator": "kiln.ops.random.generator",
     "TypedStorage": "kiln.ops.views.storage",
     "UntypedStorage": "kiln.ops.views.storage",
+    **dict.fromkeys(_STORAGES.split(), "kiln.storage"),
     **dict.fromkeys(_LEGACY.split(), "kiln.ops.creation.legacy"),
     **dict.fromkeys(_ANOMALY.split(), "kiln.autograd.anomaly_mode"),
     **dict.fromkeys(_AUTOCAST.split(), "kiln.amp.autocast_mode"),

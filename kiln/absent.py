@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from kiln._core import Function
 from kiln.errors import is_own
+from kiln.late import SHOWN
 
 # the hint, and patterns of the names that get it; the first that fits
 _HINTS = (
@@ -25,7 +26,7 @@ _HINTS = (
         "kiln runs on the CPU; ask kiln.cuda.is_available() before",
         r"(cuda|xpu|mtia|mps|accelerator|backends|nn\.parallel)\..+ "
         "(cudnn|miopen|mkldnn)_.+ to_mkldnn ipu "
-        "is_(maia|mkldnn|mtia|vulkan|xla|ipu)(_available)? Event record_stream",
+        "is_(maia|mkldnn|mtia|vulkan|xla|ipu)_available record_stream",
     ),
     (
         "kiln has no complex numbers",
@@ -105,9 +106,11 @@ _HINTS = (
         "PyTorch removed it; resize_ and resize_as_ write into the tensor",
         "resize resize_as",
     ),
+    ("the policy gradient's loss is -(log_prob * reward); kiln.distributions has log_prob", "reinforce"),
+    ("kiln's tensors have no names; keep a dict of them", "name"),
     (
         "PyTorch has it, kiln has not",
-        r"storage_type (conv_tb|ctc_los)[cs] __future__(\..+)? "
+        r"const_data_ptr grad_dtype index module_load volatile (conv_tb|ctc_los)[cs] __future__(\..+)? "
         "(grouped|scaled|scaled_grouped)_mm convolution airy_ai grid_sampler.* "
         "affine_grid_generator native_.+ batch_norm_.+ norm_except_dim lobpcg "
         "(frobenius|nuclear)_norm hash_tensor slice_inverse init_num_threads "
@@ -135,10 +138,10 @@ TENSOR = (
     "sparse_dim dense_dim sparse_mask sparse_resize_ sparse_resize_and_clear_ resize_as_sparse_ smm sspaddmm "
     "to_mkldnn dequantize int_repr q_scale q_zero_point q_per_channel_scales q_per_channel_zero_points "
     "q_per_channel_axis qscheme to_padded_tensor dim_order resize resize_as solve lstsq symeig eig "
-    "storage_type const_data_ptr hash_tensor slice_inverse module_load grad_dtype index reinforce "
-    "record_stream ipu mtia is_distributed"
+    "const_data_ptr hash_tensor slice_inverse module_load grad_dtype index name reinforce "
+    "volatile record_stream ipu is_distributed"
 )
-MODULE = "ipu mtia"
+MODULE = "ipu"
 
 
 @lru_cache(maxsize=1024)
@@ -192,7 +195,7 @@ def _elsewhere(path: str) -> str:
         for place, module in list(sys.modules.items()):
             beside = place.rpartition(".")[0] == package and not place.rpartition(".")[2].startswith("_")
             found = vars(module).get(name) if beside and module is not None else None
-            if getattr(found, "__module__", None) == place:
+            if _home(found) == place:
                 return f"{place}.{name}"
     if name in sys.stdlib_module_names:
         return f"Python's own; import {name}"
@@ -206,7 +209,14 @@ def _is_kilns(found: Any) -> bool:
     """Whether it is a function or class of kiln's: not one that its module has imported, nor a module. None
     is what is imported later.
     """
-    return found is None or str(getattr(found, "__module__", "")).startswith("kiln")
+    return found is None or _home(found).startswith("kiln")
+
+
+def _home(found: Any) -> str:
+    """The module that a function or class is defined in, whatever name it stands under."""
+    if isinstance(found, type) and found in SHOWN:
+        return SHOWN[found][0]
+    return str(getattr(found, "__module__", ""))
 
 
 _PYTHONS = (

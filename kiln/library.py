@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kiln.absent import hint_missing as _hint_missing
+from kiln.absent import leave_out
 from kiln.autograd.function import Function
 from kiln.errors import message
 
@@ -155,3 +156,11 @@ class Library:
 
 
 _hint_missing(__name__)
+
+
+leave_out(
+    CustomOpDef,
+    "register_autocast register_effect register_torch_dispatch register_vmap set_kernel_enabled",
+    "PyTorch has it, kiln has not; register_fake, register_kernel and register_autograd are here",
+)
+leave_out(Library, "fallback register_symm_mem_args", "kiln has no dispatcher; define and impl are here")

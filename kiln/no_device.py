@@ -8,10 +8,60 @@ from kiln.device import not_compiled as _not_compiled
 from kiln.device import refusal as _refusal
 
 _REFUSED = (
-    "Event Stream StreamContext current_device current_stream get_device_capability get_device_name "
+    "current_device current_stream get_device_capability get_device_name "
     "get_device_properties get_rng_state init initial_seed mem_get_info memory_stats memory_summary "
     "reset_peak_memory_stats set_device set_stream synchronize"
 )
+_CLASSES = ("Event", "Stream", "StreamContext")
+
+
+def _cannot(name: str) -> _typing.NoReturn:
+    raise RuntimeError(
+        f"torch.cuda.{name} requires CUDA support: kiln runs on the CPU; choose by kiln.cuda.is_available()"
+    )
+
+
+class Nowhere:
+    """What can only be named: RuntimeError for who makes one, or calls what it would have."""
+
+    def __init__(self, *args: _typing.Any, **kwargs: _typing.Any) -> None:
+        _cannot(type(self).__name__)
+
+    @classmethod
+    def has(cls, methods: str, attributes: str = "") -> None:
+        """Gives a class methods and attributes, for who looks at the class."""
+        for name in methods.split():
+            setattr(cls, name, _method(f"{cls.__name__}.{name}"))
+        for name in attributes.split():
+            setattr(cls, name, property(_method(f"{cls.__name__}.{name}")))
+
+
+def _method(name: str) -> _typing.Callable[..., _typing.NoReturn]:
+    def refuse(*args: _typing.Any, **kwargs: _typing.Any) -> _typing.NoReturn:
+        _cannot(name)
+
+    refuse.__name__, refuse.__qualname__ = name.rpartition(".")[2], name
+    refuse.__doc__ = "RuntimeError: there is no CUDA."
+    return refuse
+
+
+class Event(Nowhere):
+    """A point in a stream. RuntimeError: there are no streams without CUDA; `time.perf_counter` measures."""
+
+
+class Stream(Nowhere):
+    """A queue of CUDA's work. RuntimeError: kernels run when they are called, in the caller's order."""
+
+
+Event.__module__ = Stream.__module__ = "kiln.cuda"  # where programs find them
+Event.has("elapsed_time from_ipc_handle ipc_handle query record synchronize wait", "device event_id")
+Stream.has(
+    "is_capturing query record_event synchronize wait_event wait_stream",
+    "device device_index device_type native_handle stream_id",
+)
+
+
+_BASES: dict[str, type] = {"Event": Event, "Stream": Stream}
 
 
 def is_available() -> bool:
@@ -69,4 +119,9 @@ def refusals(kind: str) -> dict[str, _typing.Any]:
     def refused(name: str) -> _typing.NoReturn:
         _not_compiled(kind)
 
-    return {name: _refusal(kind, name, refused) for name in _REFUSED.split()}
+    made: dict[str, _typing.Any] = {name: _refusal(kind, name, refused) for name in _REFUSED.split()}
+    for name in _CLASSES:  # `isinstance(x, kiln.xpu.Event)` is False
+        made[name] = type(name, (_BASES[name],) if name in _BASES else (), {
+            "__init__": _refusal(kind, name, refused), "__module__": f"kiln.{kind}",
+        })  # fmt: skip
+    return made

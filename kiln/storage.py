@@ -1,10 +1,16 @@
-"""Storages, under the name of PyTorch's module; what a pickle names of one."""
+"""Storages, under the name of PyTorch's module; what a pickle names of one.
+
+kiln.FloatStorage(4), kiln.LongStorage([1, 2])     a TypedStorage of that dtype
+isinstance(x.storage(), kiln.FloatStorage)         whether x is of it
+"""
 
 from __future__ import annotations
 
 import io
 from typing import Any
 
+from kiln import _core
+from kiln.device import not_compiled
 from kiln.ops.views.storage import TypedStorage, UntypedStorage
 from kiln.serialization import load
 
@@ -14,3 +20,95 @@ __all__ = ["TypedStorage", "UntypedStorage", "_load_from_bytes"]
 def _load_from_bytes(b: bytes) -> Any:
     """A storage in one of PyTorch's files inside of a pickle: data, whatever the pickle may run."""
     return load(io.BytesIO(b))
+
+
+def storage_type(self: Any) -> Any:
+    """The class of storages of a tensor's dtype.
+
+    >>> import kiln
+    >>> kiln.ones(2).storage_type() is kiln.FloatStorage
+    True
+    """
+    return globals()[TypedStorage(self).pickle_storage_type()]
+
+
+class StorageType(type(TypedStorage)):  # type: ignore[misc]
+    """The type of FloatStorage and its like: calling one makes a TypedStorage of its dtype."""
+
+    dtype: Any
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> TypedStorage:
+        name = f"{cls.__module__}.{cls.__name__}"
+        for given in sorted({*kwargs} - {"wrap_storage"}):
+            raise RuntimeError(
+                f"{name}.__new__ received an invalid combination of arguments: Keyword argument '{given}' "
+                "cannot be specified"
+            )
+        if len(args) > 1 or (args and kwargs):
+            raise RuntimeError(
+                f"{name}.__new__ received an invalid combination of arguments: Too many positional arguments"
+            )
+        if args and isinstance(args[0], _core.Tensor):
+            raise TypeError(
+                f"{name}.__new__ received an invalid combination of arguments: expected a number of elements "
+                "or a sequence of them; a tensor's memory is x.storage()"
+            )
+        return TypedStorage(*args, **kwargs, dtype=cls.dtype)
+
+    def __instancecheck__(cls, x: Any) -> bool:
+        return isinstance(x, TypedStorage) and x.dtype is cls.dtype
+
+
+class _LegacyStorage(TypedStorage):
+    """What FloatStorage and its like have in common."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_buffer(cls, *args: Any, **kwargs: Any) -> Any:
+        """A copy of memory of Python's, elements of the class's dtype in the order that is said."""
+        return TypedStorage.from_buffer(*args, dtype=cls.dtype, **kwargs)
+
+    @classmethod
+    def from_file(cls, filename: Any, shared: bool = False, size: int = 0) -> Any:
+        """The first elements of a file as memory; see `UntypedStorage.from_file`."""
+        whole = UntypedStorage.from_file(filename, shared, size * cls.dtype.itemsize)
+        return TypedStorage(wrap_storage=whole, dtype=cls.dtype)
+
+    @classmethod
+    def _new_shared(cls, size: int) -> Any:  # libraries make memory for workers by it
+        return TypedStorage(size, dtype=cls.dtype).share_memory_()
+
+
+_DTYPES = {
+    "BFloat16": _core.bfloat16, "Bool": _core.bool, "Byte": _core.uint8, "Char": _core.int8,
+    "Double": _core.float64, "Float": _core.float32, "Half": _core.float16, "Int": _core.int32,
+    "Long": _core.int64, "Short": _core.int16,
+}  # fmt: skip
+
+
+def _made(name: str, module: str, dtype: Any, meta: Any) -> Any:
+    space = {
+        "__module__": module,
+        "__slots__": (),
+        "dtype": dtype,
+        "__doc__": f"Makes storages of {dtype.name}.",
+    }
+    return meta(name, (_LegacyStorage,), space)
+
+
+for _kind, _dtype in _DTYPES.items():
+    globals()[f"{_kind}Storage"] = _made(f"{_kind}Storage", "kiln", _dtype, StorageType)
+
+
+class _Elsewhere(StorageType):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        not_compiled("cuda")
+
+    def __instancecheck__(cls, x: Any) -> bool:
+        return False
+
+
+def elsewhere(name: str) -> Any:
+    """CUDA's storages of a dtype, by the class's name: no storage is one."""
+    return _made(name, "kiln.cuda", _DTYPES[name.removesuffix("Storage")], _Elsewhere)

@@ -58,6 +58,11 @@ def xpu(self: Any, device: Any = None, non_blocking: bool = False, memory_format
     _moved("xpu", device)
 
 
+def mtia(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
+    """AssertionError, as of a PyTorch without Meta's accelerators; RuntimeError for what is none."""
+    _moved("mtia", device)
+
+
 def _moved(kind: str, device: Any) -> NoReturn:
     if device is not None and not isinstance(device, int) and Device(device).type != kind:
         raise RuntimeError(f"Invalid device, must be {kind} device")
@@ -187,7 +192,9 @@ METHODS: dict[str, Any] = {
     "cpu": cpu,
     "cuda": cuda,
     "xpu": xpu,
+    "mtia": mtia,
     "pin_memory": pin_memory,
+    "storage_type": later("kiln.storage", "storage_type"),
     "is_pinned": is_pinned,
     "to_device": to_device,
     "type_as": type_as,
@@ -199,6 +206,18 @@ METHODS: dict[str, Any] = {
     "__repr__": printing.tensor_repr,
     "__format__": printing.tensor_format,
 }
+
+
+def _short(dtype: Any) -> str:
+    """A dtype in a few letters: "f32", "b8"."""
+    name: str = dtype.name
+    return name.replace("bfloat", "bf").replace("float", "f").replace("int", "i").replace("bool", "b8")
+
+
+# what PyTorch's tensors may be, and kiln's are not
+_NEVER = (
+    "cuda ipu maia meta mkldnn mps mtia nested quantized sparse sparse_csr vulkan xla xpu"
+).split()  # fmt: skip
 
 
 def attach() -> None:
@@ -215,7 +234,7 @@ def attach() -> None:
         ("H", _matrix_transposed),
         ("mH", lambda self: _last_two(self) if self.ndim else self),
         ("real", lambda self: self),
-        *((f"is_{kind}", lambda self: False) for kind in "cuda meta mps nested quantized sparse xpu".split()),
+        *((f"is_{kind}", lambda self: False) for kind in _NEVER),
         ("is_cpu", lambda self: True),
         ("device", lambda self: CPU),
         ("itemsize", Tensor.element_size),
@@ -231,6 +250,9 @@ def attach() -> None:
     _core.set_operator("array", data.beside)
     _core.set_operator("take_at", find("take_at").handle)
     absent.leave_out(Tensor, absent.TENSOR)
+    absent.leave_out(_core.dtype, "to_complex", "kiln has no complex numbers")
+    _core.dtype.to_real = lambda self: self
+    _core.dtype.abbr = property(_short)
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
     _core.set_operator("to", _core.Function(interop.to, True))
     _core.set_operator("new", later("kiln.ops.creation.legacy", "tensor_new"))

@@ -31,7 +31,8 @@ _NN = {
     "layers": {"flatten": "Flatten", "linear": "*"},
     "lazy": {
         "batchnorm": "LazyBatchNorm1d LazyBatchNorm2d LazyBatchNorm3d",
-        "conv": "LazyConv1d LazyConv2d LazyConv3d LazyConvTranspose1d LazyConvTranspose2d LazyConvTranspose3d",
+        "conv": "LazyConv1d LazyConv2d LazyConv3d LazyConvTranspose1d LazyConvTranspose2d "
+        "LazyConvTranspose3d",
         "instancenorm": "LazyInstanceNorm1d LazyInstanceNorm2d LazyInstanceNorm3d",
         "linear": "LazyLinear",
         "lazy": "*",
@@ -127,7 +128,7 @@ _REST = {
         "cuda": "CudaError StreamContext device device_of",
         "cuda.graphs": "CUDAGraph",
         "cuda.memory": "MemPool",
-        "cuda.streams": "Event ExternalStream Stream",
+        "cuda.streams": "ExternalStream",
     },
     "device": {"": "device"},
     "futures": {"futures": "Future"},
@@ -198,11 +199,16 @@ def show_core() -> None:
 def show(module: ModuleType) -> None:
     """The public classes that a module defines say PyTorch's path."""
     for name, kind in tuple(vars(module).items()):
-        if isinstance(kind, type) and kind.__module__ == module.__name__ and kind.__qualname__ == name:
+        if not isinstance(kind, type) or kind.__qualname__ != name:
+            continue
+        place = ""
+        if kind.__module__ in ("kiln", "kiln.cuda"):  # FloatTensor and its like say so wherever they are made
+            place = kind.__module__.replace("kiln", "torch", 1)
+        elif kind.__module__ == module.__name__:
             place = _place(module.__name__, name)
-            if place:
-                _places.add(place)
-                _say(kind, place)
+        if place:
+            _places.add(place)
+            _say(kind, place)
 
 
 def _place(module: str, name: str) -> str:
@@ -231,6 +237,8 @@ def stand() -> None:
 
 
 def _say(kind: type, place: str) -> None:
+    if kind in SHOWN:
+        return
     SHOWN[kind] = (kind.__module__, kind.__qualname__)
     kind.__module__ = place
     if kind.__reduce_ex__ is object.__reduce_ex__:

@@ -1,13 +1,27 @@
-"""`torch.fft`: names, so that what imports them is imported; kiln has no complex numbers to compute with."""
+"""`torch.fft`: what imports its functions is imported; kiln has no complex numbers to compute with.
+
+from torch.fft import rfft      a name, whose use is refused
+torch.fft.rfft                  AttributeError; `hasattr` says False, and a program takes its other way
+"""
 
 from __future__ import annotations
 
-from kiln.absent import Refused, hint_missing
+from opcode import opmap
+from typing import Any
+
+from kiln.absent import Refused, asking, hidden, no_attribute
 
 _NAMES = (
     "fft fft2 fftfreq fftn fftshift hfft hfft2 hfftn ifft ifft2 ifftn ifftshift ihfft ihfft2 ihfftn irfft "
     "irfft2 irfftn rfft rfft2 rfftfreq rfftn"
-)
-globals().update({name: Refused(f"fft.{name}") for name in _NAMES.split()})
+).split()
 
-hint_missing(__name__, "fft")
+
+def _found(name: str) -> Any:
+    frame = asking()
+    if name in _NAMES and frame is not None and frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]:
+        return Refused(f"fft.{name}")
+    no_attribute(__name__, name, "fft")
+
+
+__getattr__ = hidden(_found)

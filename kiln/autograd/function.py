@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kiln import _core, ops
 from kiln._core import Tensor
+from kiln.absent import leave_out
 from kiln.autograd.grad_mode import no_grad
 from kiln.errors import warn
 from kiln.table.arguments import follower_here
@@ -374,3 +375,25 @@ def once_differentiable(function: Callable[..., Any]) -> Callable[..., Any]:
 
     backward.once_differentiable = True  # type: ignore[attr-defined]
     return backward
+
+
+leave_out(
+    Function,
+    "dirty_tensors mark_dirty mark_non_differentiable mark_shared_storage materialize_grads needs_input_grad "
+    "non_differentiable save_for_backward save_for_forward saved_for_forward saved_tensors saved_variables "
+    "set_materialize_grads to_save",
+    "it is of `ctx`, which forward and backward are given",
+)
+leave_out(
+    Function,
+    "metadata name next_functions register_hook register_prehook requires_grad",
+    "it is of the node, a result's grad_fn",
+)
+leave_out(Function, "jvp", "kiln has no forward mode; func.jvp gives the same numbers by backward passes")
+leave_out(Function, "vmap", "kiln.vmap maps what says `generate_vmap_rule = True`")
+leave_out(
+    Function,
+    "boxed_grads_call clear_saved_tensors_on_access maybe_clear_saved_tensors",
+    "saved tensors live until backward has used them",
+)
+leave_out(FunctionCtx, "mark_shared_storage", "PyTorch removed it; kiln knows which tensors share memory")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from kiln.absent import leave_out
 from kiln.autograd.watch import Call, Layer
 
 
@@ -48,7 +49,9 @@ class _Times:
     self_cpu_memory_usage: int
     # what is not noted here
     device_time_total = self_device_time_total = cuda_time_total = self_cuda_time_total = 0.0
-    device_memory_usage = self_device_memory_usage = 0
+    device_time = cuda_time = 0.0
+    device_time_str = device_time_total_str = self_device_time_total_str = "0.000us"
+    device_memory_usage = self_device_memory_usage = self_cuda_memory_usage = 0
     flops = 0
     input_shapes: list[list[int]] | None = None  # of a call's operands; of a number []
     stack: list[str]  # lines of the program, the innermost first
@@ -458,3 +461,10 @@ def _nest(events: list[FunctionEvent]) -> None:
             event.cpu_parent = open_[-1]
             open_[-1].cpu_children.append(event)
         open_.append(event)
+
+
+leave_out(
+    FunctionEvent,
+    "append_cpu_child append_kernel set_cpu_parent metadata_json",
+    "the profiler puts events together itself",
+)

@@ -14,6 +14,7 @@ import typing as _typing
 from collections import OrderedDict as _OrderedDict
 from importlib import import_module as _import_module
 
+from kiln._core import Tensor as _Tensor
 from kiln.absent import hidden as _hidden
 from kiln.absent import no_attribute as _no_attribute
 from kiln.cuda.classes import (
@@ -181,15 +182,26 @@ def _no_tensor(name: str) -> _typing.NoReturn:
 
 
 globals().update({name: _refusal("cuda", name, _refused) for name in _REFUSED.split()})
+
+
 # classes, of which no tensor is: `isinstance(x, torch.cuda.FloatTensor)` is asked by old programs
-globals().update({
-    f"{kind}Tensor": type(f"{kind}Tensor", (), {"__init__": _refusal("cuda", f"{kind}Tensor", _no_tensor)})
-    for kind in _TENSORS.split()
-})  # fmt: skip
+class _TensorType(type):
+    def __getattr__(cls, name: str) -> _typing.Any:
+        """A method of tensors, as of `kiln.Tensor`."""
+        if name.startswith("__"):
+            raise AttributeError(f"type object '{cls.__name__}' has no attribute '{name}'")
+        return getattr(_Tensor, name)
+
+
+for _name in (f"{_kind}Tensor" for _kind in _TENSORS.split()):
+    _space = {"__init__": _refusal("cuda", _name, _no_tensor), "__module__": "kiln.cuda"}
+    globals()[_name] = _TensorType(_name, (), _space)
 
 
 def _found(name: str) -> _typing.Any:
     """`__getattr__`, which type checkers do not see."""
+    if name.endswith("Storage") and name.removesuffix("Storage") in _TENSORS.split():
+        return _import_module("kiln.storage").elsewhere(name)
     if name not in _PARTS:
         _no_attribute(__name__, name)
     try:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from kiln.device import not_compiled
-
-
-def _cannot(name: str) -> NoReturn:
-    raise RuntimeError(
-        f"torch.cuda.{name} requires CUDA support: kiln runs on the CPU; choose by kiln.cuda.is_available()"
-    )
+from kiln.no_device import Event as Event
+from kiln.no_device import Nowhere
+from kiln.no_device import Stream as Stream
 
 
 class CudaError(RuntimeError):
@@ -26,36 +23,23 @@ class OutOfMemoryError(RuntimeError):
     """Memory of a device is exhausted. On the CPU, where memory is missing MemoryError is raised."""
 
 
-class Event:
-    """A point in a stream. RuntimeError: there are no streams without CUDA; `time.perf_counter` measures."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _cannot(type(self).__name__)
-
-
-class Stream:
-    """A queue of CUDA's work. RuntimeError: kernels run when they are called, in the caller's order."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _cannot(type(self).__name__)
-
-
 class ExternalStream(Stream):
     """A stream made by somebody else. RuntimeError, as Stream."""
 
 
-class CUDAGraph:
+class CUDAGraph(Nowhere):
     """Kernels recorded to be launched together. RuntimeError; `kiln.compile` records steps."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _cannot(type(self).__name__)
 
-
-class MemPool:
+class MemPool(Nowhere):
     """A pool of CUDA's memory. RuntimeError."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _cannot(type(self).__name__)
+
+CUDAGraph.has(
+    "capture_begin capture_end debug_dump enable_debug_mode get_graph_data instantiate pool raw_cuda_graph "
+    "raw_cuda_graph_exec replay reset"
+)
+MemPool.has("snapshot use_count", "id")
 
 
 class StreamContext:

@@ -269,7 +269,9 @@ class Distribution:
 
 def _family(kind: type) -> type:
     """The class of this package that a user's class is derived from; of one that is its own, itself."""
-    return next(c for c in kind.__mro__ if c.__module__.startswith(("kiln.distributions.", "torch.distributions.")))
+    return next(
+        c for c in kind.__mro__ if c.__module__.startswith(("kiln.distributions.", "torch.distributions."))
+    )
 
 
 class ExponentialFamily(Distribution):

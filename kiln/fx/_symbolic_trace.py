@@ -12,6 +12,7 @@ from typing import Any
 
 from kiln import _core
 from kiln.absent import hint_missing as _hint_missing
+from kiln.absent import leave_out
 from kiln.errors import warn
 from kiln.fx._compatibility import compatibility as compatibility
 from kiln.fx.codegen import PyTreeCodeGen, _PyTreeInfo
@@ -518,3 +519,6 @@ def symbolic_trace(root: Any, concrete_args: Any = None) -> GraphModule:
 
 
 _hint_missing(__name__)
+
+
+leave_out(Tracer, "get_fresh_qualname", "names of attributes are the program's own")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kiln.absent import hint_missing as _hint_missing
+from kiln.absent import leave_out
 from kiln.errors import warn
 from kiln.fx import names
 from kiln.fx.codegen import CodeGen, PythonCode
@@ -432,3 +433,10 @@ def _reaches(module: Any, path: str) -> bool:
 
 
 _hint_missing(__name__)
+
+
+leave_out(
+    Graph,
+    "create_size_node create_storage_offset_node create_stride_node materialize_symint materialize_symints",
+    "sizes are numbers of the program; call_method('size', (x, dim)) asks for one",
+)

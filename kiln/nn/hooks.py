@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
+from kiln.absent import leave_out
 from kiln.errors import warn
 
 _numbers = count()
@@ -124,3 +125,6 @@ class RemovableHandle:
 
     def __exit__(self, *exception: object) -> None:
         self.remove()
+
+
+leave_out(RemovableHandle, "next_id", "numbers of hooks are drawn inside; a handle has `id`")

@@ -100,6 +100,7 @@ class Module(Calls, State):
     """
 
     training: bool
+    T_destination = TypeVar("T_destination", bound=dict[str, Any])  # libraries annotate with it
     call_super_init = False  # whether __init__ passes its arguments on to the next class
     _parameters: dict[str, Parameter | None]
     _buffers: dict[str, Tensor | None]
@@ -494,6 +495,10 @@ class Module(Calls, State):
     def xpu(self: Self, device: Any = None) -> Self:
         """Move to one of Intel's GPUs: AssertionError if there is anything to move."""
         return self._apply(lambda x: x.xpu(device))
+
+    def mtia(self: Self, device: Any = None) -> Self:
+        """Move to one of Meta's accelerators: AssertionError if there is anything to move."""
+        return self._apply(lambda x: x.mtia(device))
 
     def float(self: Self) -> Self:
         """Convert floating tensors to float32."""

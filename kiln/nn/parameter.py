@@ -152,7 +152,7 @@ class UninitializedParameter(_Uninitialized, Parameter):
     (kiln.Size([2, 3]), 'Parameter')
     """
 
-    becomes = Parameter
+    becomes = cls_to_become = Parameter
 
     def __new__(
         cls, requires_grad: bool = True, device: Device | None = None, dtype: DType | None = None
@@ -169,7 +169,7 @@ class UninitializedBuffer(_Uninitialized, Tensor):
     <UninitializedBuffer>
     """
 
-    becomes = Tensor
+    becomes = cls_to_become = Tensor
 
     def __new__(
         cls, requires_grad: bool = False, device: Device | None = None, dtype: DType | None = None

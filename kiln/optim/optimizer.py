@@ -89,6 +89,8 @@ class Optimizer:
     what is not a tensor; a parameter twice in a group is a UserWarning.
     """
 
+    OptimizerPreHook = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # which libraries annotate with
+    OptimizerPostHook = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
     state: defaultdict[Any, Any]
     param_groups: list[Group]
     defaults: dict[str, Any]

@@ -88,13 +88,16 @@ def allowed() -> dict[str, Any]:
 
 
 def here(module: str, name: str, parts: Collection[str] | None = PARTS) -> Any:
-    """What PyTorch's name of something, or kiln's, stands for: torch.nn.modules.linear.Linear is kiln.nn.Linear.
+    """What PyTorch's name of something stands for, or kiln's: of torch.nn.modules.linear.Linear
+    kiln.nn.Linear.
 
     None where kiln has nothing of that name in `parts`, or anywhere. Modules of kiln are all that is ever
     imported for it.
     """
     first, *rest = module.split(".")
-    if first not in ("torch", "kiln") or (parts and rest and rest[0] not in parts) or not all(map(str.isidentifier, rest)):
+    if first not in ("torch", "kiln") or not all(map(str.isidentifier, rest)):
+        return None
+    if parts and rest and rest[0] not in parts:
         return None
     try:
         found: Any = import_module(".".join(["kiln", *rest]))

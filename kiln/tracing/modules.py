@@ -6,6 +6,7 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any
 
+from kiln.absent import leave_out
 from kiln.errors import describe, message
 from kiln.nn import Module
 from kiln.tracing.captured import State
@@ -215,3 +216,11 @@ def wait(future: Future) -> Any:
     if not isinstance(future, Future):
         raise TypeError(message("wait", "what jit.fork gives", describe(future)))
     return future.wait()
+
+
+leave_out(
+    Future,
+    "add_done_callback set_exception set_result then",
+    "the call was made by fork; kiln.futures.Future waits for one",
+)
+leave_out(TracerWarning, "ignore_lib_warnings", "warnings.filterwarnings leaves them out")

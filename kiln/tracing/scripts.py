@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln import _core
+from kiln.absent import leave_out
 from kiln.errors import describe, message
 from kiln.graph.text import text
 from kiln.nn import Module
@@ -309,3 +310,17 @@ def check_given(func: Any, made: Any, given: Any, tolerance: float) -> None:
     for k, (a, b) in enumerate(zip(expected, came, strict=True)):
         if not bool(((a - b).abs() <= tolerance + tolerance * a.abs()).all()):
             raise TracingError(f"trace: result {k} differs from the function's for one of check_inputs")
+
+
+_INSIDE = "kiln's programs are graphs; graph and code show them, save writes them"
+leave_out(
+    ScriptModule,
+    "code code_with_constants dump dump_to_str forward_magic_method get_debug_state getattr graph graph_for "
+    "hasattr inlined_graph original_name qualified_name save_to_buffer setattr",
+    _INSIDE,
+)
+leave_out(
+    ScriptFunction,
+    "get_debug_state graph_for inlined_graph name qualified_name save_to_buffer schema",
+    _INSIDE,
+)

@@ -8,6 +8,7 @@ import sys
 from importlib import metadata
 from typing import NamedTuple
 
+from kiln.absent import leave_out as _leave_out
 from kiln.version import __version__
 
 __all__ = ["SystemEnv", "get_env_info", "get_pretty_env_info", "main"]
@@ -105,3 +106,12 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+_leave_out(
+    SystemEnv,
+    "clang_version cmake_version conda_packages cuda_module_loading cuda_runtime_version cudnn_version "
+    "gcc_version hip_runtime_version is_xnnpack_available is_xpu_available miopen_runtime_version "
+    "nvidia_driver_version nvidia_gpu_models",
+    "kiln runs on the CPU and needs no compiler",
+)

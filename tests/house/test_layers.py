@@ -39,7 +39,7 @@ ALLOWED = {
     "bars": set(),
     "backends": {"_core", "codegen"},
     # devices that are not here, and the one that is
-    "cuda": {"_core", "device", "amp", "no_device"},
+    "cuda": {"_core", "device", "amp", "no_device", "storage"},
     "no_device": {"device"},
     "xpu": {"no_device"},
     "mtia": {"no_device"},
@@ -130,6 +130,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.foreach": "functions of lists, of which few programs call one",
     },
     "kiln/autograd/__init__.py": {"*": "as kiln's own parts"},
+    "kiln/cuda/__init__.py": {"kiln.storage": "few programs name storages of a device"},
     "kiln/capture/compile.py": {
         "kiln.capture.pure.cell": "few functions are pure, and what traces captures",
         "kiln.fx.backends": "few programs have a backend of their own",

@@ -27,7 +27,9 @@ HINTS = {
     "kiln.ones(1).to_sparse()": "'Tensor' object has no attribute 'to_sparse': kiln has no sparse tensors",
     "kiln.optim.SparseAdam": "module 'kiln.optim' has no attribute 'SparseAdam': kiln has no sparse",
     "kiln.special.airy_ai": "module 'kiln.special' has no attribute 'airy_ai': PyTorch has it, kiln has not",
-    "kiln.ones(2).storage().float": ": tensors have it",
+    "kiln.ones(2).storage().resize_": ": memory does not grow under its tensors",
+    "kiln.Tensor.crow_indices": "type object 'Tensor' has no attribute 'crow_indices': kiln has no sparse",
+    "kiln.autograd.Function.mark_dirty": "'Function' has no attribute 'mark_dirty': it is of `ctx`",
     "kiln.ones(2).untyped_storage().cuda": ": kiln's memory is the CPU's",
     "kiln.nn.DataParallel(kiln.nn.ReLU()).scatter": ": there is one device",
     "kiln.profiler.profile().prepare_trace": ": PyTorch has it, kiln has not; start, step and stop",
@@ -170,6 +172,55 @@ def test_every_hint_is_for_a_name_that_pytorch_has(answers: Any) -> None:
         return not hasattr(own[space] if space in own else at(kiln, space), name)
 
     assert [p for p in patterns if not any(missing(*pair) for pair in found[p])] == []
+
+
+# classes whose attributes are asked for one by one, at the class: `Event.record`, `Tensor.crow_indices`
+CLASSES = (
+    "Tensor", "Generator", "Event", "Stream", "dtype", "device", "Size", "FloatTensor", "FloatStorage",
+    "TypedStorage", "UntypedStorage", "cuda.Event", "cuda.Stream", "cuda.CUDAGraph", "cuda.FloatTensor",
+    "cuda.FloatStorage", "xpu.Stream", "nn.Module", "nn.Parameter", "nn.UninitializedParameter", "nn.Linear",
+    "nn.DataParallel", "nn.parallel.DistributedDataParallel", "nn.utils.rnn.PackedSequence",
+    "optim.Optimizer", "optim.Adam", "optim.lr_scheduler.SequentialLR", "autograd.Function",
+    "autograd.function.FunctionCtx", "autograd.profiler.FunctionEvent", "distributions.Distribution",
+    "utils.data.DataLoader", "utils.data.Dataset", "utils.hooks.RemovableHandle",
+    "jit.ScriptModule", "jit.ScriptFunction", "jit.Future", "fx.Graph", "fx.Tracer", "fx.GraphModule",
+    "library.Library", "library.CustomOpDef", "overrides.TorchFunctionMode", "multiprocessing.Queue",
+)  # fmt: skip
+# set in objects by both, and shown by PyTorch's class alone
+IN_OBJECTS = ("autograd.profiler.FunctionEvent.key", "autograd.profiler.FunctionEvent.self_cpu_memory_usage")
+
+
+def attributes_of(classes: tuple[str, ...]) -> dict[str, list[str]]:
+    return {path: [n for n in dir(at(torch, path)) if n[0] != "_"] for path in classes}
+
+
+def test_every_attribute_of_classes(answers: Any) -> None:
+    found = answers([CLASSES, attributes_of], lambda: attributes_of(CLASSES))
+    assert len(found["Tensor"]) > 600 and "record" in found["cuda.Event"]
+    bare = []
+    for path, names in found.items():
+        for name in names:
+            own = at(kiln, path)
+            if hasattr(own, name) or f"{path}.{name}" in IN_OBJECTS:
+                continue
+            with pytest.raises(AttributeError) as caught:
+                getattr(own, name)
+            if f"attribute '{name}': " not in str(caught.value):
+                bare.append(f"{path}.{name}")
+    assert bare == []
+
+
+def test_what_is_hinted_is_not_there() -> None:
+    """Neither to classes nor to their objects, though their classes keep the hint."""
+    hinted = 0
+    for kind in {kind for path in CLASSES if isinstance(kind := at(kiln, path), type)}:
+        for name, value in vars(kind).items():
+            if isinstance(value, kiln.absent.Absent):
+                hinted += 1
+                assert not hasattr(kind, name), (kind, name)
+    assert hinted > 100
+    x = kiln.ones(1)
+    assert not [n for n in kiln.absent.TENSOR.split() if hasattr(x, n) or n in dir(x)]
 
 
 # modules whose names are asked for one by one, whatever they are: a program may take any of them

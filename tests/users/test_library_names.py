@@ -521,6 +521,18 @@ def test_modules_are_printed_by_the_name_that_programs_print_with() -> None:
     assert _addindent("a\nb\n(c", 2) == "a\n  b\n  (c" and _addindent("a", 2) == "a"
 
 
-def test_memory_is_not_made_of_a_number() -> None:
-    with pytest.raises(NotImplementedError, match="UntypedStorage: expected a tensor .* got int 4"):
-        kiln.UntypedStorage(4)
+def test_memory_is_made_of_numbers() -> None:
+    assert kiln.UntypedStorage(4).tolist() == [0, 0, 0, 0] == kiln.ByteStorage(4).tolist()
+    made = kiln.FloatStorage([1, 2.5])
+    assert isinstance(made, kiln.FloatStorage) and not isinstance(made, kiln.DoubleStorage)
+    assert type(made) is kiln.TypedStorage and made.dtype is kiln.float32 and kiln.FloatTensor(made)[1] == 2.5
+    assert kiln.ones(2).storage_type() is kiln.FloatStorage and made.pickle_storage_type() == "FloatStorage"
+    assert made.long().tolist() == [1, 2] and made.untyped().nbytes() == 8
+    big = kiln.ShortStorage.from_buffer(b"\x01\x02\x03\x04", "big")
+    assert big.tolist() == [0x0102, 0x0304]
+    with pytest.raises(TypeError, match="invalid combination of arguments"):
+        kiln.FloatStorage(kiln.ones(2))
+    with pytest.raises(RuntimeError, match="Keyword argument 'dtype' cannot be specified"):
+        kiln.FloatStorage(dtype=kiln.float32)
+    with pytest.raises(AssertionError, match="not compiled with CUDA"):
+        kiln.cuda.FloatStorage(2)

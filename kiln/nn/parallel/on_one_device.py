@@ -79,3 +79,11 @@ def parallel_apply(
             f"The number of modules {len(modules)} is not equal to the number of inputs {len(inputs)}"
         )
     return [data_parallel(m, x, module_kwargs=kw) for m, x, kw in zip(modules, inputs, named, strict=True)]
+
+
+leave_out(
+    DistributedDataParallel,
+    "broadcast_buffers gather join join_device join_hook join_process_group no_sync register_comm_hook "
+    "scatter to_kwargs will_sync_module_buffers",
+    "kiln trains in one process, and the module itself is trained",
+)

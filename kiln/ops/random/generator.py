@@ -116,6 +116,22 @@ class Generator:
         other._set(*self._get())
         return other
 
+    def get_offset(self) -> int:
+        """RuntimeError: an offset is of CUDA's generators."""
+        raise RuntimeError("CPU Generator does not use offset: get_state has all of it")
+
+    def set_offset(self, offset: int) -> Generator:
+        """RuntimeError, as `get_offset`."""
+        raise RuntimeError("CPU Generator does not use offset: set_state puts back what get_state gave")
+
+    def graphsafe_get_state(self) -> Generator:
+        """NotImplementedError: it is for CUDA's graphs."""
+        raise NotImplementedError("graphsafe_get_state is not supported in this Generator: use get_state")
+
+    def graphsafe_set_state(self, state: Generator) -> Generator:
+        """NotImplementedError: it is for CUDA's graphs."""
+        raise NotImplementedError("graphsafe_set_state is not supported in this Generator: use set_state")
+
     def __repr__(self) -> str:
         return f"<kiln.Generator seed={self.initial_seed()} position={self._get()[1]}>"
 

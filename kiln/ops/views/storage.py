@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 from kiln import _core
 from kiln.absent import leave_out
-from kiln.device import CPU, device
+from kiln.device import CPU, check, device
 from kiln.errors import describe, message
 from kiln.ops.creation.constants import empty, settle, sizes_given
-from kiln.table.arguments import dtype_name, numel
+from kiln.table.arguments import dtype_name, numel, type_name
 from kiln.table.public import methods, public
 from kiln.table.record import Tensor, find
 
@@ -26,15 +27,33 @@ class UntypedStorage:
 
     __slots__ = ("__weakref__", "_owner")
 
-    def __init__(self, owner: Any) -> None:
+    def __init__(self, owner: Any = 0, device: Any = None) -> None:
         if not isinstance(owner, _core.Tensor):
-            raise NotImplementedError(
-                message(
-                    type(self).__name__, "a tensor whose memory it is", describe(owner),
-                    "kiln.empty(n, dtype=kiln.uint8).untyped_storage() makes n bytes",
-                )
-            )  # fmt: skip
+            check("UntypedStorage", device)
+            owner = _made_of(owner, _core.uint8)
         self._owner: Any = owner.detach()
+
+    @classmethod
+    def from_buffer(
+        cls, buffer: Any, byte_order: str = "native", count: int = -1, offset: int = 0, dtype: Any = None
+    ) -> Any:
+        """A copy of memory of Python's: elements of a dtype, in the order "native", "little" or "big".
+
+        ValueError for another order, and for more elements than there are.
+        """
+        kind = _core.uint8 if dtype is None else dtype
+        if byte_order not in ("native", "little", "big"):
+            raise ValueError(f"invalid byte_order '{byte_order}' (expected 'big', 'little' or 'native')")
+        view = memoryview(buffer).cast("B")
+        count = (len(view) - offset) // kind.itemsize if count < 0 else count
+        end = offset + count * kind.itemsize
+        if not 0 <= offset <= end <= len(view):
+            raise ValueError(f"from_buffer: bytes {offset} to {end} of {len(view)}")
+        own = bytearray(view[offset:end]) or bytearray(1)
+        made = cls(_core.frombuffer(own, "uint8", end - offset, 0).view(kind).clone())
+        if byte_order not in ("native", sys.byteorder):
+            made.untyped().byteswap(kind)
+        return made
 
     @classmethod
     def from_file(cls, filename: str | os.PathLike[str], shared: bool = False, nbytes: int = 0) -> Any:
@@ -86,6 +105,55 @@ class UntypedStorage:
         # what is not a whole element is left out; a view of another dtype may be of more, or fewer, of them
         flat = flat if dtype.itemsize <= own.element_size() else flat.view(_core.uint8)
         return flat[: flat.numel() * flat.element_size() // dtype.itemsize * dtype.itemsize].view(dtype)
+
+    def byteswap(self, dtype: Any) -> None:
+        """Turns the order of the bytes of every element of a dtype."""
+        width = dtype.itemsize
+        rows = self.elements(_core.uint8)[: self.nbytes() // width * width].view(-1, width)
+        rows.copy_(rows.flip(1))
+
+    def new(self) -> Any:
+        """Another storage, of no bytes."""
+        return UntypedStorage()
+
+    def type(self, dtype: Any = None, non_blocking: bool = False) -> Any:
+        """The name of its class; of a dtype, a copy as elements of it."""
+        return "kiln.storage.UntypedStorage" if dtype is None else self._as(dtype)
+
+    def to(self, *, device: Any, non_blocking: bool = False) -> Any:
+        """The memory where it is: on the CPU."""
+        check("to", device)
+        return self
+
+    def _as(self, dtype: Any) -> TypedStorage:
+        """A copy: elements as another dtype."""
+        return TypedStorage(self._elements().to(dtype, copy=True))
+
+    def is_shared(self) -> bool:
+        """Whether other processes look at the memory too."""
+        found: bool = self._owner.is_shared()
+        return found
+
+    def share_memory_(self) -> Any:
+        """Moves the memory to where other processes can look at it; the storage itself."""
+        self._owner.share_memory_()
+        return self
+
+    def is_pinned(self, device: Any = None) -> bool:
+        """False: memory is pinned for an accelerator."""
+        return False
+
+    @property
+    def is_cuda(self) -> bool:
+        """False: the memory is the CPU's."""
+        return False
+
+    is_hpu = is_sparse = is_sparse_csr = is_cuda
+
+    @property
+    def filename(self) -> str | None:
+        """None: of memory that a file is mapped to kiln keeps no name."""
+        return None
 
     def tolist(self) -> list[Any]:
         """The elements as Python numbers."""
@@ -147,7 +215,11 @@ class UntypedStorage:
         return iter(self.tolist())
 
     def __repr__(self) -> str:
-        return f"kiln.UntypedStorage(device={CPU}) of size {len(self)}"
+        return self._shown(f"UntypedStorage(device={CPU})")
+
+    def _shown(self, what: str) -> str:
+        library = str(self._dtype).partition(".")[0]  # as dtypes are shown
+        return "\n".join([*(f" {x}" for x in self), f"[{library}.storage.{what} of size {len(self)}]"])
 
 
 class _Stretch(UntypedStorage):
@@ -183,10 +255,40 @@ class TypedStorage(UntypedStorage):
     def _dtype(self) -> Any:
         return self._owner.dtype
 
+    def __init__(
+        self,
+        owner: Any = 0,
+        *,
+        wrap_storage: Any = None,
+        dtype: Any = None,
+        device: Any = None,
+        _internal: bool = False,
+    ) -> None:
+        kind = _core.get_default_dtype() if dtype is None else dtype
+        if wrap_storage is not None:
+            if not isinstance(wrap_storage, UntypedStorage) or isinstance(wrap_storage, TypedStorage):
+                raise TypeError(
+                    f"Argument 'wrap_storage' must be UntypedStorage, got {describe(wrap_storage)}"
+                )
+            owner = wrap_storage.elements(kind)
+        elif not isinstance(owner, _core.Tensor):
+            check("TypedStorage", device)
+            owner = _made_of(owner, kind)
+        super().__init__(owner)
+
     @property
     def dtype(self) -> Any:
         """The elements' dtype."""
         return self._owner.dtype
+
+    def pickle_storage_type(self) -> str:
+        """The name of the class of storages of its dtype: "FloatStorage"."""
+        return f"{type_name(dtype_name(self.dtype))}Storage"
+
+    def type(self, dtype: Any = None, non_blocking: bool = False) -> Any:
+        """The name of the class of storages of its dtype; of another dtype, a copy as elements of that."""
+        library = str(self.dtype).partition(".")[0]  # as dtypes are shown
+        return f"{library}.{self.pickle_storage_type()}" if dtype is None else self._as(dtype)
 
     def untyped(self) -> UntypedStorage:
         """The same memory, byte by byte."""
@@ -196,20 +298,35 @@ class TypedStorage(UntypedStorage):
         raise RuntimeError("slices are only supported in UntypedStorage.__getitem__")
 
     def __repr__(self) -> str:
-        return f"kiln.TypedStorage(dtype={self.dtype}, device={CPU}) of size {len(self)}"
+        return self._shown(f"TypedStorage(dtype={self.dtype}, device={CPU})")
 
 
-_CASTS = (
-    "bfloat16 bool byte char complex_double complex_float double float float8_e4m3fn float8_e4m3fnuz "
-    "float8_e5m2 float8_e5m2fnuz half int long short to type"
+def _made_of(given: Any, dtype: Any) -> Any:
+    """The elements of a new storage: as many as a number says, or those of a sequence; else TypeError."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        if given < 0:
+            raise RuntimeError(message("storage", "a number of elements", str(given)))
+        return empty(given, dtype=dtype).zero_()
+    if isinstance(given, str):
+        raise TypeError("new(): invalid data type 'str'")
+    if isinstance(given, UntypedStorage) or not hasattr(given, "__len__"):
+        said = "__new__ received an invalid combination of arguments"
+        raise TypeError(f"{said}: expected a number of elements or a sequence, got {describe(given)}")
+    return _core.from_nested(list(given), dtype.name).flatten()
+
+
+_CASTS = {"byte": "uint8", "char": "int8", "double": "float64", "float": "float32", "half": "float16"}
+_CASTS |= {"int": "int32", "long": "int64", "short": "int16", "bfloat16": "bfloat16", "bool": "bool"}
+for _name, _dtype in _CASTS.items():
+    setattr(UntypedStorage, _name, lambda self, _dtype=_dtype: self._as(getattr(_core, _dtype)))
+leave_out(UntypedStorage, "complex_double complex_float", "kiln has no complex numbers")
+leave_out(
+    UntypedStorage,
+    "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz",
+    "kiln's floats are float16, bfloat16, float32 and float64",
 )
-_ELSEWHERE = "cuda hpu is_cuda is_hpu is_pinned mps pin_memory"
-for _kind in UntypedStorage, TypedStorage:
-    leave_out(_kind, _CASTS, "tensors have it, and their memory is of the new dtype")
-    leave_out(_kind, _ELSEWHERE, "kiln's memory is the CPU's")
-    leave_out(_kind, "is_shared resizable resize_ share_memory_", "tensors have these of their memory")
-    leave_out(_kind, "is_sparse is_sparse_csr", "kiln has no sparse tensors")
-    leave_out(_kind, "byteswap filename from_buffer new pickle_storage_type", "PyTorch has it, kiln has not")
+leave_out(UntypedStorage, "cuda hpu mps pin_memory", "kiln's memory is the CPU's")
+leave_out(UntypedStorage, "resizable resize_", "memory does not grow under its tensors; tensors have resize_")
 
 
 def _mapped(filename: str, shared: bool, nbytes: int) -> Any:

@@ -22,8 +22,10 @@ class LRScheduler:
     "initial_lr" (KeyError). A rate that is a tensor is written in place.
     """
 
+    _step_count: int
     _is_initial = False  # while the rates of the first epoch are written
-    _in_step = False
+    _get_lr_called_within_step = False  # states hold both, as PyTorch's do
+    _last_lr: list[Any]
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
         self.optimizer = checked_optimizer(type(self).__name__, optimizer)
@@ -37,18 +39,17 @@ class LRScheduler:
                 )
         self.base_lrs: list[Any] = [copied(group["initial_lr"]) for group in optimizer.param_groups]
         self.last_epoch = last_epoch
-        self._last_lr: list[Any] = []
         note_steps(optimizer)
         self._initial_step()
 
     def _initial_step(self) -> None:
         """The rates of the first epoch."""
         self._step_count = 0
-        self._is_initial = True
+        self._is_initial, self._get_lr_called_within_step = True, False
         try:
             self.step()
         finally:
-            del self._is_initial
+            self._is_initial = False
 
     def get_lr(self) -> list[Any]:
         """The rates of the epoch `last_epoch`, one per group. Those written last: `get_last_lr()`."""
@@ -74,11 +75,11 @@ class LRScheduler:
         """Writes the rates of the next epoch, or of the one that is given."""
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         closed: Callable[[], list[Any]] | None = getattr(self, "_get_closed_form_lr", None)
-        self._in_step = True
+        self._get_lr_called_within_step = True
         try:
             rates = self.get_lr() if epoch is None or closed is None else closed()
         finally:
-            del self._in_step
+            self._get_lr_called_within_step = False
         self._write(rates)
 
     def _write(self, rates: list[Any]) -> None:
@@ -92,7 +93,7 @@ class LRScheduler:
 
     def _present(self) -> list[Any]:
         """The same for `get_lr`, which is not for users."""
-        if not self._in_step:
+        if not self._get_lr_called_within_step:
             warn(
                 "To get the last learning rate computed by the scheduler, please use `get_last_lr()`: "
                 "get_lr() computes those of the next epoch",

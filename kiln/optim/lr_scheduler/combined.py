@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kiln.absent import leave_out
 from kiln.errors import describe, message
 from kiln.optim.lr_scheduler.base import LRScheduler, write
 from kiln.optim.lr_scheduler.plateau import ReduceLROnPlateau
@@ -108,3 +109,6 @@ class ChainedScheduler(_OfSchedules):
         for schedule in self._schedulers:
             schedule.step()
         self._last_lr = self._rates()
+
+
+leave_out(SequentialLR, "recursive_undo", "its constructor does that itself")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln.absent import hint_missing as _hint_missing
+from kiln.absent import leave_out
 from kiln.fx.passes.infra.pass_base import PassResult
 
 __all__ = ["PassManager", "pass_result_wrapper"]
@@ -70,3 +71,10 @@ class PassManager:
 
 
 _hint_missing(__name__)
+
+
+leave_out(
+    PassManager,
+    "add_checks add_constraint solve_constraints steps validate_constraints",
+    "passes run in the order in which they are given",
+)
