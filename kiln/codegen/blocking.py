@@ -24,6 +24,7 @@ class FmaBlocking(NamedTuple):
 
     # MR: rows of register tiles, tallest first, up to 14; at least two heights, the lowest for what is left.
     mr: tuple[int, ...]
+    narrow: int = 14  # rows of a register tile that is one vector wide
     vectors: int = 2  # NR: vectors of columns of a register tile, a power of two
     mc: int = 28  # rows: two of the tallest tiles, as a machine's prefetcher follows few rows of outputs
     nc: int = 4  # units of columns, at most: more fill a second cache of 2 MB, and are slower
