@@ -320,8 +320,8 @@ class Fma(Blocks):
     def _turned(
         self, run: Run, src: Pointer, column: Index, from_k: Index, depth: Index, transposed: Condition
     ) -> Index:
-        """Multiplies whole panels of few enough rows while their columns are turned; how many columns from the
-        first are done. If these are all k, the last panel may begin among columns that are done: it repeats
+        """Multiplies whole panels of few enough rows while their columns are turned; how many columns, from the
+        first, are done. If these are all k, the last panel may begin among columns that are done: it repeats
         what is there.
         """
         code, work, panel, segments = self.code, self.work, self.panel, self.problem.segments
@@ -352,8 +352,8 @@ class Fma(Blocks):
     ) -> None:
         """The tiles of some rows, `row` rows into their run, with each panel; what is complete, finished.
 
-        `pack` packs the panel that begins so many columns into the run; without it all are packed. The sums of
-        the first `done` columns are made already.
+        `pack` packs the panel that begins so many columns into the run; without it all are packed. The first
+        `done` columns have their sums already.
         """
         code, size, problem, work = self.code, self.element.bytes, self.problem, self.work
         first = from_k.equals(problem.segments.from_k)
