@@ -320,9 +320,9 @@ class Fma(Blocks):
     def _turned(
         self, run: Run, src: Pointer, column: Index, from_k: Index, depth: Index, transposed: Condition
     ) -> Index:
-        """Multiplies whole panels of few enough rows while their columns are turned; how many columns, from the
-        first, are done. If these are all k, the last panel may begin among columns that are done: it repeats
-        what is there.
+        """Multiplies whole panels of few enough rows while their columns are turned; how many columns, from
+        the first, are done. If these are all k, the last panel may begin among columns that are done: it
+        repeats what is there.
         """
         code, work, panel, segments = self.code, self.work, self.panel, self.problem.segments
         apart = (column & (work.blocking.crowded_bytes - 1)).differs(0) & (column > 0)

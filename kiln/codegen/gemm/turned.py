@@ -1,7 +1,7 @@
 """Register tiles of very few rows by columns whose k lie side by side: turned in registers on their way.
 
 A tile is 2 to 4 rows, or the only one, by a panel of columns, several vectors. Some k of all its columns are
-loaded as they lie, transposed and multiplied at once; nothing is packed. The sums are the chains of all tiles,
+loaded as they lie, transposed and multiplied at once; nothing is packed. The sums are the chains of any tile,
 and have their bits.
 """
 
@@ -209,8 +209,8 @@ def tile_turned(target: Target, element: Element) -> Routine:
 
 
 def row_turned(target: Target, element: Element) -> Routine:
-    """The routine row_turned: the same of one row, 16 columns at a time and elements of A as they lie in memory;
-    c takes the sums of the first segment, later ones are added.
+    """The routine row_turned: the same of one row, 16 columns at a time and elements of A as they lie in
+    memory; c takes the sums of the first segment, later ones are added.
     """
     params = "ptr %a, i64 %ks, ptr %b, i64 %bk, i64 %bs, ptr %c, i64 %k, i64 %cols, i1 %first"
     code = Routine(target, "row_turned", params)
