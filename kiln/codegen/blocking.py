@@ -28,6 +28,7 @@ class FmaBlocking(NamedTuple):
     mc: int = 28  # rows: two of the tallest tiles, as a machine's prefetcher follows few rows of outputs
     nc: int = 4  # units of columns, at most: more fill a second cache of 2 MB, and are slower
     nc_with_sums: int = 2  # ... if their sums do not go to the output
+    narrow: int = 14  # MR of a tile that is one vector wide, at most 14
 
     # A B with unit-stride columns is packed from so many rows on. Below, it is read in place, unless its rows
     # share few cache sets and more than one tile reads them; so it is if its rows are less than so many bytes

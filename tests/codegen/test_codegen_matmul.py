@@ -334,6 +334,8 @@ FEW = [
     (8, 65, 513),
     (7, 40, 1024),
     (9, 33, 70),
+    (3, 50, 1030),
+    (2, 33, 514),
 ]
 
 
@@ -349,9 +351,10 @@ def test_few_rows_by_a_matrix_along_k(dtype: str, target: Target, rng: np.random
     for m, n, k in FEW:
         a, b = draw(rng, dtype, 2, m, k), draw(rng, dtype, 2, k, n)
         expected = multiply(a, b, dtype)
-        for name, at_end in (("row", True), ("row", False), ("col", True), ("spaced", True)):
+        ways = ("row", True, 1), ("row", False, 1), ("col", True, 1), ("spaced", True, 1), ("row", False, -1)
+        for name, at_end, step in ways:  # columns forwards or backwards
             x = LAYOUTS[name](a)
-            y = guarded.place(b.swapaxes(1, 2), at_end).swapaxes(1, 2)
+            y = guarded.place(b[:, :, ::step].swapaxes(1, 2), at_end)[:, ::step].swapaxes(1, 2)
             for at_once in (0, 2):
                 out = guarded.place(np.zeros_like(expected), at_end)
                 run(spec, x, y, [out], target=target, cuts=[1], at_once=at_once)
@@ -442,7 +445,7 @@ BLOCKINGS = [
     FmaBlocking((5, 2), 1, 20, 1, 1),
     FmaBlocking((7, 3, 1), 2, 14, 2, 1, pack_rows=1, swap_panels=2),
     FmaBlocking((12, 6), 1, 24, 3, 2, pack_rows=1000, crowded_bytes=64),
-    FmaBlocking((2, 1), 2, 6, 1, 1, swap_panels=0, prefetch_k=2),
+    FmaBlocking((2, 1), 2, 6, 1, 1, narrow=3, swap_panels=0, prefetch_k=2),
     FmaBlocking((8, 4), 4, 16),
 ]
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import reduce
-from operator import or_
 
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm.driver import Blocks
@@ -52,8 +50,8 @@ def shared_parts(spec: GemmSpec, target: Target) -> list[Part]:
 
 
 def by_panels(spec: GemmSpec) -> bool:
-    """Whether very few rows go panel by panel: by a matrix in memory."""
-    return not (spec.window or spec.prologues)
+    """Whether very few rows go panel by panel: by a matrix in memory, elements as they are summed."""
+    return not (spec.window or spec.prologues or element_of(spec.dtype).widened)
 
 
 class Fma(Blocks):
@@ -93,21 +91,20 @@ class Fma(Blocks):
         self.work.divide()
 
     def few_rows(self, run: Run) -> Condition | None:
-        found = [self.swapping.fits(run)] if self.swapping else []
-        if self.by_panels:
-            found.append(self._very_few(run))
-        return reduce(or_, found) if found else None
+        if self.swapping is None:
+            return None
+        swapped = self.swapping.fits(run)
+        return self._very_few(run) | swapped if self.by_panels else swapped
 
     def multiply_few(self, run: Run) -> None:
-        if self.swapping is None:
-            self._by_panels(run)
-        elif not self.by_panels:
+        assert self.swapping is not None
+        if not self.by_panels:
             self.swapping.multiply(run)
-        else:
-            with self.code.either(self._very_few(run)) as several:
-                self._by_panels(run)
-                next(several)
-                self.swapping.multiply(run)
+            return
+        with self.code.either(self._very_few(run)) as several:
+            self._by_panels(run)
+            next(several)
+            self.swapping.multiply(run)
 
     def locate_columns(self, run: Run) -> None:
         if self.problem.spec.window:
@@ -323,13 +320,13 @@ class Fma(Blocks):
     def _turned(
         self, run: Run, src: Pointer, column: Index, from_k: Index, depth: Index, transposed: Condition
     ) -> Index:
-        """Multiplies whole panels of few enough rows while their columns are turned; how many columns from the
-        first are done. If these are all k, the last panel may begin among columns that are done: it repeats
-        what is there.
+        """Multiplies whole panels of few enough rows while their columns are turned; how many columns, from
+        the first, are done. If these are all k, the last panel may begin among columns that are done: it
+        repeats what is there.
         """
         code, work, panel, segments = self.code, self.work, self.panel, self.problem.segments
         apart = (column & (work.blocking.crowded_bytes - 1)).differs(0) & (column > 0)
-        few = transposed & apart & (run.rows <= TURNED_ROWS)
+        few = transposed & apart & (run.rows >= TURNED_ROWS[0]) & (run.rows <= TURNED_ROWS[-1])
         whole = few.choose(run.columns & -panel, 0)
         some = whole > 0
         first = from_k.equals(segments.from_k)
@@ -355,8 +352,8 @@ class Fma(Blocks):
     ) -> None:
         """The tiles of some rows, `row` rows into their run, with each panel; what is complete, finished.
 
-        `pack` packs the panel that begins so many columns into the run; without it all are packed. The sums of
-        the first `done` columns are made already.
+        `pack` packs the panel that begins so many columns into the run; without it all are packed. The first
+        `done` columns have their sums already.
         """
         code, size, problem, work = self.code, self.element.bytes, self.problem, self.work
         first = from_k.equals(problem.segments.from_k)

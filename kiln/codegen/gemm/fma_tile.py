@@ -102,10 +102,12 @@ class _Tile:
                     with code.when(fits):
                         self._tile(0, sizes[::-1], vectors)
             else:
-                with code.either(code.condition("%narrow") & self.fits[sizes[0]]) as wide:
-                    self._store(self._sum(sizes[0], 1), 0, sizes[0])
+                tall = code.condition("%narrow") & (self.left >= blocking.narrow)
+                with code.either(tall) as wide:
+                    self._store(self._sum(blocking.narrow, 1, near=True), 0, blocking.narrow)
                     next(wide)
                     self._tile(0, sizes[::-1], blocking.vectors)
+                height = tall.choose(blocking.narrow, height)
             turn.next = [row + height]
 
     def _height(self, sizes: Sequence[int]) -> Index:
@@ -179,8 +181,10 @@ class _Tile:
         old = self._vector(self._column(row, v), v)
         return code.op(f"{self.element.add} {self.vector} {old}, {chain}")
 
-    def _sum(self, height: int, vectors: int) -> Sums:
-        """The chains over k of a tile: cleared before the loop, in registers while it runs."""
+    def _sum(self, height: int, vectors: int, near: bool = False) -> Sums:
+        """The chains over k of a tile: cleared before the loop, in registers while it runs. `near`: B is not
+        asked for ahead, which costs a load.
+        """
         code = self.code
         rs7, ks = code.indices("rs7", "ks")
         places_of_k, b = code.pointers("ks", "b")
@@ -204,7 +208,8 @@ class _Tile:
             code.prefetch(rows.get("a7", self.a)[soon])
             at.update({name: row[k] for name, row in rows.items()})
         columns = [self._vector(self._column(at["b"], v), v) for v in range(vectors)]
-        self._prefetch(at, vectors)
+        if not near:
+            self._prefetch(at, vectors)
         after = self._step(at, places[:height], columns, sums)
         carried = [
             (at[name].text, "ptr", first.text, at[name][by].text) for name, (first, by) in bases.items()
@@ -263,7 +268,7 @@ def tile(target: Target, element: Element) -> Routine:
     a7 is a + 7 * rs, rs3 and rs5 are rs times 3 and 5: with them each row is one address (base +
     index * 1, 2 or 4). Loop strength reduction must be off (`compile` sees to it): it would replace the
     addresses for a chain of additions or for spilled pointers, and a sixth of the speed. The heights are one
-    function, and store their sums in one place, because of LLVM's time. The tallest is also one vector wide.
+    function, and store their sums in one place, because of LLVM's time. One more is one vector wide.
     """
     return _routine(target, element, "tile")
 

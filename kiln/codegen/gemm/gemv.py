@@ -3,10 +3,11 @@
 B is read once and nothing else is large, so nothing is packed: each column is a lane, and B is read in place.
 
     contiguous    unit stride along n:  a few rows at a time, their columns from the first to the last
-    transposed    unit stride along k:  16 columns, four k of each at a time, in registers
+    row_turned    unit stride along k:  16 columns, four k of each at a time, in registers (turned.py)
     crowded       the same where columns share cache sets:  fewer columns, by turns
     gathered      any strides, or fewer columns than lanes:  one vector, columns past the last repeat it
 
+Where columns are no whole vectors, the last vector begins among those that are done, and repeats their sums.
 Each routine makes one segment's chains and adds them to what the segments before left. A vector is 16 lanes
 on every machine. A unit is one batch index and ROW_COLUMNS columns; neighbours are done as one run. What is
 transposed goes through all segments before the next columns do: their k follow each other in memory.
@@ -27,6 +28,7 @@ from kiln.codegen.gemm.pack import interleave, load, side_by_side, stored_type, 
 from kiln.codegen.gemm.problem import KERNEL, Batch, batch_indices
 from kiln.codegen.gemm.spec import GemmSpec
 from kiln.codegen.gemm.split_k import Segments
+from kiln.codegen.gemm.turned import COLUMN_AT, row_turned
 from kiln.codegen.ir.code import IOTA64, Loop
 from kiln.codegen.ir.index import Condition, Index, Integer, Pointer
 from kiln.codegen.ir.memory import Memory
@@ -40,17 +42,12 @@ ROWS = 4  # k whose products are added to a sum between its load and its store
 CROWDED = 4096  # bytes a multiple of which columns are apart that share cache sets
 CROWDED_BYTES = 32  # of sums: so many columns go by together, as a first cache has ways
 CROWDED_LINE = 32  # k of them before the others have their turn: two cache lines of float32
-# Eight columns from a base, as in x86 addresses: base + scale * index, (element type that scales, index).
-COLUMN_AT = [
-    ("i8", "0"), ("i8", "%bn"), ("i16", "%bn"), ("i8", "%bn3"), ("i32", "%bn"), ("i8", "%bn5"),
-    ("i16", "%bn3"), ("i8", "%bn7"),
-]  # fmt: skip
-PARAMS = "ptr %a, i64 %ak, ptr %b, i64 %bk, i64 %bn, ptr %c, i64 %k, i64 %cols, i1 %first"
+PARAMS = "ptr %a, i64 %ak, ptr %b, i64 %bk, i64 %bs, ptr %c, i64 %k, i64 %cols, i1 %first"
 
 
 def shared_parts(spec: GemmSpec, target: Target) -> list[Part]:
     """What all kernels of one row share."""
-    return [shared_part(target, element_of(spec.dtype), contiguous, transposed, crowded, gathered)]
+    return [shared_part(target, element_of(spec.dtype), contiguous, row_turned, crowded, gathered)]
 
 
 class _Sums:
@@ -157,11 +154,11 @@ def _add_rows(
 def _places(made: _Sums) -> Value:
     """The positions of 16 columns, in elements; columns past the last repeat it."""
     code, machine = made.code, Memory(made.code).machine
-    bn, cols = code.indices("bn", "cols")
+    bs, cols = code.indices("bs", "cols")
     lanes = Value(IOTA64, "i64", LANES, True)
     last = machine.spread((cols - 1).value, LANES)
     lanes = machine.choose(machine.compare("lt", lanes, last), lanes, last)
-    step = bn // made.element.stored_bytes
+    step = bs // made.element.stored_bytes
     return machine.instruction("mul", lanes, machine.spread(step.value, LANES))
 
 
@@ -185,41 +182,31 @@ def gathered(target: Target, element: Element) -> Routine:
     return code
 
 
-def transposed(target: Target, element: Element) -> Routine:
-    """The routine transposed: 16 columns whose k lie side by side, L at a time where a 128-bit piece holds L
-    sums.
+def crowded(target: Target, element: Element) -> Routine:
+    """The routine crowded: 16 columns that share cache sets and whose k lie side by side, L at a time where a
+    128-bit piece holds L sums. Few go by together, by turns: a line is used up at once.
 
-    each L of k:
-        load L elements of each column, interleave them until row[j] holds k + j of all
-        j < L:  sum = fma(splat(load a[k + j]), row[j], sum)
+    each CROWDED_LINE of k, each vector of columns:
+        each L of k:
+            load L elements of each column, interleave them until row[j] holds k + j of all
+            j < L:  sum = fma(splat(load a[k + j]), row[j], sum)
     each k left:  the same of single elements
     """
-    return _transposed(target, element, "transposed", LANES, SEGMENT)
-
-
-def crowded(target: Target, element: Element) -> Routine:
-    """The routine crowded: the same where columns share cache sets, of which fewer go by together, by turns:
-    a line is used up at once.
-    """
-    return _transposed(target, element, "crowded", CROWDED_BYTES // element.bytes, CROWDED_LINE)
-
-
-def _transposed(target: Target, element: Element, name: str, lanes: int, line: int) -> Routine:
-    """LANES columns, so many lanes at a time by turns of `line` k."""
-    made = _Sums(target, element, name, lanes)
+    lanes = CROWDED_BYTES // element.bytes
+    made = _Sums(target, element, "crowded", lanes)
     code, part = made.code, 16 // element.bytes
     matrix, c = code.pointers("b", "c")
-    bn, bk, k = code.indices("bn", "bk", "k")
-    for times in (3, 5, 7, 8):
-        code.line(f"%bn{times} = mul i64 %bn, {times}")
+    bs, bk, k = code.indices("bs", "bk", "k")
+    for times in (3, 5, 7):
+        code.line(f"%bs{times} = mul i64 %bs, {times}")
     sums = code.slot(made.kind, LANES // lanes)
     for v in range(LANES // lanes):
         sums.element(made.kind, v).store(f"{made.kind} zeroinitializer", made.bytes)
     whole = k & -part
-    with code.times(whole, line) as start:
-        end = whole.min(start + line)
+    with code.times(whole, CROWDED_LINE) as start:
+        end = whole.min(start + CROWDED_LINE)
         with code.times(LANES // lanes) as at:
-            b = matrix[at * (bn * lanes)]
+            b = matrix[at * (bs * lanes)]
             place = sums.element(made.kind, at)
             with made.chain(start, end, part, place) as turn:
                 rows = _transpose(made, b[turn.index * element.stored_bytes])
@@ -228,7 +215,7 @@ def _transposed(target: Target, element: Element, name: str, lanes: int, line: i
                     found = made.step(made.scalar(turn.index + j), [row], found)
                 turn.next = found
     with code.times(LANES // lanes) as at:
-        b = matrix[at * (bn * lanes)]
+        b = matrix[at * (bs * lanes)]
         place = sums.element(made.kind, at)
         with made.chain(whole, k, 1, place) as turn:
             column = _one_by_one(made, b[turn.index * bk])
@@ -239,14 +226,11 @@ def _transposed(target: Target, element: Element, name: str, lanes: int, line: i
 
 def _columns(made: _Sums, b: Pointer) -> list[Pointer]:
     """The addresses of a vector's columns from b on."""
-    code = made.code
-    bases = (b, b[code.index("%bn8")]) if made.lanes > len(COLUMN_AT) else (b,)
-    columns = [base.element(kind, code.index(at)) for base in bases for kind, at in COLUMN_AT]
-    return columns[: made.lanes]
+    return [b.element(kind, made.code.index(at)) for kind, at in COLUMN_AT[: made.lanes]]
 
 
 def _transpose(made: _Sums, b: Pointer) -> list[str]:
-    """Row j: element j of 16 columns from b on, as summed."""
+    """Row j: element j of a vector of columns from b on, as summed."""
     code, element, part = made.code, made.element, 16 // made.element.bytes
     kind = stored_type(element, part)
     pieces = [column.load(kind, 1) for column in _columns(made, b)]
@@ -327,7 +311,8 @@ class RowDriver:
             sums = segments.cut.choose(segments.place(code.index(0), column), self.buffer)
             end = k.equals(0).choose(1, segments.to_k)  # without k, zeros
             done.set(0)
-            with code.during(done, cols) as start:
+            with code.during(done, cols) as next_one:
+                start = next_one.min((cols - LANES).max(0))  # the last ones again with those before them
                 into = sums[start * self.element.bytes]
                 count = code.variable(0)
                 with code.loop(segments.from_k, end, SEGMENT) as turn:
@@ -352,10 +337,12 @@ class RowDriver:
         count = code.variable(LANES)
         whole = cols if self.masks else cols & -LANES
         several = self.along & (cols >= LANES)
+        turns = several & (self.b_column > 0) & (depth >= 16 // self.element.bytes)
+        panels = (self.size["k"] <= SEGMENT).choose(cols & -LANES, LANES)
         ways: list[tuple[str, Integer, Condition]] = [
             ("contiguous", whole, self.unit & (whole > 0)),
             ("crowded", LANES, several & (self.b_column & (CROWDED - 1)).equals(0)),
-            ("transposed", LANES, several),
+            ("row_turned", panels, turns),
             ("gathered", LANES, code.condition(True)),
         ]
         out = code.label()
@@ -363,8 +350,7 @@ class RowDriver:
             chosen, other = code.label(), code.label()
             code.branch(fits, chosen, other)
             code.begin(chosen)
-            done = columns if name == "contiguous" else cols
-            code.run(name, *arguments, done, first)
+            code.run(name, *arguments, cols if name == "gathered" else columns, first)
             count.set(columns)
             code.jump(out)
             code.begin(other)

@@ -188,7 +188,8 @@ def transpose(target: Target, element: Element) -> Routine:
     return code
 
 
-def _shuffle(code: Routine, kind: str, x: str, y: str, mask: list[int]) -> str:
+def shuffle(code: Routine, kind: str, x: str, y: str, mask: list[int]) -> str:
+    """Elements of two vectors of a type, by number."""
     text = ", ".join(f"i32 {n}" for n in mask)
     return code.op(f"shufflevector {kind} {x}, {kind} {y}, <{len(mask)} x i32> <{text}>")
 
@@ -198,7 +199,7 @@ def side_by_side(code: Routine, element: Element, pieces: list[str]) -> str:
     count = 16 // element.bytes
     while len(pieces) > 1:
         kind, joined = stored_type(element, count), list(range(2 * count))
-        pieces = [_shuffle(code, kind, x, y, joined) for x, y in zip(pieces[::2], pieces[1::2])]
+        pieces = [shuffle(code, kind, x, y, joined) for x, y in zip(pieces[::2], pieces[1::2])]
         count *= 2
     return pieces[0]
 
@@ -215,6 +216,6 @@ def interleave(code: Routine, element: Element, rows: list[str], width: int, run
         pick = [half + n // (2 * run) * run + n % run + width * (n // run % 2) for n in range(part)]
         mask = [base + n for base in range(0, width, part) for n in pick]
         kind = llvm_type(element.summed, width)
-        pairs = [_shuffle(code, kind, x, y, mask) for x, y in zip(rows[::2], rows[1::2])]
+        pairs = [shuffle(code, kind, x, y, mask) for x, y in zip(rows[::2], rows[1::2])]
         found += interleave(code, element, pairs, width, 2 * run)
     return found
