@@ -118,9 +118,7 @@ class Condition(NamedTuple):
             return f"{self.what}() must be {self.answer}"
         if self.what.startswith(_ATTRIBUTE):
             name = self.what[len(_ATTRIBUTE) :]
-            return (
-                f".{name} must be {self.answer[0]!r}" if self.answer else f"must have no attribute {name!r}"
-            )
+            return f"must have {f'{name} {self.answer[0]!r}' if self.answer else f'no attribute {name}'}"
         if self.what == OTHER:
             return "must be another tensor than each of the other inputs"
         return _TOLD.get((self.what, self.answer), f"must have the {self.what} {self.answer}")
