@@ -82,8 +82,8 @@ def capture(
         for x in leaves:
             if id(x) not in stand_ins:
                 varies = any(isinstance(d, Size) for d in shapes.get(id(x), ()))
-                kind = other_type(type(x)) if how.types and not varies else None
-                made = recorder.stand_in(x, True, shapes.get(id(x)), kind)
+                other = other_type(type(x)) if how.types and not varies else None
+                made = recorder.stand_in(x, True, shapes.get(id(x)), other)
                 stand_ins[id(x)] = made
                 seen[id(x)] = Traced(made, recorder) if varies else made
         for qualified, kind, _, _, tensor in places:

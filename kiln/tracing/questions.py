@@ -130,6 +130,14 @@ class Questions(Reads):
             self.refuse(f"reads {what} of a tensor, which a trace cannot answer as its example does")
         self._state(k, what, answer)
 
+    def _is_detached(self, tensor: Any) -> bool:
+        viewed = self._views.get(id(tensor))
+        while viewed is not None:
+            if viewed.op is None:
+                return True
+            viewed = self._views.get(id(viewed.source))
+        return False
+
     def _sources(self, value: int) -> list[int]:
         """The operands that a value is made of and that may have gradients."""
         wanted = {value}

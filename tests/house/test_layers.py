@@ -46,7 +46,7 @@ ALLOWED = {
     "mps": {"device"},
     "accelerator": {"device", "table"},
     "cpu": {"_core", "amp"},
-    "switches": {"backends", "table"},
+    "switches": {"_core", "backends", "table"},
     "version": set(),
     "quasirandom": {"_core", "ops", "random"},
     "types": {"_core", "device", "ops"},
@@ -154,6 +154,14 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/tracing/captured.py": {
         "kiln.tracing.graphs": "a program that was loaded runs without",
         "kiln.tracing.ops": "a program that was loaded runs without",
+    },
+    "kiln/tracing/answers.py": {
+        "kiln.switches": "only programs that ask for a switch look at it",
+        "kiln.amp": "only programs that ask for a switch look at it",
+    },
+    "kiln/tracing/program.py": {
+        "kiln.tracing.ops": "a program that was loaded runs without the ops of its steps",
+        "kiln.amp": "only calls under autocast cast",
     },
     "kiln/tracing/nested.py": {
         "kiln.capture.pure.function": "for control flow that meets a program",
