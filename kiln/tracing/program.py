@@ -9,8 +9,8 @@ from kiln import _core
 from kiln.errors import describe
 from kiln.graph.graph import Value
 from kiln.graph.size import Size, evaluate
-from kiln.table.arguments import recorder_here
 from kiln.late import later
+from kiln.table.arguments import recorder_here
 from kiln.tracing import nested
 from kiln.tracing.captured import Captured, Check
 from kiln.tracing.trees import Tree, alike, build, constants, flatten

@@ -68,6 +68,7 @@ ALLOWED = {
     # fx: a backend of the program's own gets what fx captures; tracing: functions with their own derivative
     "capture": {"_core", "graph", "ops", "tensor", "passes", "codegen", "table", "scalars", "fx", "tracing"},
     "tracing": {
+        "amp", "switches",
         "_core", "graph", "ops", "table", "scalars", "codegen", "passes", "capture", "func", "nn", "device",
         "autograd",
     },
