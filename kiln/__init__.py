@@ -217,7 +217,8 @@ _PARTS = (
 )
 _SWITCHES = (
     "are_deterministic_algorithms_enabled get_default_dtype get_deterministic_debug_mode "
-    "get_float32_matmul_precision get_num_interop_threads get_num_threads is_deterministic_algorithms_warn_only_enabled is_warn_always_enabled "
+    "get_float32_matmul_precision get_num_interop_threads get_num_threads "
+    "is_deterministic_algorithms_warn_only_enabled is_warn_always_enabled "
     "set_deterministic_debug_mode set_float32_matmul_precision set_flush_denormal set_num_interop_threads "
     "set_warn_always use_deterministic_algorithms"
 )

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln import _core
-from kiln.backends.precision import get_float32_matmul_precision, set_float32_matmul_precision
+from kiln.backends import precision as _precision
+from kiln.backends.precision import set_float32_matmul_precision
 from kiln.table.arguments import answered
 from kiln.table.callables import hide_frames as _hide_frames
 
 __all__ = [
     "are_deterministic_algorithms_enabled", "get_deterministic_debug_mode", "get_float32_matmul_precision",
-    "get_default_dtype", "get_num_interop_threads", "get_num_threads", "is_deterministic_algorithms_warn_only_enabled", "is_warn_always_enabled",
+    "get_default_dtype", "get_num_interop_threads", "get_num_threads",
+    "is_deterministic_algorithms_warn_only_enabled", "is_warn_always_enabled",
     "set_deterministic_debug_mode", "set_float32_matmul_precision", "set_flush_denormal",
     "set_num_interop_threads", "set_warn_always", "use_deterministic_algorithms",
 ]  # fmt: skip
@@ -128,6 +130,15 @@ def get_num_threads() -> int:
     True
     """
     return int(answered("get_num_threads", _core.get_num_threads()))
+
+
+def get_float32_matmul_precision() -> str:
+    """What `set_float32_matmul_precision` was told; "highest" before.
+
+    >>> kiln.get_float32_matmul_precision()
+    'highest'
+    """
+    return str(answered("get_float32_matmul_precision", _precision.get_float32_matmul_precision()))
 
 
 def get_default_dtype() -> _core.dtype:

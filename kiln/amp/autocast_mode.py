@@ -113,8 +113,12 @@ def _knows(function: Any) -> bool:
 
 def _arguments(function: Any, args: Any, kwargs: Any) -> Any:
     """The arguments of a call, its floating-point tensors cast; float64 and integers stay."""
+    return _cast_of_call(_name(function), args, kwargs)
+
+
+def _cast_of_call(name: str, args: Any, kwargs: Any) -> Any:
     low, keep = _core.modes()[2]  # type: ignore[misc]
-    dtype = dtype_of_call(_name(function), low, _core.float32, args, kwargs)
+    dtype = dtype_of_call(name, low, _core.float32, args, kwargs)
     if dtype is None or kwargs.get("out") is not None:
         return args, kwargs
     casts = _core.cast_cache() if keep else None
@@ -140,6 +144,30 @@ def _cast(x: Any, dtype: Any, casts: Any) -> Any:
     if kept is None or kept[0]() is not x or kept[1] != x._version:
         kept = casts[key] = weakref.ref(x), x._version, x.to(dtype)
     return kept[2]
+
+
+# ops that functions of the lists are made of -> the function
+_BEHIND = {
+    "convolve": "conv2d",
+    "convolve_input": "conv_transpose2d",
+    "attend": "scaled_dot_product_attention",
+    "cross_entropy_classes": "cross_entropy",
+}
+_RECURRENT = {"called", "lstm_step", "gru_gates", "rnn_step"}
+
+
+def cast_arguments(op: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of an op of a program as autocast, which is on, would have the function be called that it
+    stands for. RuntimeError for parts of a recurrence, which autocast casts as a whole.
+    """
+    if op in _RECURRENT:
+        raise RuntimeError(
+            "a program with a loop or a recurrent layer cannot be called under autocast: trace it under "
+            "autocast, or call it with kiln.autocast('cpu', enabled=False)"
+        )
+    name = _BEHIND.get(op, op)
+    known = name in LOW or name in FLOAT32 or name in WIDEST
+    return tuple(_cast_of_call(name, args, {})[0]) if known else args
 
 
 _core.set_autocast(_knows, _arguments)

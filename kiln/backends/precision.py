@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kiln import _core
 from kiln.errors import warn
-from kiln.table.arguments import answered
 
 _PRECISIONS = ("highest", "high", "medium")
 _IN_FULL = {"highest": "ieee", "high": "tf32", "medium": "bf16"}
@@ -60,7 +59,7 @@ def get_float32_matmul_precision() -> str:
     >>> kiln.get_float32_matmul_precision()
     'highest'
     """
-    return str(answered("get_float32_matmul_precision", products._precision or "highest"))
+    return products._precision or "highest"
 
 
 @_core.Function

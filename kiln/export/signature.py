@@ -59,6 +59,7 @@ def signature(captured: Captured, trains: list[bool]) -> dict[str, Any]:
         ],
         "asked": asked_rows(captured),
         "ordered": captured.ordered,
+        "casts": captured.casts,
         "guards": [[dim_text(g.left), g.sign, dim_text(g.right), g.answer, g.line] for g in captured.guards],
     }
 
@@ -284,8 +285,8 @@ def from_signature(graph: Looks, source: str, tensors: dict[str, Any]) -> tuple[
     _read_dims(found, entries, slots)
     found.random = [(str(kind), _count(n, slots)) for kind, n in entries.rows("random", str, str)]
     found.drawn = _count(entries.take("drawn"), slots)
-    found.ordered = entries.take("ordered")
-    _need(isinstance(found.ordered, bool), "ordered must be true or false")
+    found.ordered, found.casts = entries.take("ordered"), entries.take("casts")
+    _need(all(x in (True, False) for x in (found.ordered, found.casts)), "ordered and casts: true or false")
     _need(len(numbers) == len(found.random), f"{len(numbers)} numbers, {len(found.random)} that are drawn")
     _need(all(kind in ("seed", "position") for kind, _ in found.random), "a number that is not drawn")
     return found, [wanted for _, _, wanted in state]

@@ -99,8 +99,8 @@ def recorder_here(*given: Any) -> Any:
 
 
 def answered(what: str, answer: Any) -> Any:
-    """What a function of kiln's with the name `what` says of a mode or a switch; told to who follows the calls
-    of this thread, whose program would go by it.
+    """What a function of kiln's with the name `what` says of a mode or a switch; who follows the calls of
+    this thread is told, whose program would go by it.
     """
     recorder = _traced.recorder
     return answer if recorder is None else recorder.asked_mode(what, answer)

@@ -9,7 +9,6 @@ from kiln import _core
 from kiln.late import later
 from kiln.tuples import NamedTuple
 
-_switches = "kiln.switches"
 MODES: dict[str, Callable[[], Any]] = {
     "is_grad_enabled": _core.grad_enabled,
     "is_inference_mode_enabled": lambda: _core.modes()[1],
@@ -18,14 +17,14 @@ MODES: dict[str, Callable[[], Any]] = {
     "is_autocast_cache_enabled": later("kiln.amp.autocast_mode", "is_autocast_cache_enabled"),
     "get_default_dtype": lambda: _core.get_default_dtype().name,
     "get_num_threads": _core.get_num_threads,
-    "are_deterministic_algorithms_enabled": later(_switches, "are_deterministic_algorithms_enabled"),
+    "are_deterministic_algorithms_enabled": later("kiln.switches", "are_deterministic_algorithms_enabled"),
     "is_deterministic_algorithms_warn_only_enabled": later(
-        _switches, "is_deterministic_algorithms_warn_only_enabled"
+        "kiln.switches", "is_deterministic_algorithms_warn_only_enabled"
     ),
-    "get_deterministic_debug_mode": later(_switches, "get_deterministic_debug_mode"),
-    "is_warn_always_enabled": later(_switches, "is_warn_always_enabled"),
-    "get_num_interop_threads": later(_switches, "get_num_interop_threads"),
-    "get_float32_matmul_precision": later(_switches, "get_float32_matmul_precision"),
+    "get_deterministic_debug_mode": later("kiln.switches", "get_deterministic_debug_mode"),
+    "is_warn_always_enabled": later("kiln.switches", "is_warn_always_enabled"),
+    "get_num_interop_threads": later("kiln.switches", "get_num_interop_threads"),
+    "get_float32_matmul_precision": later("kiln.switches", "get_float32_matmul_precision"),
     "is_anomaly_enabled": _core.anomaly_enabled,
 }
 
@@ -118,9 +117,7 @@ class Condition(NamedTuple):
             return f"{self.what}() must be {self.answer}"
         if self.what.startswith(_ATTRIBUTE):
             name = self.what[len(_ATTRIBUTE) :]
-            return (
-                f".{name} must be {self.answer[0]!r}" if self.answer else f"must have no attribute {name!r}"
-            )
+            return f"must have {f'{name} {self.answer[0]!r}' if self.answer else f'no attribute {name}'}"
         if self.what == OTHER:
             return "must be another tensor than each of the other inputs"
         return _TOLD.get((self.what, self.answer), f"must have the {self.what} {self.answer}")

@@ -40,14 +40,14 @@ def capture(
     root: Any = None,
     on_data: str = "refuse",
     has_values: bool = True,
-    varied: Variation = NONE,
+    varied: Variation | None = None,
     written: frozenset[int] = frozenset(),
 ) -> Captured:
     """What `fn(*args, **kwargs)` does, as a graph. `dims`: which sizes vary, as `dynamic_shapes` of
     `kiln.jit.trace`; `root`: the module whose parameters and buffers it uses (fn itself, if it is one);
     `has_values`: whether the arguments have values, or only say what such look like; `varied`: what is
-    otherwise than in the example, where arguments that are `written` stay several. TracingError for what a
-    graph would not do again, with the line.
+    otherwise than in the example, where arguments that are `written` stay several; such a run is there to be
+    compared, and has no graph. TracingError for what a graph would not do again, with the line.
     """
     kwargs = kwargs or {}
     root = fn if root is None and isinstance(fn, Module) else root
@@ -63,10 +63,12 @@ def capture(
     distinct = list({id(x): x for x in leaves}.values())
     recorder = Recorder(name, on_data, has_values)
     shapes = _declare(found, recorder, leaves, names, dims) if dims else {}
+    found.casts = _core.modes()[2] is not None
     found.types = [type(x).__name__ for x in distinct]
     rest = len(kwargs) > 1 and _takes_any_keyword(fn)  # then their order can matter
+    how = varied or NONE
     found.alike = merged(distinct, shapes, written)
-    found.one = found.alike if varied.same else {}
+    found.one = found.alike if how.same else {}
     places = _places(root) if root is not None else _places_around(fn)
     found.unsaved = _unsaved(root) if root is not None else set()
     returned: list[Any] = []
@@ -80,8 +82,8 @@ def capture(
         for x in leaves:
             if id(x) not in stand_ins:
                 varies = any(isinstance(d, Size) for d in shapes.get(id(x), ()))
-                kind = other_type(type(x)) if varied.types and not varies else None
-                made = recorder.stand_in(x, True, shapes.get(id(x)), kind)
+                other = other_type(type(x)) if how.types and not varies else None
+                made = recorder.stand_in(x, True, shapes.get(id(x)), other)
                 stand_ins[id(x)] = made
                 seen[id(x)] = Traced(made, recorder) if varies else made
         for qualified, kind, _, _, tensor in places:
@@ -92,11 +94,11 @@ def capture(
         for k, first in found.one.items():
             seen[id(distinct[k])] = seen[id(distinct[first])]
         given, named = _replaced(args, seen), _replaced(kwargs, seen)
-        if varied.order and rest:
+        if how.order and rest:
             named = dict(reversed(named.items()))
-        more = [list(seen.values()) for _ in range(3)] if varied.around else []
+        more = [list(seen.values()) for _ in range(3)] if how.around else []
         with _exchanged(places, stand_ins):
-            result = deeper(lambda: fn(*given, **named)) if varied.around else fn(*given, **named)
+            result = deeper(lambda: fn(*given, **named)) if how.around else fn(*given, **named)
             result = recorder.finish_result(result)
             del more
             for qualified, kind, held, key, tensor in places:
@@ -137,6 +139,8 @@ def capture(
     recorder.expect_unwritten()
     found.kept = recorder
     _finish(found, recorder, leaves, names, distinct, stand_ins, state_of, outputs, rebound)
+    if varied is None:
+        _make(found)
     return found
 
 
@@ -210,6 +214,10 @@ def _finish(
     found.shapes = {**dict(recorder.numbered(again)), **recorder.numbered_shapes(again)}
     found.guards = list(recorder.known.guards.values())
     found.met = [s.tensor.detach().clone() for s in found.state if s.kind == "constant"]
+
+
+def _make(found: Captured) -> None:
+    """Makes the graph and what runs it."""
     found.number_sizes()
     if found.graph.checks and found.dims:
         a, b = found.graph.checks[0]

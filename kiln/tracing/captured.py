@@ -61,6 +61,7 @@ class Captured:
         self.outputs: list[str] = []
         self.mutated: list[tuple[str, int]] = []  # ("input" or "state", which), of the outputs after those
         self.random: list[tuple[str, Any]] = []
+        self.casts = False  # whether autocast was on, whose casts are steps
         self.ordered = False  # whether the order of keyword arguments matters
         self.drawn: Any = 0  # how far a call moves the generator's position, a size if that varies
         self.history: list[tuple[int, ...]] = []  # of each output: the operands whose gradients it gives

@@ -9,6 +9,7 @@ from kiln import _core
 from kiln.errors import describe
 from kiln.graph.graph import Value
 from kiln.graph.size import Size, evaluate
+from kiln.late import later
 from kiln.table.arguments import recorder_here
 from kiln.tracing import nested
 from kiln.tracing.captured import Captured, Check
@@ -18,6 +19,9 @@ _OFTEN, _EVERY = (
     16,
     64,
 )  # of the calls that the core does not know, the first are told it, then one of so many
+
+_called = later("kiln.tracing.ops", "called")
+_cast_arguments = later("kiln.amp.autocast_mode", "cast_arguments")
 
 Home = tuple[dict[str, Any], str]  # where a tensor of a program is: the dict that holds it, and its key
 
@@ -96,7 +100,10 @@ class Program:
             return tuple(made) if isinstance(made, (tuple, list)) else (made,)
         for check in found.checks:
             check.before(operands)
-        results = _core.call_op(found.op.handle, found.op.structure, (*tensors, *numbers))
+        if _core.modes()[2] is None or found.casts:
+            results = _core.call_op(found.op.handle, found.op.structure, (*tensors, *numbers))
+        else:  # each op as autocast has it, which was off when the program was made
+            results = found.replay(tensors, numbers, call=_in_mode if _core.grad_enabled() else _in_no_grad)
         for check in found.checks:
             check.after(operands, results)
         return results
@@ -126,7 +133,11 @@ class Program:
     def _is_told(self, operands: list[Any], results: tuple[Any, ...]) -> bool:
         """Whether the core can run such a call, and is to be told of it: where all differ, of a few."""
         found = self.captured
-        if not self._is_plain or recorder_here() is not None:
+        if (
+            not self._is_plain
+            or recorder_here() is not None
+            or (_core.modes()[2] is not None and not found.casts)
+        ):
             return False
         tensors = [*operands, *(operands[k] for k in found.again)]
         if not _are_tensors(tensors):
@@ -243,6 +254,20 @@ class Program:
                     f"{found.name}: was made where {asked} is {guard.answer} ({guard.line}), which it is not "
                     f"here"
                 )
+
+
+def _in_mode(step: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """One step, in the modes that are on."""
+    if not isinstance(step.op, str):
+        given = _cast_arguments(step.name, given)
+    made: tuple[Any, ...] = _called(step, given)
+    return made
+
+
+def _in_no_grad(step: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same without gradients."""
+    _core.set_grad_enabled(False)
+    return _in_mode(step, given)
 
 
 def _other_shape(own: Any, came: tuple[int, ...]) -> str:

@@ -66,7 +66,9 @@ class Questions(Reads):
                     f"asks {_call(what)} of a tensor, {_NEVER[what]}, which changes from call to call"
                 )
         elif own is not None:
-            self._layout_asked(own[0], what if tensor is own[0] or what != "is_contiguous" else "stride")
+            self._layout_asked(own[0], what)
+            if tensor is not own[0] and what in ("is_contiguous", "storage_offset"):
+                self._layout_asked(own[0], "stride")
 
     def asked_mode(self, what: str, answer: Any) -> Any:
         """The answer to a question about a mode or a switch, as the program is to see it."""
@@ -127,6 +129,14 @@ class Questions(Reads):
         if answer != own:
             self.refuse(f"reads {what} of a tensor, which a trace cannot answer as its example does")
         self._state(k, what, answer)
+
+    def _is_detached(self, tensor: Any) -> bool:
+        viewed = self._views.get(id(tensor))
+        while viewed is not None:
+            if viewed.op is None:
+                return True
+            viewed = self._views.get(id(viewed.source))
+        return False
 
     def _sources(self, value: int) -> list[int]:
         """The operands that a value is made of and that may have gradients."""

@@ -458,14 +458,6 @@ class Recorder(Questions):
         self.steps[-1] = self.steps[-1]._replace(history=not self._is_detached(tensor))
         return k
 
-    def _is_detached(self, tensor: Any) -> bool:
-        viewed = self._views.get(id(tensor))
-        while viewed is not None:
-            if viewed.op is None:
-                return True
-            viewed = self._views.get(id(viewed.source))
-        return False
-
     def written(self, stand_in: Any) -> int | None:
         """The value that a stand-in has at the end, if it was written."""
         first = self._value.get(id(stand_in))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 from kiln import _core
@@ -61,10 +60,10 @@ class _OfParameter(_Varied):
     _is_plain = False
 
 
-@cache
 def other_type(kind: type) -> type:
     """The type that stands for an argument's: it is no such thing; of types of the user's the same."""
-    return {_core.Tensor: _OfTensor, Parameter: _OfParameter}.get(kind, kind)
+    others: dict[type, type] = {_core.Tensor: _OfTensor, Parameter: _OfParameter}
+    return others.get(kind, kind)
 
 
 def merged(distinct: list[Any], shapes: dict[int, Any], written: frozenset[int]) -> dict[int, int]:

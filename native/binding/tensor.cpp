@@ -263,7 +263,7 @@ PyObject* tensor_numel(PyObject* self, PyObject*) {
 PyObject* tensor_element_size(PyObject* self, PyObject*) {
     return PyLong_FromSize_t(itemsize(tensor_of(self).dtype));
 }
-PyObject* tensor_offset(PyObject* self, PyObject*) { 
+PyObject* tensor_offset(PyObject* self, PyObject*) {
     return PyLong_FromLongLong(asked(tensor_of(self), "storage_offset").offset);
 }
 PyObject* tensor_is_contiguous(PyObject* self, PyObject*) {

@@ -111,7 +111,8 @@ void told(CallTrace& trace, Fn& fn, std::span<const Operand> operands, std::span
 void asked(CallTrace& trace, Tensor& tensor, const char* what) {
     if (tracer_of(trace) == Py_None) return;
     const Object object = checked(wrap(TensorRef(&tensor)));
-    checked(in_python([&] { return PyObject_CallMethod(tracer_of(trace), "asked", "Os", object.get(), what); }));
+    checked(
+        in_python([&] { return PyObject_CallMethod(tracer_of(trace), "asked", "Os", object.get(), what); }));
 }
 
 void refuse(CallTrace& trace, const char* what) {

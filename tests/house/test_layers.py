@@ -46,7 +46,7 @@ ALLOWED = {
     "mps": {"device"},
     "accelerator": {"device", "table"},
     "cpu": {"_core", "amp"},
-    "switches": {"backends", "table"},
+    "switches": {"_core", "backends", "table"},
     "version": set(),
     "quasirandom": {"_core", "ops", "random"},
     "types": {"_core", "device", "ops"},
@@ -68,6 +68,7 @@ ALLOWED = {
     # fx: a backend of the program's own gets what fx captures; tracing: functions with their own derivative
     "capture": {"_core", "graph", "ops", "tensor", "passes", "codegen", "table", "scalars", "fx", "tracing"},
     "tracing": {
+        "amp", "switches",
         "_core", "graph", "ops", "table", "scalars", "codegen", "passes", "capture", "func", "nn", "device",
         "autograd",
     },
@@ -155,6 +156,14 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/tracing/captured.py": {
         "kiln.tracing.graphs": "a program that was loaded runs without",
         "kiln.tracing.ops": "a program that was loaded runs without",
+    },
+    "kiln/tracing/answers.py": {
+        "kiln.switches": "only programs that ask for a switch look at it",
+        "kiln.amp": "only programs that ask for a switch look at it",
+    },
+    "kiln/tracing/program.py": {
+        "kiln.tracing.ops": "a program that was loaded runs without the ops of its steps",
+        "kiln.amp": "only calls under autocast cast",
     },
     "kiln/tracing/nested.py": {
         "kiln.capture.pure.function": "for control flow that meets a program",
