@@ -225,6 +225,6 @@ def alone(node: Node, call: Attrs) -> tuple[Graph, list[Dim]]:
 
     sizes = tuple(map(of, call.sizes))
     steps = of(call.steps[0]), call.steps[1]
-    graphs = tuple([Subgraph(expand(sub.graph)) for sub in call.graphs])
+    graphs = tuple([Subgraph(g) if (g := expand(s.graph)) is not s.graph else s for s in call.graphs])
     graph.finish(add(graph, node.op, inputs, call._replace(sizes=sizes, steps=steps, graphs=graphs)))
     return graph, further
