@@ -131,8 +131,8 @@ class FrozenModule(TracedModule):
 def freeze(
     mod: Any, preserved_attrs: list[str] | None = None, optimize_numerics: bool = True
 ) -> Any:
-    """A traced or scripted module with copies of its parameters and buffers as constants: what is trained afterwards does
-    not change it, and no gradient goes to them. `preserved_attrs`: attributes that it keeps.
+    """A traced or scripted module with copies of its parameters and buffers as constants: what is trained
+    afterwards does not change it, and no gradient goes to them. `preserved_attrs`: attributes that it keeps.
 
     RuntimeError for what is neither, and for one in training mode; writing a buffer is refused.
 
@@ -162,7 +162,8 @@ def freeze(
 
 
 def optimize_for_inference(mod: Any, other_methods: list[str] | None = None) -> Any:
-    """A traced or scripted module as it runs fastest: frozen. (Its program is planned as a whole whether frozen or not.)
+    """A traced or scripted module as it runs fastest: frozen. (Its program is planned as a whole whether
+    frozen or not.)
 
     >>> import kiln
     >>> net = kiln.nn.Linear(2, 1).eval()
