@@ -157,8 +157,15 @@ def _run(
         copies = [(a.clone() if hasattr(a, "clone") else a) for a in args]
         try:
             result = program(*copies, **kwargs)
-        except RuntimeError as refusal:
-            report.refused.append((sizes, str(refusal)))
+        except Exception as refusal:
+            _core.set_random_state(*state)
+            told = _raised(source, args, kwargs)
+            if told and str(refusal).endswith(told):  # the same error
+                report.cases.append(Case(sizes, 0.0, ""))
+            elif isinstance(refusal, RuntimeError):
+                report.refused.append((sizes, str(refusal)))
+            else:
+                report.cases.append(Case(sizes, float("inf"), f"the program raises {refusal!r}"))
             return
         got = _outputs(result, found, copies, written)
         for x, value in before:
@@ -181,6 +188,15 @@ def _run(
         for x, value in before:
             x.copy_(value)
         _core.set_grad_enabled(grad)
+
+
+def _raised(source: Any, args: Any, kwargs: Any) -> str:
+    """What a call raises."""
+    try:
+        source(*args, **kwargs)
+    except Exception as error:
+        return str(error)
+    return ""
 
 
 def _outputs(result: Any, found: Any, args: Any, written: list[Any]) -> list[Any]:

@@ -243,6 +243,8 @@ def numbered(graphs: list[Graph]) -> tuple[tuple[Dim, ...], tuple[Subgraph, ...]
     """Graphs in the sizes of the one around them as graphs that one node calls: the sizes that they need of
     it, and the graphs with slots of their own.
     """
+    if not any(map(_slots, graphs)):
+        return (), tuple(map(Subgraph, graphs))
     arrays = [[v for v in graph.inputs if not v.weak] for graph in graphs]
     return _numbered(graphs, arrays, [graph.outputs for graph in graphs])
 
@@ -250,19 +252,23 @@ def numbered(graphs: list[Graph]) -> tuple[tuple[Dim, ...], tuple[Subgraph, ...]
 def _numbered(
     graphs: Sequence[Graph], arrays: list[list[Value]], outputs: list[list[Value]]
 ) -> tuple[tuple[Dim, ...], tuple[Subgraph, ...]]:
-    slots: set[int] = set()
-    for graph in graphs:
-        for value in (*graph.inputs, *(n.out for n in graph.nodes)):
-            slots_in(value.shape, slots)
-            slots.update({value.slot} if value.weak and value.node is None else ())
-        for node in graph.nodes:
-            slots_in(node.attrs, slots)
-        for a, b in graph.checks:
-            slots |= slots_named(a) | slots_named(b)
-    order = sorted(slots)
+    order = sorted(set[int]().union(*map(_slots, graphs)))
     names: dict[int, Dim] = {slot: symbol(k) for k, slot in enumerate(order)}
     made = [Subgraph(_renamed(g, own, results, names)) for g, own, results in zip(graphs, arrays, outputs)]
     return tuple(symbol(slot) for slot in order), tuple(made)
+
+
+def _slots(graph: Graph) -> set[int]:
+    """The slots that a graph names."""
+    slots: set[int] = set()
+    for value in (*graph.inputs, *(n.out for n in graph.nodes)):
+        slots_in(value.shape, slots)
+        slots.update({value.slot} if value.weak and value.node is None else ())
+    for node in graph.nodes:
+        slots_in(node.attrs, slots)
+    for a, b in graph.checks:
+        slots |= slots_named(a) | slots_named(b)
+    return slots
 
 
 def _renamed(graph: Graph, arrays: list[Value], outputs: list[Value], names: dict[int, Dim]) -> Graph:

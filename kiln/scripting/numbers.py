@@ -54,7 +54,7 @@ class Number:
     __slots__ = ("kind", "tensor")
 
     def __init__(self, kind: type, tensor: Any) -> None:
-        self.kind, self.tensor = kind, tensor
+        self.kind, self.tensor = kind, own(tensor)
 
     # -- what would read it -----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 import kiln.scripting.runtime  # noqa: F401  (what rewritten code calls)
-from kiln import _core, export
+from kiln import _core, export, ops
 from kiln.capture.pure.guards import Read, names_in, ways_to
 from kiln.errors import describe, message
 from kiln.graph.graph import Value
@@ -43,6 +43,7 @@ from kiln.tracing.modules import TopLevelTracedModule, TracerWarning
 from kiln.tracing.program import Program, held_in
 from kiln.tracing.recorder import WAYS, TracingError
 from kiln.tracing.scripts import ScriptFunction, ScriptModule, above, captured_twice
+from kiln.tracing.symbolic import Traced
 from kiln.tracing.trees import build, constants, flatten
 
 KEPT = 64  # looks of one function
@@ -228,11 +229,15 @@ class Calls:
         self.fast = _core.Cell(self._slow)  # the call; those like an earlier one the core runs by itself
 
     def _slow(self, due: bool | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if recorder_here() is not None:
-            return inside(self.function, args, kwargs)
+        recorder = recorder_here()
+        if recorder is not None:
+            return inside(recorder, self.function, args, kwargs)
         look: list[Any] = [_core.modes(), _core.default_dtype_name()]
         seen: dict[int, int] = {}
         if not (_look(args, look, seen) and _look(kwargs, look, seen)):
+            definition = _definition(args, kwargs)
+            if definition is not None:
+                return definition.during(lambda: defined(definition, self.function, args, kwargs))
             return self.function(*args, **kwargs)  # of a batch, or values of a graph: no program takes them
         kept = self.variants.setdefault(tuple(look), [])
         if not kept:
@@ -318,9 +323,26 @@ class Calls:
         return self.last
 
 
-def inside(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _definition(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the nodes of graphs among arguments are defined in; None if there are none."""
+    leaves: list[Any] = []
+    flatten((args, kwargs), leaves)
+    return recorder_here(*leaves)
+
+
+def defined(recorder: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A script that is called with nodes of a graph: nodes."""
+    made = inside(recorder, function, args, kwargs)
+    if recorder.failed is not None:
+        recorder.failed = None
+        recorder.refuse("calls a script that raises depending on values, which a graph cannot")
+    leaves: list[Any] = []
+    tree = flatten(recorder.finish_result(made), leaves)
+    return build(tree, iter([x if type(x) is Traced else recorder.wrapped(x) for x in leaves]))
+
+
+def inside(recorder: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A script that is called while something is captured: a part of that."""
-    recorder = recorder_here()
     context = recorder.script
     if context is not None:
         with entered(context):
@@ -360,6 +382,37 @@ def _look(value: Any, parts: list[Any], seen: dict[int, int]) -> bool:
         return not [item for item in value.values() if not _look(item, parts, seen)]
     parts.append((kind, repr(value) if kind is float else value) if kind in PLAIN else (kind, id(value)))
     return not isinstance(value, (_core.Tensor, Value))
+
+
+def _constants(module: Module) -> Module:
+    """A copy of a module whose parameters and buffers are mere tensors that it holds."""
+    made = copy.deepcopy(module)
+    for own in made.modules():
+        for kind in (own._parameters, own._buffers):
+            held = {name: x if x is None else x.detach() for name, x in kind.items()}
+            kind.clear()
+            vars(own).update(held)
+    return made
+
+
+def freeze(mod: Any, preserved: list[str]) -> Any:
+    """A scripted module with copies of its parameters and buffers as constants; see `kiln.jit.freeze`."""
+    made = RecursiveScriptModule(_constants(mod._original))
+    for name in preserved:
+        if not hasattr(made, name):
+            raise AttributeError(f"freeze: the module has no attribute {name!r}")
+    last = mod._programs["forward"].last
+    if last is not None and last.refused is None:  # for such arguments, so that it can be saved
+        found = last.captured
+        like = [ops.zeros(tuple(x.shape), dtype=getattr(_core, x.dtype)) for x in found.inputs]
+        given = [like[found.distinct.index(k)] for k in found.aliases]
+        args, kwargs = build(found.in_tree, iter(given))
+        calls = made._programs["forward"]
+        calls.last = calls.variant(args, kwargs)
+    return made
+
+
+above["freeze"] = freeze
 
 
 class Scripted(ScriptFunction):

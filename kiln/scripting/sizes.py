@@ -15,6 +15,7 @@ from kiln import _core, ops
 from kiln.graph.size import Size
 from kiln.scripting.arithmetic import of_numbers
 from kiln.scripting.context import running
+from kiln.scripting.failing import fail_where
 from kiln.scripting.numbers import Number, Tensor, dtype_of, number, shape_of
 from kiln.tracing.recorder import Recorder
 from kiln.tracing.symbolic import plain
@@ -237,13 +238,27 @@ OF_SIZES: dict[Any, Callable[..., Any]] = {
 # -- lists ------------------------------------------------------------------------------------------
 
 
+def _some(items: Any, error: Exception) -> None:
+    """Raises, at each call, what an op says of a list that has no items."""
+    if len(items) == 1:
+        recorder, length = running().recorder, items[0].each().length
+        if recorder.known.known(length, ">", 0) is True:
+            return
+        if recorder.may_raise:
+            fail_where(Asked(recorder, length, "==", 0), error)
+        elif not recorder.decide(length, ">", 0, None, True):
+            raise error
+
+
 def _stacked(items: Any, dim: Any = 0) -> Any:
+    _some(items, RuntimeError("stack expects a non-empty TensorList"))
     parts = [_tensors(x) if type(x) is Rows else ops.unsqueeze(x, 0) for x in items]
     made = parts[0] if len(parts) == 1 else ops.cat(parts, 0)
     return made if dim == 0 else ops.movedim(made, 0, dim)
 
 
 def _joined(items: Any, dim: Any = 0) -> Any:
+    _some(items, ValueError("torch.cat(): expected a non-empty list of Tensors"))
     parts = []
     for x in items:
         if type(x) is Rows:
@@ -257,7 +272,10 @@ def _joined(items: Any, dim: Any = 0) -> Any:
 def _of_numbers(items: Any, dtype: Any = None, **kwargs: Any) -> Any:
     if len(items) != 1 or kwargs or items[0].kind not in (int, float, bool):
         running().refuse("makes a tensor of a list that holds more than the numbers that a loop added")
-    (made,) = items[0].each().parts
+    each = items[0].each()
+    (made,) = each.parts
+    if not running().recorder.decide(each.length, ">", 0, None, True):
+        return ops.zeros((0,))
     dtype = _core.get_default_dtype() if dtype is None and items[0].kind is float else dtype
     return made if dtype is None else made.to(dtype)
 

@@ -17,7 +17,7 @@ from kiln.scripting.items import changes
 from kiln.scripting.loops import Loop, Scan
 from kiln.scripting.lower import LEFT, PREFIX, VALUE
 from kiln.scripting.numbers import Number, Tensor, of_item
-from kiln.scripting.sizes import Asked, Each, Rows, each_of, has_rows, truth, varies
+from kiln.scripting.sizes import Asked, Rows, each_of, has_rows, truth, varies
 
 _NAMES = {VALUE: "what the function returns", LEFT: "whether the function returns"}
 
@@ -119,7 +119,16 @@ def for_(
             body(each.item([p[0] for p in each.parts]))
             rest = each.rest()
             if isinstance(rest.length, int):
-                for_(range(rest.length), lambda k: body(rest.item([p[k] for p in rest.parts])), go, targets, get, put, names, line)
+                for_(
+                    range(rest.length),
+                    lambda k: body(rest.item([p[k] for p in rest.parts])),
+                    go,
+                    targets,
+                    get,
+                    put,
+                    names,
+                    line,
+                )
                 return
             lost = Scan(context, slots, rest, body, True).run()
             _lose(context, slots, lost or {}, get, line)

@@ -49,6 +49,7 @@ class Definition(Recorder):
     def __init__(self) -> None:
         super().__init__("graph")
         self.name = "graph"
+        self.may_raise = False
         self.names: dict[int, str] = {}  # of placeholders, by value
         self.dims: dict[tuple[str, int, int | None], Range] = {}  # sizes that vary, by name and bounds
         self.slots = 0
@@ -177,7 +178,7 @@ class Definition(Recorder):
         if isinstance(result, (tuple, list)):
             return type(result)([self.wrapped(y) for y in result])
         if type(result) is _core.Tensor:
-            self.value(result)
+            self._shapes_of[id(result)] = self.shape_of(result)
             return Traced(result, self)
         return result
 
@@ -250,6 +251,8 @@ class Definition(Recorder):
         known = self.known.known(left, sign, right)
         if known is not None:
             return known
+        if self.script is not None and not own:
+            return self.script.asked(self, left, sign, right)  # type: ignore[no-any-return]
         answer = self._ask(left, sign, right, user_line() if own else "")
         if not own and (answer if sign == "==" else not answer if sign == "!=" else False):
             raise self.size_read(

@@ -18,7 +18,17 @@ from kiln.table.record import find
 
 def expand(graph: Graph) -> Graph:
     """A graph without composites that computes the same."""
-    if not _has_composites(graph):
+    return _expanded(graph, {})
+
+
+def expanded(sub: Subgraph) -> Subgraph:
+    """The same of a graph that a node calls."""
+    return _called(sub, {})
+
+
+def _expanded(graph: Graph, made_of: dict[int, Subgraph]) -> Graph:
+    """`made_of`: by id, what became of graphs that nodes call; the results of a call share them."""
+    if not _has_composites(graph, set()):
         return graph
     work, values = begun(graph)
     several: dict[tuple[Any, ...], list[Value]] = {}
@@ -26,7 +36,7 @@ def expand(graph: Graph) -> Graph:
         for node in graph.nodes:
             inputs = tuple([values[id(v)] for v in node.inputs])
             before = len(work.nodes)
-            made = _made(work, node, inputs, several)
+            made = _made(work, node, inputs, several, made_of)
             made.shape = tuple([work.canonical(d) for d in made.shape])
             for new in work.nodes[before:]:
                 new.line = node.line
@@ -35,23 +45,39 @@ def expand(graph: Graph) -> Graph:
     return work.finish([values[id(v)] for v in graph.outputs])
 
 
-def _has_composites(graph: Graph) -> bool:
-    return any(
-        node.op.kind == "composite" or any(map(_has_composites, _called(node))) for node in graph.nodes
-    )
+def _has_composites(graph: Graph, seen: set[int]) -> bool:
+    """`seen`: ids of graphs that nodes call and that have none."""
+    for node in graph.nodes:
+        if node.op.kind == "composite":
+            return True
+        for sub in node.attrs[-1] if node.op.kind == "control" else ():
+            if id(sub) not in seen:
+                seen.add(id(sub))
+                if _has_composites(sub.graph, seen):
+                    return True
+    return False
 
 
-def _called(node: Node) -> list[Graph]:
-    """The graphs that a node of control flow calls."""
-    return [sub.graph for sub in node.attrs[-1]] if node.op.kind == "control" else []
+def _called(sub: Subgraph, made_of: dict[int, Subgraph]) -> Subgraph:
+    found = made_of.get(id(sub))
+    if found is None:
+        graph = _expanded(sub.graph, made_of)
+        found = made_of[id(sub)] = sub if graph is sub.graph else Subgraph(graph)
+    return found
 
 
 def _made(
-    work: Graph, node: Node, inputs: tuple[Value, ...], several: dict[tuple[Any, ...], list[Value]]
+    work: Graph,
+    node: Node,
+    inputs: tuple[Value, ...],
+    several: dict[tuple[Any, ...], list[Value]],
+    made_of: dict[int, Subgraph],
 ) -> Value:
     op: Any = node.op
-    if any(map(_has_composites, _called(node))):
-        return work.add(op, inputs, (*node.attrs[:-1], tuple([Subgraph(expand(g)) for g in _called(node)])))
+    if op.kind == "control":
+        called = tuple([_called(sub, made_of) for sub in node.attrs[-1]])
+        if any(a is not b for a, b in zip(called, node.attrs[-1])):
+            return work.add(op, inputs, (*node.attrs[:-1], called))
     if op.kind != "composite":
         return append(work, node, inputs)
     whole, which = whole_of(op)

@@ -10,7 +10,7 @@ from kiln.absent import leave_out
 from kiln.errors import describe, message
 from kiln.nn import Module
 from kiln.tracing.captured import State
-from kiln.tracing.scripts import ScriptModule, TracedModule, captured_twice, check_given
+from kiln.tracing.scripts import ScriptModule, TracedModule, above, captured_twice, check_given
 
 
 class TracerWarning(Warning):
@@ -131,11 +131,11 @@ class FrozenModule(TracedModule):
 
 def freeze(
     mod: Any, preserved_attrs: list[str] | None = None, optimize_numerics: bool = True
-) -> FrozenModule:
-    """A traced module with copies of its parameters and buffers as constants: what is trained afterwards does
-    not change it, and no gradient goes to them. `preserved_attrs`: attributes that it keeps.
+) -> Any:
+    """A traced or scripted module with copies of its parameters and buffers as constants: what is trained
+    afterwards does not change it, and no gradient goes to them. `preserved_attrs`: attributes that it keeps.
 
-    RuntimeError for what is no traced module, and for one in training mode, or that writes its buffers.
+    RuntimeError for what is neither, and for one in training mode; writing a buffer is refused.
 
     >>> import kiln
     >>> net = kiln.nn.Linear(2, 1).eval()
@@ -148,10 +148,6 @@ def freeze(
             "Freezing expects a ScriptModule as input. Please use torch.jit.script or torch.jit.trace to "
             "script your 'nn.Module'."
         )
-    if not isinstance(mod, TracedModule):
-        raise NotImplementedError(
-            f"freeze: of {type(mod).__name__}, which was not traced, kiln has no constants"
-        )
     if isinstance(mod, TopLevelTracedModule) and set(mod._methods) != {"forward"}:
         raise NotImplementedError("freeze: kiln freezes modules of which forward alone was traced")
     if mod.training:
@@ -159,13 +155,16 @@ def freeze(
             "Freezing is currently only implemented for modules in eval mode. Please call .eval() on your "
             "module before freezing."
         )
+    if not isinstance(mod, TracedModule):
+        return above["freeze"](mod, list(preserved_attrs or ()))
     if any(kind == "state" for kind, _ in mod.captured.mutated):
         raise RuntimeError("freeze: the module writes its buffers: trace it in eval mode")
     return FrozenModule(mod, list(preserved_attrs or ()))
 
 
 def optimize_for_inference(mod: Any, other_methods: list[str] | None = None) -> Any:
-    """A traced module as it runs fastest: frozen. (Its program is planned as a whole whether frozen or not.)
+    """A traced or scripted module as it runs fastest: frozen. (Its program is planned as a whole whether
+    frozen or not.)
 
     >>> import kiln
     >>> net = kiln.nn.Linear(2, 1).eval()

@@ -63,6 +63,7 @@ class Recorder(Questions):
         # results without what only a script knows: of numbers that depend on values tensors
         self.finish_result: Callable[[Any], Any] = lambda result: result
         self.ended: set[int] = set()  # ids of tensors that a branch made which is over
+        self.may_raise = True  # whether the program may raise, depending on values
         self.failed: Any = None  # of a run that may raise: (the number of its exception, the exceptions)
         self._may_be: dict[int, set[int]] = {}  # storage -> storages that may be the same memory
         self._spoiled: set[int] = set()  # storages that may have been written by another name

@@ -14,10 +14,10 @@ from kiln.capture.pure.steps import DETACH, STRIDED, WRITE, Argument, Step, Step
 from kiln.graph.control import Attrs, add
 from kiln.graph.graph import Graph, Node, Shape, Value
 from kiln.graph.size import Dim, Size, symbol
-from kiln.graph.text import Subgraph, TextError, text
+from kiln.graph.text import TextError, text
 from kiln.passes.fold import fold_pointwise
 from kiln.table.kinds import FLOATS
-from kiln.tracing.expand import call_of, expand, literal, whole_of
+from kiln.tracing.expand import call_of, expanded, literal, whole_of
 
 _FIRST = 1 << 20  # what steps make is numbered from here until it is known how many operands there are
 
@@ -225,6 +225,6 @@ def alone(node: Node, call: Attrs) -> tuple[Graph, list[Dim]]:
 
     sizes = tuple(map(of, call.sizes))
     steps = of(call.steps[0]), call.steps[1]
-    graphs = tuple([Subgraph(expand(sub.graph)) for sub in call.graphs])
+    graphs = tuple(map(expanded, call.graphs))
     graph.finish(add(graph, node.op, inputs, call._replace(sizes=sizes, steps=steps, graphs=graphs)))
     return graph, further
