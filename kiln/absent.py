@@ -166,7 +166,7 @@ def advice(path: str) -> str:
     Where it is, if kiln or Python has it elsewhere; of a name that begins with _, that it is inside PyTorch.
 
     >>> advice("optim.sgd.Optimizer"), advice("nn.init.math")
-    (': it is kiln.optim.Optimizer', ': it is Python\'s own; import math')
+    (': it is kiln.optim.Optimizer', ": it is Python's own; import math")
     """
     top, _, name = path.partition(".")[0], *path.rpartition(".")[1:]
     text = hint(name) or hint(path) or hint(f"{top}.{name}")

@@ -331,8 +331,8 @@ def get_numerical_jacobian(
     >>> import kiln
     >>> x = kiln.tensor([1.0, 2.0], dtype=kiln.float64, requires_grad=True)
     >>> get_numerical_jacobian(lambda inputs: inputs[0] * 3, (x,))
-    (tensor([[3., 0.],
-            [0., 3.]], dtype=kiln.float64),)
+    (tensor([[3.0000, 0.0000],
+            [0.0000, 3.0000]], dtype=kiln.float64),)
     """
     _expect_one(grad_out, "get_numerical_jacobian")
     wanted = [x for x in _as_tuple(inputs if target is None else target) if _is_leaf(x)]

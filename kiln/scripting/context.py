@@ -6,7 +6,7 @@ from _thread import _local
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from kiln import _core
 from kiln.capture.pure.guards import entries_of
@@ -45,9 +45,9 @@ class Context:
         # what is changed that was there before the call, as it was; None where nothing may be
         self.effects: dict[Any, tuple[Any, Any]] | None = {} if prints else None
 
-    def refuse(self, what: str, line: str = "") -> Any:
+    def refuse(self, what: str, line: str = "") -> NoReturn:
         """Raises that a script cannot do something, with the line."""
-        return self.recorder.refuse(what, line)
+        self.recorder.refuse(what, line)
 
     @property
     def asked(self) -> Any:

@@ -234,8 +234,8 @@ def first_words(text: str) -> str:
 
     >>> first_words("softmax(): argument 'dim' must be int, not str")
     'argument'
-    >>> first_words("mat1 and mat2 shapes cannot be multiplied (2x5 and 3x4)")
-    'mat1 and mat2 shapes cannot be multiplied'
+    >>> first_words("torch.histogram(): bins must be > 0, but got -99 for dimension 0")
+    'bins must be >'
     """
     line = (text.splitlines() or [""])[0].replace("`torch.", "`")
     line = re.sub(r"^(torch\.)?[\w.]+ ?(\(\):?|:) ", "", line)

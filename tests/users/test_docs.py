@@ -1,4 +1,4 @@
-"""Every example runs: docstrings of public functions, methods and classes, and the code of the pages.
+"""Every example runs, once: docstrings of functions, methods and classes, and the code of the pages.
 
 Those of the table run in tests/ops/test_table.py, as checks of its entries.
 """
@@ -11,6 +11,7 @@ import pydoc
 import re
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -31,7 +32,21 @@ MODULES = [
     kiln.graph, kiln.hub, kiln.distributed, kiln.cuda, kiln.cpu, kiln.backends.cudnn, kiln.backends.cpu,
     kiln.compiler,
 ]  # fmt: skip
+# where `torch` is a name of kiln's, and what needs the package einops
+ELSEWHERE = ("kiln.as_torch", "kiln.einops")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def modules_with_examples() -> list[ModuleType]:
+    """Every module of kiln in whose text an example stands."""
+    root = Path(kiln.__file__).parent
+    files = [path for path in sorted(root.rglob("*.py")) if ">>>" in path.read_text()]
+    names = [".".join(path.relative_to(root.parent).with_suffix("").parts) for path in files]
+    return [
+        import_module(name.removesuffix(".__init__"))
+        for name in names
+        if not name.startswith(ELSEWHERE) and not name.endswith("__main__")
+    ]
 
 
 def documented() -> Iterator[tuple[str, tuple[str, str]]]:
@@ -40,14 +55,16 @@ def documented() -> Iterator[tuple[str, tuple[str, str]]]:
     """
     seen = {op.doc for op in kiln.ops.table()} | {f.__doc__ for f in kiln.ops.functions().values()}
     places: list[tuple[str, Any]] = [("kiln", kiln), ("kiln.Tensor", kiln.Tensor)]
-    places += [(module.__name__, module) for module in MODULES]
+    places += [(module.__name__, module) for module in [*MODULES, *modules_with_examples()]]
     for place, owner in places:
         for name in sorted(dir(owner)):
-            value = getattr(owner, name)
-            if name.startswith("_") or isinstance(value, ModuleType):
+            if name.startswith("_") or isinstance(value := getattr(owner, name), ModuleType):
                 continue
             for label, thing in [(name, value), *members(name, value)]:
-                text, home = getattr(thing, "__doc__", None), getattr(thing, "__module__", None) or "kiln"
+                text, home = (
+                    getattr(thing, "__doc__", None),
+                    str(getattr(thing, "__module__", None) or "kiln"),
+                )
                 if isinstance(text, str) and ">>>" in text and text not in seen and home.startswith("kiln"):
                     seen.add(text)
                     yield f"{place}.{label}", (text, home)
@@ -55,7 +72,7 @@ def documented() -> Iterator[tuple[str, tuple[str, str]]]:
 
 def members(name: str, value: Any) -> list[tuple[str, Any]]:
     """The public methods of one of kiln's own classes."""
-    if not isinstance(value, type) or not value.__module__.startswith("kiln"):
+    if not isinstance(value, type) or not str(value.__module__).startswith("kiln"):
         return []
     return [
         (f"{name}.{k}", v)

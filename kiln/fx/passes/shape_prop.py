@@ -45,7 +45,7 @@ class ShapeProp(Interpreter):
 
     >>> import kiln
     >>> from kiln.fx.passes.shape_prop import ShapeProp
-    >>> m = kiln.fx.symbolic_trace(kiln.nn.Linear(3, 2).forward)
+    >>> m = kiln.fx.symbolic_trace(kiln.nn.Linear(3, 2))
     >>> _ = ShapeProp(m).propagate(kiln.ones(4, 3))
     >>> m.graph.output_node().meta["tensor_meta"].shape
     kiln.Size([4, 2])

@@ -79,7 +79,8 @@ _VECTOR = d.samples(
 )
 
 
-def _failing() -> Any:
+def _failing(matrix: str = "vector") -> Any:
+    """A position out of range, and a matrix of positions, with what is said of it."""
     return d.failures(
         (
             (d.Zeros(2), 0, d.Zeros(1, dtype="int64", value=7), d.Zeros(1)),
@@ -87,7 +88,7 @@ def _failing() -> Any:
             IndexError,
             "out of",
         ),
-        ((d.Zeros(2), 0, d.Zeros(1, 1, dtype="int64"), d.Zeros(1)), {}, IndexError, "vector"),
+        ((d.Zeros(2), 0, d.Zeros(1, 1, dtype="int64"), d.Zeros(1)), {}, IndexError, matrix),
     )
 
 
@@ -148,7 +149,7 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1, 
     public=False,
     samples=_VECTOR,
     reference=d.reference(lambda np, x, dim, index, source: _copied(np, x, dim, index, source)),
-    failures=_failing(),
+    failures=_failing("should have dimension 1 or 0"),
 )
 def copy_at(input: Tensor, dim: Structure, index: Tensor, source: Tensor) -> Any:
     """index_copy of arrays that fit.
@@ -173,7 +174,7 @@ def _copied(np: ModuleType, x: Any, dim: int, index: Any, source: Any) -> Any:
     inplace=True,
     dtypes="numeric",
     samples=_VECTOR,
-    failures=_failing(),
+    failures=_failing("should have dimension 1 or 0"),
 )
 def index_copy(input: Any, dim: int, index: Any, source: Any, *, out: Any = None) -> Any:
     """`input` with the slices of `source` at the positions in the vector `index`; of equals the last.

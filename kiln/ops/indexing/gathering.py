@@ -273,6 +273,8 @@ def vector(index: Any, op: str) -> Any:
         kind = IndexError if op.startswith("index_fill") else RuntimeError  # PyTorch's
         raise kind(f"{op}(): Expected dtype int32 or int64 for index")
     if index.ndim > 1:
+        if op == "index_copy":
+            raise IndexError(f"index_copy_(): Index should have dimension 1 or 0 (got {index.ndim})")
         raise IndexError(f"{op}(): Index is supposed to be a vector")
     return index if dtype == "int64" else long(index)
 

@@ -211,7 +211,7 @@ def _filled(np: ModuleType, x: Any, mask: Any, source: Any) -> Any:
     lambda rng, t: ((d.array(rng, (3, 4), t), d.array(rng, (4,), "bool"), d.array(rng, (12,), t)), {}),
 ), failures=d.failures(
     ((d.Zeros(2), d.Zeros(2), d.Zeros(2)), {}, RuntimeError, "boolean mask"),
-    ((d.Zeros(2), d.Zeros(2, dtype="bool", value=1), d.Zeros(1)), {}, RuntimeError, "number of elements"),
+    ((d.Zeros(2), d.Zeros(2, dtype="bool", value=1), d.Zeros(1)), {}, RuntimeError, "Number of elements"),
 ))  # fmt: skip
 def masked_scatter(input: Any, mask: Any, source: Any, *, out: Any = None) -> Any:
     """`input` with the elements of `source`, in order, where the bool `mask` holds. Reads how many that are.
@@ -233,9 +233,7 @@ def masked_scatter(input: Any, mask: Any, source: Any, *, out: Any = None) -> An
     shape = tuple(input.shape) if out is not None else broadcast_shape(input, mask, "masked_scatter")
     mask = expand_(mask, shape)
     if int(find("sum").handle(mask)) > numel(source.shape):
-        raise RuntimeError(
-            "masked_scatter: expected self and source to have same number of elements, or more"
-        )
+        raise RuntimeError("masked_scatter: Number of elements of source < number of ones in mask")
     if numel(shape) == 0 or numel(source.shape) == 0:
         return input if out is not None else p.clone(expand_(input, shape))
     flat = reshape(source, (numel(source.shape),))

@@ -186,15 +186,15 @@ def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoin
     check(B, name, False, "B")
     _check_sides(LU, B, left, name)
     factor, b = together(LU, B, name)
-    swapped = broadcast_to(pivots, tuple(factor.shape[:-1]))
+    order = broadcast_to(pivots, tuple(factor.shape[:-1]))
     if not left:
         adjoint, b = not adjoint, swapped(b)
     if LU.requires_grad:
         low, up = parts_of_lu(factor)
-        a = matmul(_permutation(swapped, LU.shape[-1], LU), matmul(low, up))
+        a = matmul(_permutation(order, LU.shape[-1], LU), matmul(low, up))
         x = solve_matrices(swapped(a) if adjoint else a, b)
     else:
-        x = _lu_solved(factor, swapped, b, adjoint)
+        x = _lu_solved(factor, order, b, adjoint)
     return x if left else swapped(x)
 
 

@@ -367,13 +367,13 @@ def vander(x: Any, *, N: int | None = None) -> Any:
     tensor([[1, 2, 4],
             [1, 3, 9]])
     """
-    count = (x.shape[-1] if x.ndim else 1) if N is None else N
-    if count <= 1:
-        raise RuntimeError("N must be greater than 1.")
     if dtype_name(x.dtype) == "bool":
         raise RuntimeError(
             "linalg.vander supports floating point, complex, and integer tensors, but got Bool"
         )
+    count = (x.shape[-1] if x.ndim else 1) if N is None else N
+    if count <= 1:
+        raise RuntimeError("N must be greater than 1.")
     x = x if is_float(x) else p.convert(x, "int64")
     x = unsqueeze(x if x.ndim else unsqueeze(x, 0), -1)
     powers = registry.function("cumprod")(expand(x, (*x.shape[:-1], count - 1)), -1)

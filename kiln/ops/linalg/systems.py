@@ -52,16 +52,19 @@ def check(a: Tensor, name: str, square: bool = True, letter: str = "A", short: b
     """
     if a.ndim < 2:
         raise RuntimeError(f"{name}: The input tensor {letter} must have at least 2 dimensions.")
-    dtype = dtype_name(a.dtype)
-    if not is_float(a):
-        raise RuntimeError(
-            f"{name}: Expected a floating point or complex tensor as input. Got {type_name(dtype)}"
-        )
-    if dtype in ("float16", "bfloat16") and not short:
-        raise RuntimeError(f"{name}: Low precision dtypes not supported. Got {type_name(dtype)}")
     m, n = a.shape[-2:]
     if square and m != n:
         raise RuntimeError(f"{name}: A must be batches of square matrices, but they are {m} by {n} matrices")
+    _check_floats(a, name)
+    dtype = dtype_name(a.dtype)
+    if dtype in ("float16", "bfloat16") and not short:
+        raise RuntimeError(f"{name}: Low precision dtypes not supported. Got {type_name(dtype)}")
+
+
+def _check_floats(a: Tensor, name: str) -> None:
+    if not is_float(a):
+        own = type_name(dtype_name(a.dtype))
+        raise RuntimeError(f"{name}: Expected a floating point or complex tensor as input. Got {own}")
 
 
 def same(a: Tensor, b: Tensor, name: str) -> None:
@@ -233,6 +236,7 @@ def _check_sides(a: Tensor, b: Tensor, left: bool, name: str) -> None:
 
 
 def _solve(A: Tensor, B: Tensor, left: bool, name: str) -> Any:
+    _check_floats(A, name)
     check(A, name)
     same(A, B, name)
     vector = _is_vector(A, B)

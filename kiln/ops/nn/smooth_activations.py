@@ -121,14 +121,14 @@ def gelu(input: Tensor, approximate: Structure = "none") -> Any:
     >>> kiln.nn.functional.gelu(kiln.tensor([0.0, 1.0]))
     tensor([0.0000, 0.8413])
     """
+    if approximate not in ("none", "tanh"):
+        raise RuntimeError("approximate argument must be either none or tanh.")
     x = floating(input, "GeluKernelImpl")
     if approximate == "none":
         result = gelu_exact(x)
-    elif approximate == "tanh":
+    else:
         inner = 0.7978845608028654 * (x + 0.044715 * (x * x * x))
         result = 0.5 * x * (1 + tanh(inner))
-    else:
-        raise RuntimeError("approximate argument must be either none or tanh.")
     return narrow(result, input.dtype)
 
 

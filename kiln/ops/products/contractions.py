@@ -57,8 +57,8 @@ def _arguments(equation: Any, operands: tuple[Any, ...]) -> tuple[str, list[Any]
     return equation, list(operands)
 
 
-def _parsed(term: str, what: str, dims: int | None) -> list[int | None]:
-    """The labels of one term, None for its ellipsis."""
+def _parsed(equation: str, term: str, what: str, dims: int | None) -> list[int | None]:
+    """The labels of one term of an equation, None for its ellipsis."""
     labels: list[int | None] = []
     rest = term.replace(" ", "")
     while rest:
@@ -74,7 +74,8 @@ def _parsed(term: str, what: str, dims: int | None) -> list[int | None]:
             rest = rest[3:]
         else:
             raise RuntimeError(
-                f"einsum(): invalid subscript given, {rest[0]!r} in {what}: subscripts must be in [a-zA-Z]"
+                f"einsum(): invalid subscript given at index {equation.index(rest[0])} in the equation "
+                f"string, subscripts must be in [a-zA-Z]: {rest[0]!r} in {what}"
             )
     if dims is None:
         return labels
@@ -107,7 +108,7 @@ def _terms(equation: str, dims: tuple[int, ...]) -> tuple[list[Labels], Labels]:
     terms = left.split(",")
     _require(len(terms) >= len(dims), "einsum(): more operands were provided than specified in the equation")
     _require(len(terms) <= len(dims), "einsum(): fewer operands were provided than specified in the equation")
-    given = [_parsed(t, f"operand {k}", n) for k, (t, n) in enumerate(zip(terms, dims))]
+    given = [_parsed(equation, t, f"operand {k}", n) for k, (t, n) in enumerate(zip(terms, dims))]
     hidden = [n - len(labels) + 1 if None in labels else 0 for labels, n in zip(given, dims)]
     inputs = [_filled(labels, n) for labels, n in zip(given, hidden)]
     most = max(hidden)
@@ -115,7 +116,7 @@ def _terms(equation: str, dims: tuple[int, ...]) -> tuple[list[Labels], Labels]:
     if not arrow:
         once = sorted({x for x in flat if x < _FIRST_OF_ELLIPSIS and flat.count(x) == 1})
         return inputs, _filled([None, *once], most)
-    result = _parsed(right, "the output", None)
+    result = _parsed(equation, right, "the output", None)
     for label in result:
         if label is None:
             continue

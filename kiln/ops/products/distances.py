@@ -34,8 +34,10 @@ from kiln.table.record import Number, Structure, Tensor, composite, find
 
 def _check_pair(x1: Tensor, x2: Tensor, p: Any = 2.0) -> None:
     """What PyTorch raises for arguments of cdist that do not fit."""
-    for name, x in (("X1", x1), ("X2", x2)):
+    both = (("X1", x1), ("X2", x2))
+    for name, x in both:
         _require(x.ndim >= 2, f"cdist only supports at least 2D tensors, {name} got: {x.ndim}D")
+    for name, x in both:
         dtype = dtype_name(x.dtype)
         _require(
             dtype in kinds.FLOATS,

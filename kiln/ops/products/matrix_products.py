@@ -157,8 +157,6 @@ def _check_matmul(a: Tensor, b: Tensor) -> None:
         f"both arguments to matmul need to be at least 1D, but they are {a.ndim}D and {b.ndim}D",
     )
     same_dtype(a, b, "matmul")
-    if dtype_name(a.dtype) == "bool":
-        raise NotImplementedError("\"addmm_impl_cpu_\" not implemented for 'Bool'")
     rows, columns = a.shape, b.shape
     inner = columns[-2] if b.ndim > 1 else columns[0]
     if _differ(rows[-1], inner):
@@ -182,6 +180,8 @@ def _check_matmul(a: Tensor, b: Tensor) -> None:
                 f"The size of tensor a ({x}) must match the size of tensor b ({y}) at non-singleton "
                 f"dimension {place}"
             )
+    if dtype_name(a.dtype) == "bool":
+        raise NotImplementedError("\"addmm_impl_cpu_\" not implemented for 'Bool'")
 
 
 _MISMATCH = d.failures(

@@ -339,7 +339,11 @@ def _continuous(name: str, values: Any, kernel: str, defaults: dict[str, float],
         numbers = [float(v) for v in ({**defaults, **dict(zip(defaults, args)), **kwargs}).values()]
         dtype = dtype_name(input.dtype)
         if dtype not in FLOATS and not kernel:
-            raise RuntimeError(f"{name}: expected a floating point dtype, got {dtype}")
+            family = name.strip("_").capitalize()
+            raise RuntimeError(
+                f"{family} distribution is a continuous probability distribution. dtype must be a floating "
+                f"point but you specified {type_name(dtype)} ({name})"
+            )
         dtype = float_dtype(None, input.dtype, kernel)
         check(*numbers, dtype)
         sizes = tuple(input.shape)

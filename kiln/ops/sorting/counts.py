@@ -299,13 +299,13 @@ def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0, *, out: A
     >>> kiln.histc(kiln.tensor([1.0, 2.0, 1.0]), bins=4, min=0, max=3)
     tensor([0., 2., 1., 0.])
     """
-    if not is_float(input):
-        name = type_name(dtype_name(input.dtype))
-        raise NotImplementedError(f"\"histogram_cpu\" not implemented for '{name}'")
     if bins < 1:
         raise RuntimeError("bins must be > 0")
     if max < min:
         raise RuntimeError("max must be larger than min")
+    if not is_float(input):
+        name = type_name(dtype_name(input.dtype))
+        raise NotImplementedError(f"\"histogram_cpu\" not implemented for '{name}'")
     flat = reshape(input, (numel(input.shape),))
     low, high = _limits(flat, min, max, around=1, op="histc")
     edges = linspace(low, high, bins + 1, dtype=input.dtype)

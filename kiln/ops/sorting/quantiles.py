@@ -295,6 +295,8 @@ def _quantile(name: str, ignore_nan: bool) -> Any:
 
 
 def _check_quantile(name: str, input: Tensor, q: Any, interpolation: str) -> None:
+    if not hasattr(q, "ndim") and not 0 <= q <= 1:
+        raise RuntimeError(f"{name}() q must be in the range [0, 1] but got {q}")
     if dtype_name(input.dtype) not in ("float32", "float64"):
         raise RuntimeError(f"{name}() input tensor must be either float or double dtype")
     if interpolation not in _INTERPOLATIONS:
@@ -312,8 +314,6 @@ def _check_quantile(name: str, input: Tensor, q: Any, interpolation: str) -> Non
         inside = comparison.ge(q, 0) & comparison.le(q, 1)
         if may_expect(q):
             expect(inside, RuntimeError, f"{name}() q values must be in the range [0, 1]")
-    elif not 0 <= q <= 1:
-        raise RuntimeError(f"{name}() q must be in the range [0, 1] but got {q}")
 
 
 def _kept(input: Tensor, dim: int | None, keepdim: bool) -> tuple[Any, ...]:

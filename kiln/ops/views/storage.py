@@ -558,7 +558,9 @@ def as_subclass(self: Any, cls: Any) -> Any:
     >>> x.name, x.is_leaf, type(x + 1) is kiln.Tensor
     ('a', False, True)
     """
-    if not isinstance(cls, type) or not issubclass(cls, _core.Tensor):
+    if not isinstance(cls, type):
+        raise TypeError(f"as_subclass: cls must be a type (got {type(cls).__name__})")
+    if not issubclass(cls, _core.Tensor):
         raise TypeError(message("as_subclass", "a class of tensors", describe(cls)))
     made = _core.Tensor._make_subclass(cls, self.detach())
     if not (self.requires_grad and _core.grad_enabled()):

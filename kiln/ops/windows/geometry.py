@@ -37,7 +37,8 @@ def per_dim(value: Any, dims: int, name: str, what: str, or_else: str = "") -> I
     numbers = numbers_of(value, what)
     if len(numbers) not in (1, dims):
         ints = "int" if dims == 1 else f"tuple of {WORDS[dims]} ints"
-        raise RuntimeError(f"{name}: {what} must either be {or_else}a single int, or a {ints}")
+        must = "must be either" if what == "dilation" else f"must either be {or_else}".rstrip()
+        raise RuntimeError(f"{name}: {what} {must} a single int, or a {ints}")
     return numbers * dims if len(numbers) == 1 else numbers
 
 
