@@ -22,16 +22,6 @@ def _load_from_bytes(b: bytes) -> Any:
     return load(io.BytesIO(b))
 
 
-def storage_type(self: Any) -> Any:
-    """The class of storages of a tensor's dtype.
-
-    >>> import kiln
-    >>> kiln.ones(2).storage_type() is kiln.FloatStorage
-    True
-    """
-    return globals()[TypedStorage(self).pickle_storage_type()]
-
-
 class StorageType(type(TypedStorage)):  # type: ignore[misc]
     """The type of FloatStorage and its like: calling one makes a TypedStorage of its dtype."""
 

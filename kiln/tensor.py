@@ -194,7 +194,6 @@ METHODS: dict[str, Any] = {
     "xpu": xpu,
     "mtia": mtia,
     "pin_memory": pin_memory,
-    "storage_type": later("kiln.storage", "storage_type"),
     "is_pinned": is_pinned,
     "to_device": to_device,
     "type_as": type_as,
