@@ -70,15 +70,21 @@ def main() -> None:
 
 def _list_missing(args: list[str]) -> None:
     """Prints what a program would miss; SystemExit with 1 if there is anything."""
+    folder = None
     if args[:1] == ["-m"] and len(args) > 1:
-        args = [run.module(args[1], []).names["__file__"]]
+        names = run.module(args[1], []).names
+        args, folder = [names["__file__"]], os.path.dirname(names["__file__"])
+        for _ in filter(None, (names["__package__"] or "").split(".")):  # modules are found from above it
+            folder = os.path.dirname(folder)
+    elif args and os.path.isdir(args[0]):
+        args = [os.path.join(args[0], "__main__.py")]
     if not args:
         print(USAGE, end="", file=sys.stderr)
         raise SystemExit(2)
     from kiln.as_torch import reading
 
     try:
-        found = reading.read(args[0])
+        found = reading.read(args[0], folder)
     except (OSError, SyntaxError) as error:
         print(f"{sys.executable} -m kiln: can't read {args[0]!r}: {error}", file=sys.stderr)
         raise SystemExit(2) from None

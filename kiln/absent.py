@@ -107,6 +107,7 @@ _HINTS = (
         "resize resize_as",
     ),
     ("the policy gradient's loss is -(log_prob * reward); kiln.distributions has log_prob", "reinforce"),
+    ("x.storage().pickle_storage_type() names it: kiln.FloatStorage and its like", "storage_type"),
     ("kiln's tensors have no names; keep a dict of them", "name"),
     (
         "PyTorch has it, kiln has not",
@@ -138,7 +139,7 @@ TENSOR = (
     "sparse_dim dense_dim sparse_mask sparse_resize_ sparse_resize_and_clear_ resize_as_sparse_ smm sspaddmm "
     "to_mkldnn dequantize int_repr q_scale q_zero_point q_per_channel_scales q_per_channel_zero_points "
     "q_per_channel_axis qscheme to_padded_tensor dim_order resize resize_as solve lstsq symeig eig "
-    "const_data_ptr hash_tensor slice_inverse module_load grad_dtype index name reinforce "
+    "storage_type const_data_ptr hash_tensor slice_inverse module_load grad_dtype index name reinforce "
     "volatile record_stream ipu is_distributed"
 )
 MODULE = "ipu"

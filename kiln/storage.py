@@ -22,16 +22,6 @@ def _load_from_bytes(b: bytes) -> Any:
     return load(io.BytesIO(b))
 
 
-def storage_type(self: Any) -> Any:
-    """The class of storages of a tensor's dtype.
-
-    >>> import kiln
-    >>> kiln.ones(2).storage_type() is kiln.FloatStorage
-    True
-    """
-    return globals()[TypedStorage(self).pickle_storage_type()]
-
-
 class StorageType(type(TypedStorage)):  # type: ignore[misc]
     """The type of FloatStorage and its like: calling one makes a TypedStorage of its dtype."""
 
@@ -63,28 +53,22 @@ class _LegacyStorage(TypedStorage):
     """What FloatStorage and its like have in common."""
 
     __slots__ = ()
+    kind: Any  # the dtype of its storages
 
     @classmethod
     def from_buffer(cls, *args: Any, **kwargs: Any) -> Any:
         """A copy of memory of Python's, elements of the class's dtype in the order that is said."""
-        return TypedStorage.from_buffer(*args, dtype=cls.dtype, **kwargs)
+        return TypedStorage.from_buffer(*args, **{**kwargs, "dtype": cls.kind})
 
     @classmethod
     def from_file(cls, filename: Any, shared: bool = False, size: int = 0) -> Any:
         """The first elements of a file as memory; see `UntypedStorage.from_file`."""
-        whole = UntypedStorage.from_file(filename, shared, size * cls.dtype.itemsize)
-        return TypedStorage(wrap_storage=whole, dtype=cls.dtype)
+        whole = UntypedStorage.from_file(filename, shared, size * cls.kind.itemsize)
+        return TypedStorage(wrap_storage=whole, dtype=cls.kind)
 
     @classmethod
     def _new_shared(cls, size: int) -> Any:  # libraries make memory for workers by it
-        return TypedStorage(size, dtype=cls.dtype).share_memory_()
-
-
-_DTYPES = {
-    "BFloat16": _core.bfloat16, "Bool": _core.bool, "Byte": _core.uint8, "Char": _core.int8,
-    "Double": _core.float64, "Float": _core.float32, "Half": _core.float16, "Int": _core.int32,
-    "Long": _core.int64, "Short": _core.int16,
-}  # fmt: skip
+        return TypedStorage(size, dtype=cls.kind).share_memory_()
 
 
 def _made(name: str, module: str, dtype: Any, meta: Any) -> Any:
@@ -92,13 +76,22 @@ def _made(name: str, module: str, dtype: Any, meta: Any) -> Any:
         "__module__": module,
         "__slots__": (),
         "dtype": dtype,
+        "kind": dtype,
         "__doc__": f"Makes storages of {dtype.name}.",
     }
     return meta(name, (_LegacyStorage,), space)
 
 
-for _kind, _dtype in _DTYPES.items():
-    globals()[f"{_kind}Storage"] = _made(f"{_kind}Storage", "kiln", _dtype, StorageType)
+BFloat16Storage: Any = _made("BFloat16Storage", "kiln", _core.bfloat16, StorageType)
+BoolStorage: Any = _made("BoolStorage", "kiln", _core.bool, StorageType)
+ByteStorage: Any = _made("ByteStorage", "kiln", _core.uint8, StorageType)
+CharStorage: Any = _made("CharStorage", "kiln", _core.int8, StorageType)
+DoubleStorage: Any = _made("DoubleStorage", "kiln", _core.float64, StorageType)
+FloatStorage: Any = _made("FloatStorage", "kiln", _core.float32, StorageType)
+HalfStorage: Any = _made("HalfStorage", "kiln", _core.float16, StorageType)
+IntStorage: Any = _made("IntStorage", "kiln", _core.int32, StorageType)
+LongStorage: Any = _made("LongStorage", "kiln", _core.int64, StorageType)
+ShortStorage: Any = _made("ShortStorage", "kiln", _core.int16, StorageType)
 
 
 class _Elsewhere(StorageType):
@@ -111,4 +104,4 @@ class _Elsewhere(StorageType):
 
 def elsewhere(name: str) -> Any:
     """CUDA's storages of a dtype, by the class's name: no storage is one."""
-    return _made(name, "kiln.cuda", _DTYPES[name.removesuffix("Storage")], _Elsewhere)
+    return _made(name, "kiln.cuda", globals()[name].dtype, _Elsewhere)

@@ -194,7 +194,6 @@ METHODS: dict[str, Any] = {
     "xpu": xpu,
     "mtia": mtia,
     "pin_memory": pin_memory,
-    "storage_type": later("kiln.storage", "storage_type"),
     "is_pinned": is_pinned,
     "to_device": to_device,
     "type_as": type_as,
@@ -251,8 +250,8 @@ def attach() -> None:
     _core.set_operator("take_at", find("take_at").handle)
     absent.leave_out(Tensor, absent.TENSOR)
     absent.leave_out(_core.dtype, "to_complex", "kiln has no complex numbers")
-    _core.dtype.to_real = lambda self: self
-    _core.dtype.abbr = property(_short)
+    setattr(_core.dtype, "to_real", lambda self: self)  # noqa: B010  # which the core has not
+    setattr(_core.dtype, "abbr", property(_short))  # noqa: B010
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
     _core.set_operator("to", _core.Function(interop.to, True))
     _core.set_operator("new", later("kiln.ops.creation.legacy", "tensor_new"))

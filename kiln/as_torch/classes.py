@@ -241,8 +241,11 @@ def _say(kind: type, place: str) -> None:
         return
     SHOWN[kind] = (kind.__module__, kind.__qualname__)
     kind.__module__ = place
-    if kind.__reduce_ex__ is object.__reduce_ex__:
-        copyreg.pickle(kind, _reduced)  # type: ignore[arg-type]
+    owner = next(
+        home for home in kind.__mro__ if "__reduce_ex__" in vars(home)
+    )  # asking would import a tensor's
+    if owner is object:
+        copyreg.pickle(kind, _reduced)
 
 
 def _reduced(thing: Any) -> Any:

@@ -18,10 +18,12 @@ _NAMES = (
 
 
 def _found(name: str) -> Any:
+    if name[:2] == "__":  # which an import asks for
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     frame = asking()
     if name in _NAMES and frame is not None and frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]:
         return Refused(f"fft.{name}")
-    no_attribute(__name__, name, "fft")
+    no_attribute("torch.fft", name, "fft")
 
 
 __getattr__ = hidden(_found)

@@ -498,7 +498,7 @@ class Module(Calls, State):
 
     def mtia(self: Self, device: Any = None) -> Self:
         """Move to one of Meta's accelerators: AssertionError if there is anything to move."""
-        return self._apply(lambda x: x.mtia(device))
+        return self._apply(lambda x: x.mtia(device))  # type: ignore[attr-defined,unused-ignore]
 
     def float(self: Self) -> Self:
         """Convert floating tensors to float32."""

@@ -239,6 +239,88 @@ def test_what_is_missing_is_told(tmp_path: Path) -> None:
     assert (read.returncode, read.stdout) == (0, "")
 
 
+def test_what_a_package_misses_is_read(tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__main__.py").write_text("import pack.part\n")
+    (tmp_path / "pack" / "part.py").write_text("import torch\ndef f(x): return torch.fft.rfft(x)\n")
+    read = run("--missing", "-m", "pack", cwd=tmp_path)
+    assert (read.returncode, read.stderr) == (1, "")
+    assert read.stdout == "pack/part.py:2: torch.fft.rfft: kiln has no complex numbers\n"
+
+
+PLACES = """
+import copy, pickle, sys, typing
+import torch, torch.fft
+from torch import nn
+from torch.fft import rfft
+
+x = torch.ones(2)
+net = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), nn.LSTM(1, 1), nn.Linear(1, 1))
+adam = torch.optim.Adam(net.parameters())
+d = torch.distributions
+places = {
+    "torch": [torch.Tensor, torch.Size, torch.dtype, torch.device, torch.Generator, torch.FloatTensor],
+    "torch.nn.modules.module": [nn.Module],
+    "torch.nn.modules.conv": [nn.Conv2d, nn.modules.conv._ConvNd, nn.LazyConv2d],
+    "torch.nn.modules.batchnorm": [nn.BatchNorm2d, nn.modules.batchnorm._BatchNorm],
+    "torch.nn.modules.rnn": [nn.LSTM],
+    "torch.nn.modules.linear": [nn.Linear],
+    "torch.nn.modules.activation": [nn.ReLU, nn.MultiheadAttention],
+    "torch.nn.parameter": [nn.Parameter],
+    "torch.optim.adam": [torch.optim.Adam],
+    "torch.optim.lr_scheduler": [torch.optim.lr_scheduler.StepLR, torch.optim.lr_scheduler.OneCycleLR],
+    "torch.distributions.normal": [d.Normal],
+    "torch.distributions.exp_family": [d.ExponentialFamily],
+    "torch.distributions.transforms": [d.ExpTransform],
+    "torch.utils.data.dataset": [torch.utils.data.Dataset, torch.utils.data.TensorDataset],
+    "torch.utils.data.dataloader": [torch.utils.data.DataLoader],
+    "torch.storage": [torch.UntypedStorage],
+}
+for place, classes in places.items():
+    for kind in classes:
+        assert kind.__module__ == place, (kind, kind.__module__, place)
+        assert pickle.loads(pickle.dumps(kind)) is kind and place in sys.modules
+assert str(type(x)) == "<class 'torch.Tensor'>" and "torch.nn.parameter.Parameter" in repr(nn.Parameter)
+assert typing.get_type_hints(nn.Module) and not hasattr(torch.fft, "rfft")
+try:
+    rfft(x)
+except NotImplementedError as error:
+    assert str(error) == "fft.rfft: kiln has no complex numbers"
+
+things = [
+    net, adam, torch.optim.lr_scheduler.StepLR(adam, 2), d.Independent(d.Normal(x, 1.0), 1), x, torch.float32,
+    x.shape, torch.device("cpu"), torch.strided, torch.Generator(), x.storage(), nn.Parameter(x),
+    torch.utils.data.TensorDataset(x), nn.LazyLinear(2), torch.FloatStorage([1]),
+]
+for thing in things:
+    for again in (copy.copy(thing), copy.deepcopy(thing), pickle.loads(pickle.dumps(thing))):
+        assert type(again) is type(thing)
+torch.save(things, "objects.pt")
+with open("objects.pickle", "wb") as file:
+    pickle.dump(things, file)
+"""
+AGAIN = """
+import pickle, sys
+import kiln
+kinds = "Sequential Adam StepLR Independent Tensor dtype Size device layout Generator TypedStorage Parameter"
+for things in (kiln.load("objects.pt", weights_only=False), pickle.load(open("objects.pickle", "rb"))):
+    assert [type(t).__name__ for t in things][:12] == kinds.split(), things
+    assert isinstance(things[0][3], kiln.nn.Linear) and things[5] is kiln.float32
+    assert things[3].log_prob(kiln.zeros(2)).shape == ()
+assert "torch" not in sys.modules
+"""
+
+
+def test_classes_say_where_pytorch_has_them(tmp_path: Path) -> None:
+    """Their pickles are read with and without its name."""
+    (tmp_path / "places.py").write_text(PLACES)
+    (tmp_path / "again.py").write_text(AGAIN)
+    done = run("places.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = run("again.py", cwd=tmp_path, name="python")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_processes_that_are_started_have_the_name(tmp_path: Path) -> None:
     text = """
 import multiprocessing, torch
