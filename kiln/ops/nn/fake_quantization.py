@@ -29,8 +29,8 @@ def on_grid(
     high: Operand,
 ) -> Any:
     """`(clamp(round(input * inverse + inner) + zero_point - inner, low, high) - zero_point) * scale`,
-    broadcast; `inner`, the zero point or 0, says whether it is added before what is between two integers is rounded. The
-    gradient goes through to `input` where nothing was clamped. NaN gives the lowest.
+    broadcast; `inner`, the zero point or 0, says whether it is added before what is between two integers is
+    rounded. The gradient goes through to `input` where nothing was clamped. NaN gives the lowest.
     """
     place = rint(input * inverse + inner) + (zero_point - inner)
     kept = select(place > low, place, low)
@@ -73,8 +73,8 @@ def fake_quantize_per_tensor_affine(
     input: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int
 ) -> Any:
     """`input`, floats of any shape, rounded to the numbers that integers from `quant_min` to `quant_max`
-    stand for: `(q - zero_point) * scale` for q. `scale` and `zero_point` are numbers or tensors of one element. The
-    gradient is that of `input` where q was within the bounds, else 0.
+    stand for: `(q - zero_point) * scale` for q. `scale` and `zero_point` are numbers or tensors of one
+    element. The gradient is that of `input` where q was within the bounds, else 0.
 
     RuntimeError for bounds that are none and a zero point outside them, NotImplementedError for integers.
 
