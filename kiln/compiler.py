@@ -133,8 +133,8 @@ def register_backend(compiler_fn: Any = None, name: str | None = None, tags: Any
 class set_stance:
     """What compiled functions do from now on in this thread, in a block (`with`), or in a function that it
     decorates. With "force_eager" the functions that were given a backend run as they are; others have
-    the bits of their Python anyway. "default", "eager_on_recompile" and the like choose nothing. RuntimeError for other names,
-    NotImplementedError for "fail_on_recompile" and for `force_backend`.
+    the bits of their Python anyway. "default", "eager_on_recompile" and the like choose nothing.
+    RuntimeError for other names, NotImplementedError for "fail_on_recompile" and for `force_backend`.
 
     >>> with kiln.compiler.set_stance("force_eager"):
     ...     kiln.compile(lambda x: x + 1)(kiln.ones(1))
