@@ -127,7 +127,7 @@ _HINTS = (
         "load_cache_artifacts load_compiled_function load_nvprof MemRecordsAcc nested_compile_region "
         "redispatch_function register_autocast register_torch_dispatch register_vmap "
         "rename_privateuse1_backend save_cache_artifacts set_default_backend set_enable_guard_collectives "
-        "set_stance skip_all_guards_unsafe skip_guard_on_all_nn_modules_unsafe skip_guard_on_globals_unsafe "
+        "skip_all_guards_unsafe skip_guard_on_all_nn_modules_unsafe skip_guard_on_globals_unsafe "
         "skip_guard_on_inbuilt_nn_modules_unsafe substitute_in_graph throughput_benchmark "
         "ThroughputBenchmark triton_op unserializable_hook warn_if_has_hooks weak wrap_numpy wrap_triton",
     ),

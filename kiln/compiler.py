@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from types import MethodType
 from typing import Any
 
@@ -23,8 +24,7 @@ from kiln.errors import describe, message
 __all__ = [
     "PurityError", "allow_in_graph", "assume_constant_result", "compile", "cudagraph_mark_step_begin",
     "disable", "explain", "is_compiling", "is_dynamo_compiling", "is_exporting", "list_backends",
-    "register_backend", "reset",
-    "stats", "wait",
+    "register_backend", "reset", "set_stance", "stats", "wait",
 ]  # fmt: skip
 
 
@@ -128,6 +128,54 @@ def register_backend(compiler_fn: Any = None, name: str | None = None, tags: Any
         raise TypeError(message("compiler.register_backend", "a callable", describe(compiler_fn)))
     REGISTERED[name or compiler_fn.__name__] = compiler_fn
     return compiler_fn
+
+
+class set_stance:
+    """What compiled functions do from now on in this thread, in a block (`with`), or in a function that it
+    decorates. With "force_eager" the functions that were given a backend run as they are; others have
+    the bits of their Python anyway. "default", "eager_on_recompile" and the like choose nothing.
+    RuntimeError for other names, NotImplementedError for "fail_on_recompile" and for `force_backend`.
+
+    >>> with kiln.compiler.set_stance("force_eager"):
+    ...     kiln.compile(lambda x: x + 1)(kiln.ones(1))
+    tensor([2.])
+    """
+
+    _STANCES = (
+        "default",
+        "force_eager",
+        "eager_on_recompile",
+        "eager_then_compile",
+        "aot_eager_then_compile",
+    )
+
+    def __init__(
+        self, stance: str = "default", *, skip_guard_eval_unsafe: bool = False, force_backend: Any = None
+    ) -> None:
+        if stance == "fail_on_recompile" or force_backend is not None:
+            raise NotImplementedError(
+                "compiler.set_stance: a call that looks new is compiled, by its own backend"
+            )
+        if stance not in self._STANCES:
+            raise RuntimeError(f"compiler.set_stance: invalid stance {stance!r}; there are {self._STANCES}")
+        self._stance, self._before = stance, STATE.stance
+        STATE.stance = stance
+
+    def __enter__(self) -> None:
+        STATE.stance = self._stance
+
+    def __exit__(self, *error: object) -> None:
+        STATE.stance = self._before
+
+    def __call__(self, function: Any) -> Any:
+        STATE.stance = self._before
+
+        @wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with type(self)(self._stance):
+                return function(*args, **kwargs)
+
+        return called
 
 
 def reset() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 class _State(local):
     capturing = False
     capture: Any = None  # what records its calls
+    stance = "default"  # "force_eager": functions with a backend of the program's own run as they are
 
 
 STATE = _State()

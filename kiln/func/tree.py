@@ -1,11 +1,23 @@
-"""Trees of arguments and results: tuples (named ones too), lists and dicts, whatever else is a leaf."""
+"""Trees of arguments and results: tuples (named ones too), lists, dicts, and classes that the program says
+are containers; whatever else is a leaf.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 MOST_DEPTH = 200  # of a tree: beyond that it contains itself
+
+TakesApart: TypeAlias = Callable[[Any], tuple[list[Any], Any]]
+PutsTogether: TypeAlias = Callable[[Iterable[Any], Any], Any]
+
+# other classes that are containers: a function that gives children and a context, and one that takes both;
+# `kiln.utils._pytree.register_pytree_node` puts those of the program here
+CONTAINERS: dict[type, tuple[TakesApart, PutsTogether]] = {
+    deque: (lambda d: (list(d), d.maxlen), lambda children, most: deque(children, most)),
+}
 
 
 def flatten(tree: Any, depth: int = 0) -> tuple[list[Any], Callable[[list[Any]], Any]]:
@@ -62,6 +74,8 @@ def spread(prefix: Any, tree: Any) -> list[Any] | None:
 
 def _children(tree: Any) -> list[Any] | None:
     """What a node of a tree holds; None of a leaf."""
+    if (container := CONTAINERS.get(type(tree))) is not None:
+        return list(container[0](tree)[0])
     if isinstance(tree, dict):
         return list(tree.values())
     return list(tree) if isinstance(tree, (tuple, list)) else None
@@ -69,6 +83,8 @@ def _children(tree: Any) -> list[Any] | None:
 
 def _like(tree: Any, children: list[Any]) -> Any:
     """A node like `tree` with other children."""
+    if (container := CONTAINERS.get(type(tree))) is not None:
+        return container[1](children, container[0](tree)[1])
     if isinstance(tree, dict):
         made = tree.copy()
         made.update(zip(tree, children))

@@ -55,7 +55,7 @@ class Backed(Compiled):
         object.__setattr__(self, "_counts", {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if STATE.capturing:
+        if STATE.capturing or STATE.stance == "force_eager":
             return self._function(*args, **kwargs)
         leaves = pytree.tree_leaves((args, kwargs))
         if any(isinstance(x, _core.Tensor) for x in leaves) and _found_outside(self._function, leaves):

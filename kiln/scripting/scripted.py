@@ -479,6 +479,8 @@ class RecursiveScriptModule(ScriptModule):
         for name, member in inspect.getmembers(type(module), inspect.isfunction):
             if getattr(member, "_kiln_exported", False):
                 state["_programs"][name] = Calls(getattr(module, name), module)
+                if hasattr(ScriptModule, name):  # (one called `double` comes before modules' own)
+                    state[name] = state["_programs"][name].fast
         state["_programs"]["forward"] = Calls(module.forward, module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

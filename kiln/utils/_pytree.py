@@ -10,6 +10,8 @@ from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
+from kiln.func.tree import CONTAINERS
+
 PyTree: TypeAlias = Any
 Context: TypeAlias = Any
 
@@ -125,6 +127,7 @@ def register_pytree_node(
     if cls in SUPPORTED_NODES:
         raise ValueError(f"{cls} is already registered as pytree node.")
     SUPPORTED_NODES[cls] = NodeDef(cls, flatten_fn, unflatten_fn, flatten_with_keys_fn)
+    CONTAINERS[cls] = flatten_fn, unflatten_fn
 
 
 _register_pytree_node = register_pytree_node
@@ -178,7 +181,7 @@ for _kind, _flatten, _unflatten in (
     (deque, lambda d: (list(d), d.maxlen), lambda values, most: deque(values, maxlen=most)),
     (namedtuple, lambda t: (list(t), type(t)), lambda values, kind: kind(*values)),
 ):
-    register_pytree_node(_kind, _flatten, _unflatten)
+    SUPPORTED_NODES[_kind] = NodeDef(_kind, _flatten, _unflatten)
 
 
 def is_namedtuple_class(cls: Any) -> bool:

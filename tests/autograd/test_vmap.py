@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -442,3 +443,27 @@ def test_a_samples_own_number_is_an_index() -> None:
     ]
     with pytest.raises(IndexError):
         kiln.func.vmap(lambda x, i: x[i])(x, i + 7)
+
+
+class Pair:
+    def __init__(self, first, second):
+        self.first, self.second = first, second
+
+
+def test_classes_that_the_program_says_are_containers_are_trees_of_transformations():
+    tree = kiln.utils._pytree
+    if Pair not in tree.SUPPORTED_NODES:
+        tree.register_pytree_node(Pair, lambda p: ([p.first, p.second], None), lambda c, _: Pair(*c))
+    x, y = kiln.ones(3), kiln.arange(3.0)
+    mapped = kiln.func.vmap(lambda p: Pair(p.first * p.second, p.first))(Pair(x, y))
+    assert (
+        type(mapped) is Pair
+        and mapped.first.tolist() == [0.0, 1.0, 2.0]
+        and mapped.second.tolist() == [1.0] * 3
+    )
+    grads = kiln.func.grad(lambda p: (p.first * p.second).sum())(Pair(x, y))
+    assert grads.first.tolist() == y.tolist() and grads.second.tolist() == x.tolist()
+    columns = kiln.func.vmap(lambda p: p.first, in_dims=(Pair(1, None),))(Pair(kiln.ones(3, 2), y))
+    assert columns.shape == (2, 3)
+    rows = kiln.func.vmap(lambda d: collections.deque([d[0] + d[1]], 3))(collections.deque([x, y]))
+    assert type(rows) is collections.deque and rows.maxlen == 3 and rows[0].tolist() == [1.0, 2.0, 3.0]

@@ -389,3 +389,25 @@ def test_a_program_may_ask_whether_it_is_captured() -> None:
         kiln.ones(1)
     ).tolist() == [0.0]
     assert not asked and not kiln.compiler.is_compiling()
+
+
+def test_a_stance_runs_functions_as_they_are_and_ends_with_its_block() -> None:
+    seen = Backend()
+    f = kiln.compile(lambda x: x + 1, backend=seen)
+
+    @kiln.compiler.set_stance("force_eager")
+    def called() -> Any:
+        return f(kiln.ones(1))
+
+    assert called().tolist() == [2.0] and not seen.graphs
+    with kiln.compiler.set_stance("force_eager"):
+        assert f(kiln.ones(1)).tolist() == [2.0] and not seen.graphs
+    assert f(kiln.ones(1)).tolist() == [2.0] and len(seen.graphs) == 1
+    kiln.compiler.set_stance("force_eager")
+    f(kiln.ones(1, 1))
+    kiln.compiler.set_stance("default")
+    assert len(seen.graphs) == 1
+    with pytest.raises(RuntimeError, match="invalid stance 'loud'"):
+        kiln.compiler.set_stance("loud")
+    with pytest.raises(NotImplementedError, match="a call that looks new is compiled"):
+        kiln.compiler.set_stance("fail_on_recompile")

@@ -94,7 +94,7 @@ ALLOWED = {
     "utils": {
         "_utils",
         "_core", "ops", "tensor", "autograd", "table", "capture", "files", "serialization", "nn",
-        "multiprocessing", "hub", "version",
+        "multiprocessing", "hub", "version", "func",
     },  # fmt: skip
     "datasets": {"_core", "ops", "tensor", "utils"},
     "serialization": {"_core", "ops", "tensor", "files", "device", "layout", "nn"},

@@ -48,6 +48,11 @@ class Net(nn.Module):
             return 1
         return -1
 
+    @kiln.jit.export
+    def double(self, x: Any) -> Any:
+        """One with a name that modules have."""
+        return x * 2
+
 
 def net() -> Net:
     """A module with the same weights every time."""
@@ -69,6 +74,7 @@ def test_module() -> None:
         assert kiln.allclose(p.grad, q.grad, rtol=1e-6)
     assert module.calls.item() == eager.calls.item() == 3
     assert script.sign(kiln.tensor(X)) == 1 and script.sign(kiln.tensor([-5.0, 2.0])) == -1
+    assert script.double(kiln.tensor(X)).tolist() == [2 * x for x in X]
     assert list(script.state_dict()) == list(eager.state_dict())
     assert script.original_name == "Net" and "while" in script.code and script.graph.nodes
     script.eval()
