@@ -270,8 +270,9 @@ PyGetSetDef tensor_properties[] = {
 
 PyObject* backward_from(PyObject* tensor, bool retain) {
     if (nested_too_deeply()) [[unlikely]]
-        return deeper(checked(PyObject_GetAttrString(tensor, "_backward")),
-                      checked(PyTuple_Pack(1, retain ? Py_True : Py_False)).get());
+        return checked(deeper(checked(PyObject_GetAttrString(tensor, "_backward")),
+                              checked(PyTuple_Pack(1, retain ? Py_True : Py_False)).get()))
+            .release();
     const Root root = root_of(tensor_of(tensor), nullptr, 0, false);
     run_backward({&root, 1}, {}, {retain});
     Py_RETURN_NONE;
