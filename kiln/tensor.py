@@ -227,6 +227,7 @@ def attach() -> None:
         nameless = name[0] == "_" or name == "backward"  # what fails in a backward is an op's, or the user's
         setattr(Tensor, name, _core.Function(function, True) if nameless else named(name, function))
     _core.quicken(Tensor.__iter__, "iter")
+    _core.quicken(Tensor.backward, "backward")
     for name, getter in (
         ("T", _core.quicken(_core.Function(_transposed, True), "T")),
         ("mT", _core.quicken(_core.Function(_last_two, True), "mT")),

@@ -417,11 +417,46 @@ def _worth_saving(run: Sweep) -> frozenset[int]:
     totals = [run.sums[id(x)].total for x in run.targets if id(x) in run.sums]
     wanted = [g for g in totals if g is not None]
     saved = _Saved(run, wanted, False, frozenset())
-    groups: dict[frozenset[int], int] = {}
+    groups: dict[frozenset[int], list[Value]] = {}
     for value in saved.needed:
-        groups[saved.costly[id(value)]] = groups.get(saved.costly[id(value)], 0) + 1
-    chosen = frozenset().union(*(values for values, count in groups.items() if len(values) < count))
+        groups.setdefault(saved.costly[id(value)], []).append(value)
+    chosen = frozenset().union(
+        *(products for products, values in groups.items() if len(products) < _wholes(values, saved.costly))
+    )
     return frozenset(k for k, n in enumerate(forward.nodes) if id(run.copies[id(n.out)]) in chosen)
+
+
+def _wholes(values: list[Value], costly: dict[int, frozenset[int]]) -> int:
+    """How many arrays of a product's size these values are: parts that lie side by side are one."""
+    parts = [_part(value, costly) for value in values]
+    count = parts.count(None)
+    for way in {part[:2] for part in parts if part}:
+        own = [part[2:] for part in parts if part and part[:2] == way]
+        count += max(sum(first <= place < end for first, end in own) for place, _ in own)
+    return count
+
+
+def _part(value: Value, costly: dict[int, frozenset[int]]) -> tuple[int, int, int, int] | None:
+    """The slice (number of dims, dim, first place, end) of a product's size that a value is computed from;
+    None where it is another, or no slice.
+    """
+    found = set[tuple[int, int, int, int]]()
+    stack, seen = [value], set[int]()
+    while stack:
+        read = stack.pop()
+        if id(read) in seen or read.node is None or not costly.get(id(read)):
+            continue
+        seen.add(id(read))
+        if id(read) in costly[id(read)]:
+            return None
+        if read.node.op.kind != "slice":
+            stack.extend(read.node.inputs)
+            continue
+        dim, (start, length, step) = read.node.attrs
+        if read.shape != value.shape or not isinstance(start, int) or not isinstance(length, int) or step != 1:
+            return None
+        found.add((len(read.shape), dim, start, start + length))
+    return found.pop() if len(found) == 1 else None
 
 
 def _costly(nodes: list[Node], free: dict[int, Source]) -> dict[int, frozenset[int]]:

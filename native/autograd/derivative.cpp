@@ -95,16 +95,16 @@ void push_input(const Fn& fn, const NodeInput& input, Key& key) {
     key.push(look);
 }
 
-// All that is asked. A set is one word, unless one of them has more.
+// All that is asked. A set is one word, unless one of them has more; the last two are empty in most calls.
 void push_asked(const Fn& fn, const compiler::Asked& asked, Key& key) {
-    static const BitSet none;
     const BitSet* const sets[] = {&asked.needed, &asked.defined, &asked.factored,
-                                  asked.shared ? &*asked.shared : &none};
-    const bool large = std::ranges::any_of(sets, [](const BitSet* set) { return !set->rest().empty(); });
+                                  asked.shared ? &*asked.shared : nullptr};
+    const bool more = asked.factored || asked.shared;
+    bool large = false;
+    for (const BitSet* set : sets) large |= set && !set->rest().empty();
     key.push(fn.id | uint64_t(asked.redo) << 32 | uint64_t(asked.shared.has_value()) << 33 |
-             uint64_t(large) << 34);
-    key.push(uint64_t(asked.onto + 1));
-    for (const BitSet* set : sets) {
+             uint64_t(large) << 34 | uint64_t(more) << 35 | uint64_t(asked.onto + 1) << 36);
+    for (const BitSet* set : std::span(sets).first(!more ? 2 : asked.shared ? 4 : 3)) {
         key.push(set->first());
         if (large) key.push(set->rest().size());
         for (uint64_t word : set->rest()) key.push(word);

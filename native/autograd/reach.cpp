@@ -49,7 +49,7 @@ void Reach::find() {
 bool Reach::discover(Node* root) {
     SmallVector<Node*, 16> stack;
     const bool alone = passes().size() == 1;
-    auto enter = [&](Node* node) {
+    auto enter = [&](Node* node) __attribute__((always_inline)) {
         if (node->run == number) return true;
         if (!alone) [[unlikely]] {
             if (is_passed_elsewhere(*node)) return false;
@@ -58,11 +58,13 @@ bool Reach::discover(Node* root) {
         node->run = number;
         node->waiting = 0;
         node->needed = node->kept = false;
-        if (node->rows || node->call) [[unlikely]]
+        if (node->rows || node->call) [[unlikely]] {
             launches = true;
-        node->from_zero = {};
+            doubtful |= node->rows && node->rows->may_refuse();
+        }
+        node->from_zero.clear();
         oldest = std::min(oldest, node->order);
-        doubtful |= node->released || (node->rows && node->rows->may_refuse());
+        doubtful |= node->released;
         stack.push_back(node);
         nodes.push_back(node);
         return true;

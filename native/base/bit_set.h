@@ -53,6 +53,11 @@ public:
             trim();
         }
     }
+    void clear() {
+        first_ = 0;
+        if (rest_) [[unlikely]]
+            rest_.reset();
+    }
     explicit operator bool() const { return first_ || rest_; }
     size_t end() const {  // one more than the largest
         return rest_ ? 64 * rest_->size() + size_t(std::bit_width(rest_->back()))

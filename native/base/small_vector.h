@@ -59,7 +59,8 @@ public:
     }
     ~SmallVector() {
         clear();
-        give_back();
+        if (!is_inline()) [[unlikely]]
+            ::operator delete(data_);
     }
 
     T* begin() { return data_; }
@@ -97,8 +98,11 @@ public:
         if (count > capacity_) [[unlikely]]
             grow(count);
     }
-    void clear() {
-        while (count_ > 0) data_[--count_].~T();
+    [[gnu::always_inline]] void clear() {  // most are empty: that is asked without a call
+        if constexpr (plain)
+            count_ = 0;
+        else if (count_)
+            drop_all();
     }
 
 private:
@@ -108,6 +112,13 @@ private:
         if (!is_inline()) ::operator delete(data_);
         data_ = inline_data();
         capacity_ = N;
+    }
+    [[gnu::noinline]] void drop_all() {
+        uint32_t left = count_;
+        while (left > 0) {
+            count_ = --left;  // what a destructor calls may look at the others
+            data_[left].~T();
+        }
     }
     void copy(const SmallVector& other) {
         if (is_inline() && other.is_inline()) {  // of a fixed size: a few moves

@@ -7,6 +7,7 @@
 #include "autograd/engine.h"
 #include "autograd/hooks.h"
 #include "autograd/inplace.h"
+#include "binding/views.h"
 #include "call/trace.h"
 
 namespace kiln {
@@ -179,16 +180,10 @@ PyObject* backward(PyObject* core, PyObject* args) {
     });
 }
 
-// The plain case of Tensor.backward.
 PyObject* tensor_backward(PyObject* self, PyObject* retain) {
     return guarded([&]() -> PyObject* {
         refuse_in_trace("calls backward");
-        if (nested_too_deeply()) [[unlikely]]
-            return deeper(checked(PyObject_GetAttrString(self, "_backward")),
-                          checked(PyTuple_Pack(1, retain)).get());
-        const Root root = root_of(tensor_of(self), nullptr, 0, false);
-        run_backward({&root, 1}, {}, {retain == Py_True});
-        Py_RETURN_NONE;
+        return backward_from(self, retain == Py_True);
     });
 }
 
@@ -272,6 +267,16 @@ PyGetSetDef tensor_properties[] = {
 };
 
 }  // namespace
+
+PyObject* backward_from(PyObject* tensor, bool retain) {
+    if (nested_too_deeply()) [[unlikely]]
+        return checked(deeper(checked(PyObject_GetAttrString(tensor, "_backward")),
+                              checked(PyTuple_Pack(1, retain ? Py_True : Py_False)).get()))
+            .release();
+    const Root root = root_of(tensor_of(tensor), nullptr, 0, false);
+    run_backward({&root, 1}, {}, {retain});
+    Py_RETURN_NONE;
+}
 
 int add_autograd(PyObject* module) {
     if (add_nodes(module) < 0 || add_to_tensor(tensor_methods, tensor_properties) < 0) return -1;

@@ -246,11 +246,36 @@ PyObject* get_item(PyObject* x, PyObject* key) {
     return in_python([&] { return PyObject_Vectorcall(operators[slot_of("getitem")], args, 2, nullptr); });
 }
 
+// x[key] = value of such a key, and a number that fits the dtype, or a tensor of the view's shape, where
+// nothing is differentiated: false where it is anything else, which is left to Python.
+bool set_basic_item(Tensor& x, PyObject* key, PyObject* value) {
+    Operand operand;
+    const bool given = is_tensor(value);
+    if (given)
+        operand.tensor = &tensor_of(value);
+    else if (is_float(x.dtype) ? !(PyFloat_CheckExact(value) || PyLong_CheckExact(value))
+                               : !(x.dtype == DType::int64 && PyLong_CheckExact(value)))
+        return false;
+    const Storage* memory = x.storage.get();
+    if (traces || stand_ins || !memory || memory->read_only || memory->inference || !x.contiguous ||
+        (!given && !number_from(value, &operand.number)) ||
+        (given && (operand.tensor->storage.get() == memory || !operand.tensor->storage)) ||
+        (grad_enabled() && (takes_part(x) || (given && takes_part(*operand.tensor)))))
+        return false;
+    const TensorRef view = basic_item(x, key);
+    if (!view || (given && !(operand.tensor->sizes == view->sizes))) return false;
+    Fn& fn = given ? *core_fns().convert[int(x.dtype)] : *core_fns().copy;
+    if (fn.cls == FnClass::unknown) compiler::classify({&fn, {&operand, 1}});
+    call(fn, {&operand, 1}, {&view, 1});
+    return true;
+}
+
 int set_item(PyObject* x, PyObject* index, PyObject* value) {
     if (!value) {
         PyErr_SetString(PyExc_TypeError, "Tensor does not support deleting items");
         return -1;
     }
+    if (set_basic_item(*TensorRef(&tensor_of(x)), index, value)) return 0;
     PyObject* args[3] = {x, index, value};
     Object result = Object::steal(PyObject_Vectorcall(operators[slot_of("setitem")], args, 3, nullptr));
     return result ? 0 : -1;

@@ -1,4 +1,4 @@
-// Calls of views and joins with tensors and plain ints, made without Python. What Python's functions of these
+// Calls of views, joins and backward with tensors and plain ints, made without Python. What Python's functions of these
 // names say (kiln/ops/views, kiln/ops/indexing/concatenation.py) holds: here is only what they do with such
 // arguments, and whatever else a call has, or has wrong, goes to them.
 #include <algorithm>
@@ -272,6 +272,15 @@ PyObject* iter_form(Values values, Py_ssize_t) {
     return views ? PyObject_GetIter(views.get()) : nullptr;
 }
 
+// ---- backward ----
+
+bool is_left_out(PyObject* value) { return !value || value == Py_None; }
+
+PyObject* backward_form(Values values, Py_ssize_t) {
+    if (!is_left_out(values[1]) || !(is_left_out(values[2]) || PyBool_Check(values[2]))) return nullptr;
+    return backward_from(values[0], values[2] == Py_True);
+}
+
 // ---- joins ----
 
 // Many are joined in groups of `most` first.
@@ -338,6 +347,7 @@ const QuickForm forms[] = {
     {"split", split_form, {"input", "split_size_or_sections", "dim"}},
     {"unbind", unbind_form, {"input", "dim"}},
     {"iter", iter_form, {"input"}},
+    {"backward", backward_form, {"self", "gradient", "retain_graph"}},
     {"cat", join_form<CoreOp::concat>, {"tensors", "dim", "out"}},
     {"stack", join_form<CoreOp::stack>, {"tensors", "dim", "out"}},
 };

@@ -35,6 +35,9 @@ TensorRef unsqueezed(Tensor& x, int dim);
 TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step);
 TensorRef select_view(Tensor& x, int dim, int64_t place);
 
+// Tensor.backward in its plain case; throws what is wrong.
+PyObject* backward_from(PyObject* tensor, bool retain);
+
 // How calls of a function that give tensors and plain ints are made without Python.
 struct QuickForm;
 // The form of that name; ValueError if there is none.

@@ -310,7 +310,9 @@ Results call(Fn& fn, std::span<const Operand> operands, std::span<const TensorRe
     Results results;
     if (lists_in_use && put_on_list(fn, operands, out, results)) [[unlikely]]
         return results;
-    if (FlatCall flat; runs_flat(flat, fn, operands, out)) {
+    if (fn.cls == FnClass::view && !traces) {
+        results = call_views(fn, operands);
+    } else if (FlatCall flat; runs_flat(flat, fn, operands, out)) {
         results.resize(fn.outputs);
         call_flat(fn, flat, operands, results.data());
     } else if (FlatCall over; writes_flat(over, fn, operands, out)) {

@@ -25,10 +25,12 @@ Results replay(const Recipe& recipe, std::span<const Operand> operands) {
     for (const Operand& operand : operands) append_environment(operand, slots);
     slots.resize(recipe.environment + recipe.exprs.size());
     evaluate(recipe.exprs, recipe.environment, slots.data());
-    std::vector<TensorRef> values(recipe.inputs);
-    std::vector<Operand> given(operands.begin(), operands.end());  // of each value: as an operand has it
+    SmallVector<TensorRef, 8> values;
+    SmallVector<Operand, 8> given(operands);  // of each value: as an operand has it
+    values.reserve(recipe.inputs + recipe.list.ops.size());
+    for (const Operand& operand : operands) values.emplace_back(operand.tensor);
+    values.resize(recipe.inputs);
     given.resize(recipe.inputs);
-    for (size_t i = 0; i < operands.size(); ++i) values[i] = TensorRef(operands[i].tensor);
     const OpList& list = recipe.list;
     for (const ListedOp& op : list.ops) {
         const Operands own =

@@ -373,3 +373,66 @@ def test_nothing_is_compiled_for_a_count(monkeypatch: pytest.MonkeyPatch) -> Non
     finally:
         _core.set_compiler("kiln.capture.service")
     assert set(asked) <= {"op"}, asked
+
+
+_ITEMS = (
+    ("float32", (2.0, -3, True, float("nan"), 2**70, "t()", "t(4)", "t(3, 4)", "t(2, 4)", "t(4).double()")),
+    ("float16", (2.0, 7, 1e9, "t(4)")),
+    ("int64", (5, True, 2.5, 2**63, "t(4).long()", "t(4)")),
+    ("uint8", (5, 300, -1, True)),
+    ("bool", (True, 0, 2.5)),
+)
+_KEYS = ("0", "-1", "1:3", "...", "None", "::2", "0, 1:3", "..., -1", "1, None, 2", "7", "0:0", "()")
+
+
+def written(m: Any, dtype: str, values: tuple[Any, ...]) -> list[str]:
+    """What x is after `x[key] = value`, for all keys and values."""
+
+    def t(*shape: int) -> Any:
+        return m.arange(1.0, 13)[: int(np.prod(shape, dtype=int))].reshape(shape)
+
+    found = []
+    for key in _KEYS:
+        for value in values:
+            x = m.arange(12).reshape(3, 4).to(getattr(m, dtype))
+            given = eval(value, {"t": t}) if isinstance(value, str) else value
+            try:
+                exec(f"x[{key}] = given", {"x": x, "given": given})
+                found.append(f"[{key}] = {value}: {x.double().tolist()}")
+            except (RuntimeError, IndexError, TypeError, ValueError, OverflowError):
+                found.append(f"[{key}] = {value}: refused")
+    return found
+
+
+@pytest.mark.parametrize(("dtype", "values"), _ITEMS, ids=[dtype for dtype, _ in _ITEMS])
+def test_values_written_at_places(dtype: str, values: tuple[Any, ...], answers: Any) -> None:
+    """x[key] = value: what is written, and whether it is refused."""
+    theirs = answers([dtype, values, _KEYS, written], lambda: written(torch, dtype, values))
+    assert written(kiln, dtype, values) == theirs
+
+
+def test_values_written_at_places_are_writes() -> None:
+    """They are counted, refused where a gradient needs what was there, and written through overlapping views."""
+    x = kiln.arange(6.0)
+    version = x._version
+    x[1] = 2.0
+    x[2:4] = kiln.zeros(2)
+    assert x._version == version + 2
+    leaf = kiln.ones(3, requires_grad=True)
+    y = leaf * 2
+    (y * y)[0].backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="leaf"):
+        leaf[0] = 1.0
+    square = y * y
+    y.detach()[0] = 5.0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        square.sum().backward()
+    x[1:] = x[:-1]
+    assert x.tolist() == [0, 0, 2, 0, 0, 4]
+    z = kiln.ones(3) * leaf
+    z[0] = 7.0
+    z.sum().backward()
+    assert leaf.grad.tolist()[0] == 4.0 * 2  # of y's square alone
+    with kiln.no_grad():
+        leaf[0] = 9.0
+    assert leaf[0].item() == 9.0

@@ -22,9 +22,9 @@ from kiln.table.registry import forms
 
 def spread(g: Tensor, like: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
     """A reduced value laid over `like`'s shape again."""
-    if not keepdim:
+    if not keepdim and dims != tuple(range(len(dims))):  # leading dims come by expanding
         g = find("reshape")(g, tuple(1 if k in dims else s for k, s in enumerate(like.shape)))
-    return g if g.ndim == 0 else find("expand")(g, tuple(like.shape))
+    return g if like.ndim == 0 else find("expand")(g, tuple(like.shape))
 
 
 def _lay(np: ModuleType, function: str, x: Any, dims: Any, keepdim: Any) -> Any:
