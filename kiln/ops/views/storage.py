@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from kiln.absent import leave_out
 from kiln.device import CPU, device
 from kiln.errors import describe, message
 from kiln.ops.creation.constants import empty, settle, sizes_given
-from kiln.table.arguments import dtype_name, numel
+from kiln.table.arguments import dtype_name, numel, recorder_here
 from kiln.table.public import methods, public
 from kiln.table.record import Tensor, find
 
@@ -263,7 +264,15 @@ def from_file(
 
 def untyped_storage(self: Any) -> UntypedStorage:
     """The memory the tensor looks at."""
+    _tell(self, sys._getframe(1))
     return UntypedStorage(self)
+
+
+def _tell(x: Any, frame: Any) -> None:
+    """Who follows the program of that frame is told that it asks for memory."""
+    recorder = recorder_here()
+    if recorder is not None:
+        recorder.asked(getattr(x, "whole", x), "untyped_storage", frame)
 
 
 def storage(self: Any) -> TypedStorage:
@@ -272,6 +281,7 @@ def storage(self: Any) -> TypedStorage:
     >>> kiln.tensor([1.0, 2.0])[:1].storage().tolist()
     [1.0, 2.0]
     """
+    _tell(self, sys._getframe(1))
     return TypedStorage(self)
 
 
