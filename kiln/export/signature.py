@@ -285,8 +285,9 @@ def from_signature(graph: Looks, source: str, tensors: dict[str, Any]) -> tuple[
     _read_dims(found, entries, slots)
     found.random = [(str(kind), _count(n, slots)) for kind, n in entries.rows("random", str, str)]
     found.drawn = _count(entries.take("drawn"), slots)
-    found.ordered, found.casts = entries.take("ordered"), entries.take("casts")
-    _need(all(x in (True, False) for x in (found.ordered, found.casts)), "ordered and casts: true or false")
+    flags = [entries.held.get(key, False) for key in ("ordered", "casts")]  # (not in files of before)
+    _need(all(isinstance(x, bool) for x in flags), "ordered and casts must be true or false")
+    found.ordered, found.casts = flags
     _need(len(numbers) == len(found.random), f"{len(numbers)} numbers, {len(found.random)} that are drawn")
     _need(all(kind in ("seed", "position") for kind, _ in found.random), "a number that is not drawn")
     return found, [wanted for _, _, wanted in state]

@@ -58,6 +58,17 @@ class Value:
     def __bool__(self) -> bool:
         raise TypeError("a captured function may not branch on a value: use where(condition, a, b)")
 
+    def __iter__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise TypeError("iteration over a 0-d tensor")
+        if isinstance(self.shape[0], Size):
+            raise TypeError(
+                "a captured function may not iterate over a value whose first size varies: compute with the "
+                "whole value, or use kiln.graph.map or scan"
+            )
+        value: Any = self  # (indexing comes from the table)
+        return iter([value[k] for k in range(self.shape[0])])
+
     def __repr__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]" if not self.weak else f"{self.dtype} number"
 

@@ -67,6 +67,7 @@ def capture(
     found.types = [type(x).__name__ for x in distinct]
     rest = len(kwargs) > 1 and _takes_any_keyword(fn)  # then their order can matter
     how = varied or NONE
+    recorder.gives_others = how.copies
     found.alike = merged(distinct, shapes, written)
     found.one = found.alike if how.same else {}
     places = _places(root) if root is not None else _places_around(fn)
@@ -137,7 +138,7 @@ def capture(
         _core.set_random_state(*state)
     refuse_drawn(name, outside)
     recorder.expect_unwritten()
-    found.kept = recorder
+    found.kept, found.given_back = recorder, recorder.given_back
     _finish(found, recorder, leaves, names, distinct, stand_ins, state_of, outputs, rebound)
     if varied is None:
         _make(found)

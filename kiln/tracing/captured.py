@@ -83,6 +83,7 @@ class Captured:
         self.aliases: tuple[int, ...] = ()  # of the tensors among the arguments: which is the same as which
         self.met: list[Any] = []  # copies of the constants, as the run left them
         self.types: list[str] = []  # of inputs: of what type they are
+        self.given_back: set[int] = set()  # inputs that contiguous() gave as they are
         self.alike: dict[int, int] = {}  # inputs that look as an earlier one does, and are not written
         self.one: dict[int, int] = {}  # such that were one tensor with it, where that was varied
         self.kept: Any = None  # so that the next run's objects are others

@@ -32,7 +32,11 @@ _LAYOUT = {
     "is_inference": "whether it was made in inference mode",
 }
 _HISTORY = {"requires_grad", "is_leaf", "grad_fn", "output_nr", "grad", "retains_grad"}
-_NEVER = {"data_ptr": "where its memory lies", "_version": "how often its memory was written"}
+_NEVER = {
+    "untyped_storage": "which may hold more than the tensor",
+    "data_ptr": "where its memory lies",
+    "_version": "how often its memory was written",
+}
 _AS = {"_is_view": "_base", "grad_fn": "is_leaf"}  # what says the same
 
 
@@ -49,6 +53,8 @@ class Questions(Reads):
     def __init__(self, name: str, on_data: str, has_values: bool) -> None:
         super().__init__(name, on_data, has_values)
         self.conditions: dict[tuple[int, str], tuple[Any, str]] = {}  # (operand or -1, what) -> answer, line
+        self.given_back: set[int] = set()  # operands that contiguous() gave as they are
+        self.gives_others = False  # whether it gives other objects instead
         self.grad_around = True  # whether gradients are on where the function is followed
 
     def asked(self, tensor: Any, what: str, frame: FrameType | None = None) -> None:
@@ -80,6 +86,21 @@ class Questions(Reads):
             answer = self.grad_around
         self._state(-1, what, getattr(answer, "name", answer))
         return answer
+
+    def itself(self, tensor: Any) -> Any:
+        """What contiguous() gives of a tensor in order: itself, where a call may have it copy. To see whether
+        that matters, another object that holds the same.
+        """
+        own = self._stand_ins.get(_core.place(tensor)[0]) if isinstance(tensor, _core.Tensor) else None
+        if own is None or own[0] is not tensor:
+            return tensor
+        value = self.value(tensor)
+        self.given_back.add(value)
+        if not self.gives_others:
+            return tensor
+        made = _core.Tensor._make_subclass(_core.Tensor, tensor, tensor.requires_grad)
+        self._hold(made, value)
+        return made
 
     def attribute_asked(self, tensor: Any, name: str, frame: FrameType) -> Any:
         """An attribute that the program may have given an argument."""

@@ -18,7 +18,7 @@ from kiln.tracing.compare import compare
 from kiln.tracing.program import Program, held_in
 from kiln.tracing.recorder import TracingError
 from kiln.tracing.trees import flatten
-from kiln.tracing.variation import ALL_BUT_SAME, AROUND, NONE, ORDER, SAME, TYPES, Variation
+from kiln.tracing.variation import ALL_BUT_SAME, AROUND, COPIES, NONE, ORDER, SAME, TYPES, Variation
 
 above: dict[str, Callable[..., None]] = {}  # what writes a program, and makes one of text: kiln/scripting's
 
@@ -259,13 +259,17 @@ def _compare_varied(found: Captured, again: Callable[[Variation], Captured]) -> 
     refusal = _difference(found, again, ALL_BUT_SAME)
     if refusal is not None:
         compare(found, again(NONE))
-        of_types, of_order = (_difference(found, again, how) is not None for how in (TYPES, ORDER))
+        kinds = (TYPES, ORDER, COPIES)
+        of_types, of_order, of_copies = (_difference(found, again, how) is not None for how in kinds)
         around = _difference(found, again, AROUND)
-        if around is not None or not (of_types or of_order):
+        if around is not None or not (of_types or of_order or of_copies):
             raise around or refusal
         if of_types:
             for k, x in enumerate(found.inputs):
                 found.checks.append(Condition(k, "type", found.types[k], line, x.name))
+        for k in sorted(found.given_back) if of_copies else ():
+            name = [*found.inputs, *found.state][k].name
+            found.checks.append(Condition(k, "is_contiguous", True, line, name))
         found.ordered = of_order
     if found.alike and _difference(found, again, SAME) is not None:
         compare(found, again(NONE))

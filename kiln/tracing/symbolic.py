@@ -303,6 +303,12 @@ class Traced:
         self.recorder.value(made)
         return Traced(made, self.recorder)
 
+    @staticmethod
+    def applied(cls: Any, args: tuple[Any, ...]) -> Any:
+        """A call of an autograd.Function with such a tensor."""
+        recorder: Any = _recorder_of(args)
+        return recorder.during(lambda: recorder.applied(cls, args))
+
     def backward(self, *args: Any, **kwargs: Any) -> Any:
         """A trace takes no gradients."""
         return self.recorder.refuse("calls backward")

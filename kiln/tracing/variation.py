@@ -3,6 +3,7 @@
     types     arguments are of another subclass of Tensor, and know which other attributes they are asked for
     order     keyword arguments come in another order
     around    more references to arguments, more frames on the stack
+    copies    contiguous() gives another object than the argument
     same      arguments that look alike are one tensor: a run of its own, for it hides which of them is used
 
 Where the two graphs differ, the function is followed again, with one thing varied at a time: what matters
@@ -29,10 +30,12 @@ class Variation(NamedTuple):
     order: bool = False
     around: bool = False
     same: bool = False
+    copies: bool = False
 
 
 NONE, TYPES, ORDER, AROUND = Variation(), Variation(True), Variation(order=True), Variation(around=True)
-SAME, ALL_BUT_SAME = Variation(same=True), Variation(True, True, True)
+SAME, COPIES = Variation(same=True), Variation(copies=True)
+ALL_BUT_SAME = Variation(True, True, True, copies=True)
 
 
 class _Varied(_core.Tensor):

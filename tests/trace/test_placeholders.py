@@ -392,3 +392,48 @@ def test_inputs_may_be_any_nodes() -> None:
 def test_a_function_that_reads_is_refused_with_its_line() -> None:
     with pytest.raises(TracingError, match=r"test_placeholders.py:\d+ reads the value"):
         kiln.graph.from_function(lambda a: a if a.sum() > 0 else -a, placeholder("x", (3,)))
+
+
+class _Scaled(kiln.autograd.Function):
+    """Its derivative is another one than its forward has."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, k: float) -> Any:
+        ctx.save_for_backward(x)
+        ctx.k = k
+        return x**3 * k, x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return grads[0] * 7 * x * x * ctx.k + grads[1], None
+
+
+def test_a_function_with_a_derivative_of_its_own() -> None:
+    """It is a node, whose derivative the graph's gradient and gradients through the graph have."""
+    x = placeholder("x", (None, 3))
+    y, z = _Scaled.apply(x * 2, 2.0)
+    loss = y.sum() + z
+    graph = Graph([x], [loss])
+    ones, given = (
+        kiln.arange(6.0).reshape(2, 3).requires_grad_(),
+        kiln.arange(6.0).reshape(2, 3).requires_grad_(),
+    )
+    a, b = _Scaled.apply(ones * 2, 2.0)
+    expected = a.sum() + b
+    expected.backward()
+    (came,) = graph(given)
+    came.backward()
+    assert kiln.equal(came, expected) and kiln.equal(given.grad, ones.grad)
+    assert kiln.equal(graph.gradient(loss, x)(given.detach()), ones.grad)
+
+
+def test_values_under_control_flow_are_not_iterated_over_for_ever() -> None:
+    """Their sizes vary: the refusal says so."""
+    value = kiln.graph.cond(kiln.tensor(True), lambda a: a.unbind(0)[0], lambda a: a[0], (kiln.ones(2, 3),))
+    assert value.tolist() == [1.0] * 3
+    graph = kiln.graph.graph.Graph()
+    with pytest.raises(TypeError, match="first size varies.*map or scan"):
+        list(graph.add_input("float32", (graph.new_symbol(), 3)))
+    with pytest.raises(TypeError, match="0-d"):
+        list(graph.add_input("float32", ()))

@@ -8,6 +8,7 @@ from kiln import _core
 from kiln.layout import memory_format, preserve_format
 from kiln.ops.elementwise.arithmetic import clone
 from kiln.ops.views.core_views import permute
+from kiln.table.arguments import recorder_here
 from kiln.table.record import Tensor
 
 _in_order = _core.Tensor.is_contiguous
@@ -65,7 +66,8 @@ def contiguous(self: Any, memory_format: Any = None) -> Any:
     True
     """
     if self.is_contiguous(memory_format):
-        return self
+        recorder = recorder_here()
+        return self if recorder is None else recorder.itself(self)
     if memory_format is preserve_format:
         raise RuntimeError("preserve memory format is unsupported by the contiguous operator")
     return copied("contiguous", self, memory_format)

@@ -12,7 +12,7 @@ from kiln.absent import leave_out
 from kiln.device import CPU, check, device
 from kiln.errors import describe, message
 from kiln.ops.creation.constants import empty, settle, sizes_given
-from kiln.table.arguments import dtype_name, numel, type_name
+from kiln.table.arguments import dtype_name, numel, recorder_here, type_name
 from kiln.table.public import methods, public
 from kiln.table.record import Tensor, find
 
@@ -380,7 +380,15 @@ def from_file(
 
 def untyped_storage(self: Any) -> UntypedStorage:
     """The memory the tensor looks at."""
+    _tell(self, sys._getframe(1))
     return UntypedStorage(self)
+
+
+def _tell(x: Any, frame: Any) -> None:
+    """Who follows the program of that frame is told that it asks for memory."""
+    recorder = recorder_here()
+    if recorder is not None:
+        recorder.asked(getattr(x, "whole", x), "untyped_storage", frame)
 
 
 def storage(self: Any) -> TypedStorage:
@@ -389,6 +397,7 @@ def storage(self: Any) -> TypedStorage:
     >>> kiln.tensor([1.0, 2.0])[:1].storage().tolist()
     [1.0, 2.0]
     """
+    _tell(self, sys._getframe(1))
     return TypedStorage(self)
 
 
