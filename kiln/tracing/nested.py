@@ -32,7 +32,7 @@ def within(found: Captured, recorder: Any, tensors: list[Any]) -> tuple[Any, ...
         if isinstance(check, Expected):
             recorder.expect(made[check.which], check.error, check.text)
         elif isinstance(check, Raises):
-            recorder.refuse(f"calls {found.name}, which raises depending on values")
+            recorder.fails(made[check.which], list(check.errors))
         elif isinstance(check, Kept):
             looked = wholes[check.which] if check.kind == "operand" else made[check.which]
             recorder.read_values.append(_read(recorder.value(looked), check.example, check.line))
