@@ -16,7 +16,7 @@ from kiln.graph.size import Dim, Size
 from kiln.scripting.arithmetic import of_numbers
 from kiln.scripting.context import running
 from kiln.scripting.failing import fail_where
-from kiln.scripting.numbers import Number, Tensor, dtype_of, number, shape_of
+from kiln.scripting.numbers import Number, Tensor, dtype_of, number, own, shape_of
 from kiln.tracing.recorder import Recorder
 from kiln.tracing.symbolic import plain
 
@@ -74,7 +74,10 @@ class Positions:
 
     def item(self, at: Any) -> Any:
         """The item at a position."""
-        return self.each.item([p[number(at).tensor] for p in self.each.parts])
+        recorder, rows = running().recorder, [p[number(at).tensor] for p in self.each.parts]
+        for p, row in zip(self.each.parts, rows):
+            recorder.may_be(own(row), own(p))
+        return self.each.item(rows)
 
 
 class Rows:
@@ -256,8 +259,8 @@ def _some(items: Any, error: Exception) -> None:
 def _stacked(items: Any, dim: Any = 0) -> Any:
     _some(items, RuntimeError("stack expects a non-empty TensorList"))
     parts = [_tensors(x) if type(x) is Rows else ops.unsqueeze(x, 0) for x in items]
-    made = parts[0] if len(parts) == 1 else ops.cat(parts, 0)
-    return made if dim == 0 else ops.movedim(made, 0, dim)
+    made = ops.cat(parts, 0)
+    return made if dim == 0 else ops.movedim(made, 0, dim).contiguous()
 
 
 def _joined(items: Any, dim: Any = 0) -> Any:
@@ -269,7 +272,7 @@ def _joined(items: Any, dim: Any = 0) -> Any:
             at = dim % (rows.ndim - 1)
             x = ops.flatten(ops.movedim(rows, 0, at), at, at + 1)
         parts.append(x)
-    return parts[0] if len(parts) == 1 else ops.cat(parts, dim)
+    return ops.cat(parts, dim)
 
 
 def _of_numbers(items: Any, dtype: Any = None, **kwargs: Any) -> Any:
@@ -280,7 +283,7 @@ def _of_numbers(items: Any, dtype: Any = None, **kwargs: Any) -> Any:
     if not running().recorder.decide(each.length, ">", 0, None, True):
         return ops.zeros((0,))
     dtype = _core.get_default_dtype() if dtype is None and items[0].kind is float else dtype
-    return made if dtype is None else made.to(dtype)
+    return made.clone() if dtype is None else made.to(dtype, copy=True)
 
 
 def _tensors(rows: Rows) -> Any:

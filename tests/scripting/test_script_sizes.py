@@ -106,9 +106,22 @@ def asks_sizes(x):
     return x[0] * 2
 
 
+def items_of_lists(x):
+    outs = []
+    for row in x:
+        outs.append(row * 2)
+    if not outs:
+        return x
+    t = x[0] * 0
+    for i in range(len(outs)):
+        t = t + outs[i] * i
+    outs.append(x[0])
+    return t, outs[-2], outs[-1], outs[0]
+
+
 FUNCTIONS = [
     halved, numbers, by_position, recurrent, after_others, two_a_step, pairs, ends_early, nested, written,
-    asks_sizes,
+    asks_sizes, items_of_lists,
 ]  # fmt: skip
 
 
@@ -195,9 +208,54 @@ def unlike_items(x):
     return outs[0]
 
 
+def writes_rows(x):
+    y = x.clone()
+    for row in y:
+        row += 1
+        if row.sum() > 3:
+            break
+    return y
+
+
+def writes_views(x):
+    y = x.clone()
+    for i in range(y.size(0)):
+        r = y[i]
+        r += 1
+    return y
+
+
+def writes_what_it_adds(x):
+    outs, total = [], x[0] * 0
+    for row in x:
+        total += row
+        outs.append(total)
+    return kiln.stack(outs)
+
+
+def writes_what_it_added(x):
+    y, outs = x.clone(), []
+    for row in y:
+        outs.append(row)
+    y += 1
+    return kiln.stack(outs)
+
+
+def counts_beside(x):
+    outs = []
+    for row in x:
+        outs.append(row)
+    return x * len(tuple(1 for v in outs))
+
+
 @pytest.mark.parametrize(
     ("f", "why"),
     [
+        (writes_rows, "written by another name"),
+        (writes_views, "written by another name"),
+        (writes_what_it_adds, "writes in place"),
+        (writes_what_it_added, "written by another name"),
+        (counts_beside, "beside another loop"),
         (reads_grown, "reads a list while it grows|takes an item"),
         (pops_grown, "pop"),
         (compares_grown, "compares a list"),
@@ -210,6 +268,20 @@ def unlike_items(x):
 def test_lists_that_no_graph_holds(f: Any, why: str) -> None:
     with pytest.raises(RuntimeError, match=why):
         kiln.export.export(kiln.jit.script(f), (values(4),), dynamic_shapes={"x": {0: N}})
+
+
+def writes_a_view(x):
+    y = x.clone()
+    q = y[int(x[0] > 0)]
+    q += 1
+    return y
+
+
+@pytest.mark.filterwarnings("ignore::kiln.jit.TracerWarning")
+def test_a_part_at_a_position_by_value_is_a_view() -> None:
+    script = kiln.jit.script(writes_a_view)
+    for x in (kiln.tensor([1.0, 2.0]), kiln.tensor([-1.0, 2.0])):
+        assert same(writes_a_view(x), script(x))
 
 
 def raises(x):
