@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, TypeVar, get_origin
 
 from kiln.absent import hint_missing as _hint_missing
+from kiln.scripting import frozen as _frozen  # noqa: F401  (what `freeze` does of scripts)
 from kiln.scripting.context import current as _current
 from kiln.scripting.scripted import RecursiveScriptModule, script
 from kiln.scripting.scripted import load as _load

@@ -438,7 +438,9 @@ def emit(
     graphs: list[Graph],
     length: Dim = 0,
 ) -> list[Any]:
-    """A call of graphs: its results as tensors, one more step of the recorder. `length`: the steps of a scan."""
+    """A call of graphs: its results as tensors, one more step of the recorder. `length`: of a scan, how many
+    steps it has.
+    """
     recorder = context.recorder
     around = Graph()  # in the sizes of the trace, as the graphs are
     inputs = [around.add_input(dtype_of(x), recorder.shape_of(own(x))) for x in given]

@@ -124,7 +124,9 @@ def _of_sizes(context: Context, f: Any, args: tuple[Any, ...], kwargs: dict[str,
     own = getattr(f, "__func__", f)
     if f in COPIES or name in ADDS or (isinstance(own, FunctionType) and not is_left_alone(own)):
         return NotImplemented
-    if isinstance(f, (Module, functools.partial)):
+    if isinstance(f, functools.partial):
+        return NotImplemented
+    if isinstance(f, Module) and not is_left_alone(type(f).forward):
         return NotImplemented
     context.refuse(f"gives {name or 'a function'} a list whose length is a size that varies: stack it before")
 

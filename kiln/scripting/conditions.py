@@ -37,7 +37,7 @@ def clear(*flags: Any) -> Any:
 
 def not_(x: Any) -> Any:
     """not x"""
-    held = truth(x) if isinstance(x, (Tensor, Number)) else x
+    held = truth(x) if isinstance(x, (Tensor, Number)) or has_rows(x) else x
     return Number(bool, ~held.tensor) if isinstance(held, Number) else not held
 
 

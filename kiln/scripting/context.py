@@ -13,7 +13,7 @@ from kiln.capture.pure.guards import entries_of
 from kiln.late import later
 from kiln.tracing.recorder import Recorder, TracingError
 
-_asked = later("kiln.scripting.sizes", "Asked")
+_asked, _fails = later("kiln.scripting.sizes", "Asked"), later("kiln.scripting.failing", "fails")
 
 
 class Leaving(BaseException):
@@ -125,7 +125,13 @@ class Context:
             return
         if isinstance(self.failure, int):
             raise self.raised[self.failure - 1]
-        self.recorder.failed = self.failure.tensor, list(self.raised)
+        script, self.recorder.script = self.recorder.script, None
+        self.recorder.fails(self.failure.tensor, list(self.raised))
+        self.recorder.script = script
+
+    def fails(self, code: Any, errors: list[BaseException]) -> None:
+        """A program that is called here raises one of these: their number is `code`."""
+        _fails(self, code, errors)
 
     def _was_there(self, thing: Any) -> bool:
         if self.given is None:
@@ -170,8 +176,8 @@ def running() -> Context:
     """The same where there is one; TracingError for a number of a script's where none runs."""
     if not _running.contexts:
         raise TracingError(
-            "computes, outside a script, with a number that depends on the value of a tensor and that a script "
-            "gave: have the script return a tensor"
+            "computes, outside a script, with a number that depends on the value of a tensor and that a "
+            "script gave: have the script return a tensor"
         )
     return _running.contexts[-1]
 

@@ -30,6 +30,14 @@ def fail_where(flag: Number, error: BaseException) -> None:
     context.failure = Number(int, now)
 
 
+def fails(context: Context, code: Any, errors: list[BaseException]) -> None:
+    """One of several exceptions, by a number that is 0 where there is none."""
+    first = [_code(context, error) for error in errors][0] - 1
+    before = number(context.failure).tensor
+    now = find("where").handle((before == 0) & (code != 0), code + first, before)
+    context.failure = Number(int, now)
+
+
 def fail(context: Context, error: BaseException) -> Any:
     """An exception, in a branch that depends on values, which ends there."""
     code = _code(context, error)

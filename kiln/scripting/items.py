@@ -11,7 +11,7 @@ from kiln.scripting.blocks import Slot
 from kiln.scripting.conditions import choose, just
 from kiln.scripting.context import running
 from kiln.scripting.failing import fail_where
-from kiln.scripting.numbers import Number, Tensor, dtype_of, of_item
+from kiln.scripting.numbers import Number, Tensor, dtype_of, of_item, own
 from kiln.scripting.sizes import Rows, has_rows
 
 _INTS = ("int64", "int32", "int16", "int8", "uint8")
@@ -57,9 +57,16 @@ def item(held: Any, key: Any) -> Any:
         return _of_rows(held, key)
     if isinstance(held, Tensor) and not running().pinned:
         given = _plain(key)
-        if any(map(_position, key if isinstance(key, tuple) else (key,))):
-            _check(held, key)
-        return held[given]
+        if not any(map(_position, key if isinstance(key, tuple) else (key,))):
+            return held[given]
+        _check(held, key)
+        made = held[given]
+        if all(
+            not isinstance(k, (Tensor, list)) or _position(k)
+            for k in (key if isinstance(key, tuple) else (key,))
+        ):
+            running().recorder.may_be(own(made), own(held))  # to Python a view
+        return made
     if isinstance(held, (list, tuple)) and _position(key) and not running().pinned:
         return _of_list(held, key if isinstance(key, Number) else of_item(key))
     made = held[key]
@@ -68,16 +75,21 @@ def item(held: Any, key: Any) -> Any:
 
 def _of_rows(held: Any, key: Any) -> Any:
     """An item of a list that has as many as a size says."""
-    if type(key) is int and type(held[key]) is not Rows:
-        before = held[:key] if key >= 0 else held[key:]
-        if not has_rows(before):
-            return held[key]
-    at = len(held) - 1 if key == -1 else 0
-    rest = held[:at] if key != -1 else ()
-    if type(key) is not int or has_rows(rest) or type(held[at]) is not Rows:
+    if isinstance(key, Number) and len(held) == 1:
+        each = held[0].each()
+        return each.item([item(p, key) for p in each.parts])
+    if type(key) is slice and key == slice(None):
+        return running().new(held[key])
+    if type(key) is not int:
         running().refuse("takes an item or a part of a list whose length is a size that varies")
-    each = held[at].each()
-    return each.item([p[key] for p in each.parts])
+    at = key if key >= 0 else -1 - key
+    for k, x in enumerate(held if key >= 0 else reversed(held)):
+        if type(x) is Rows:  # (of more than it has the position is refused, or checked at each call)
+            each = x.each()
+            return each.item([p[key - k if key >= 0 else key + k] for p in each.parts])
+        if k == at:
+            return x
+    raise IndexError("list index out of range")
 
 
 def _of_list(held: Any, key: Any) -> Any:

@@ -305,6 +305,7 @@ class Scan(Loop):
         super().__init__(context, slots, lambda: True, body)
         self.each, self.may_fail = each, not begun
         self.parts: list[int] = []  # values
+        self.rows: list[Any] = []  # what stands for them
         self.grown: dict[int, list[Any]] = {}  # slot -> what a step adds to its list
 
     def _follow(self) -> tuple[Any, Block]:
@@ -317,7 +318,9 @@ class Scan(Loop):
         rows = []
         for x in self.each.parts:
             row = recorder.placeholder(dtype_of(x), shape_of(x)[1:], bool(own(x).requires_grad))
+            recorder.may_be(row, own(x))
             rows.append(row)
+        self.rows = rows
         self.parts = [recorder.value(row) for row in rows]
         body = follow(self.context, self.slots, lambda: self.body(self.each.item(recorder.wrapped(rows))))
         self._end(mark)
@@ -367,8 +370,30 @@ class Scan(Loop):
                 leaves.append(parts[0] if len(parts) == 1 else ops.flatten(ops.stack(parts, 1), 0, 1))
             size = each.length * (len(self.grown[i]))
             before = self.before[i]
+            for column, leaf in zip(columns, leaves):
+                self._may_be(body, column, leaf, made)
             self.slots[i].write(type(before)((*before, Rows(size, leaves, item, kind))))
         return self.lost
+
+    def _may_be(self, body: Block, column: list[Any], leaf: Any, made: list[Any]) -> None:
+        """Tells which tensors' memory the items of a list may be."""
+        recorder, order = self.context.recorder, list(self.stands)
+        for x in column:
+            if not isinstance(x, Tensor):
+                continue
+            storage = place_of(x)
+            if any(place_of(whole) == storage for whole, _ in body.written.values()):
+                self.context.refuse("adds to a list, in a loop whose length varies, what it writes in place")
+            known = [over[0] for over in (recorder._on.get(storage),) if over]
+            known += [source for row, source in zip(self.rows, self.each.parts) if place_of(row) == storage]
+            for k, (i, j) in enumerate(order):
+                before, after = unpack(self.before[i])[0][j], unpack(body.left[i])[0][j]
+                if isinstance(before, Tensor) and place_of(self.stands[i, j]) == storage:
+                    known += [before, made[k]]
+                if isinstance(after, Tensor) and place_of(after) == storage:
+                    known.append(made[k])
+            for other in known:
+                recorder.may_be(own(leaf), own(other))
 
     def _tail(self, name: str, tail: list[Any]) -> tuple[list[list[Any]], Any, Any]:
         """What a step adds to a list: of each leaf of an item those of all items, what makes an item of rows,

@@ -27,8 +27,9 @@ slice = slice  # a key that is one
 
 __all__ = [
     "UNSET", "and_", "annotated", "assert_", "augment", "augment_attr", "augment_item", "call", "chain",
-    "choose", "clear", "compared", "contains", "del_item", "for_", "if_", "item", "listed", "new", "not_", "or_", "over", "python",
-    "raised", "returned", "set_attr", "set_item", "shown", "slice", "trying", "while_",
+    "choose", "clear", "compared", "contains", "del_item", "for_", "if_", "item", "listed", "new", "not_",
+    "or_", "over", "python", "raised", "returned", "set_attr", "set_item", "shown", "slice", "trying",
+    "while_",
 ]  # fmt: skip
 
 runtime_cell.cell_contents = sys.modules[__name__]

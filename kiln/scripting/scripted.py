@@ -14,7 +14,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 import kiln.scripting.runtime  # noqa: F401  (what rewritten code calls)
-from kiln import _core, export, ops
+from kiln import _core, export
 from kiln.capture.pure.guards import Read, names_in, ways_to
 from kiln.errors import describe, message
 from kiln.graph.graph import Value
@@ -35,15 +35,13 @@ from kiln.scripting.given import (
     overlap,
 )
 from kiln.scripting.items import contents
-from kiln.scripting.numbers import Number
-from kiln.scripting.sizes import has_rows
+from kiln.scripting.within import defined, definition_of, inside, numbers_as_tensors
 from kiln.table.arguments import recorder_here
 from kiln.tracing.captured import Captured
 from kiln.tracing.modules import TopLevelTracedModule, TracerWarning
 from kiln.tracing.program import Program, held_in
 from kiln.tracing.recorder import WAYS, TracingError
 from kiln.tracing.scripts import ScriptFunction, ScriptModule, above, captured_twice
-from kiln.tracing.symbolic import Traced
 from kiln.tracing.trees import build, constants, flatten
 
 KEPT = 64  # looks of one function
@@ -138,7 +136,7 @@ class Variant:
                 self.places = [given.get(key[0], slot) for key, slot, _ in effects]
                 self.prints = context.prints or []
                 parts = (as_given(made, given), self.prints, [after for _, _, after in effects])
-                whole = _numbers_as_tensors(parts, self.numbers)
+                whole = numbers_as_tensors(parts, self.numbers)
             finally:
                 context.undo()
             ran.update(context.ran)
@@ -198,20 +196,6 @@ class Variant:
         return made
 
 
-def _numbers_as_tensors(value: Any, found: list[Any]) -> Any:
-    """A value in which Numbers are tensors of no dims, each a new one, which `found` gets."""
-    tensors: list[Any] = []
-    tree = flatten(value, tensors)
-
-    def tensor_of(x: Any) -> Any:
-        if not isinstance(x, Number):
-            return x
-        found.append(x.tensor.clone())
-        return found[-1]
-
-    return build(constants(tree, tensor_of), iter(tensors))
-
-
 def _given(context: Context, x: Any) -> Any:
     if not isinstance(x, (*PLAIN, Given)):
         context.refuse(f"returns a {type(x).__name__}, which holds neither tensors nor numbers")
@@ -235,7 +219,7 @@ class Calls:
         look: list[Any] = [_core.modes(), _core.default_dtype_name()]
         seen: dict[int, int] = {}
         if not (_look(args, look, seen) and _look(kwargs, look, seen)):
-            definition = _definition(args, kwargs)
+            definition = definition_of(args, kwargs)
             if definition is not None:
                 return definition.during(lambda: defined(definition, self.function, args, kwargs))
             return self.function(*args, **kwargs)  # of a batch, or values of a graph: no program takes them
@@ -323,49 +307,6 @@ class Calls:
         return self.last
 
 
-def _definition(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the nodes of graphs among arguments are defined in; None if there are none."""
-    leaves: list[Any] = []
-    flatten((args, kwargs), leaves)
-    return recorder_here(*leaves)
-
-
-def defined(recorder: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A script that is called with nodes of a graph: nodes."""
-    made = inside(recorder, function, args, kwargs)
-    if recorder.failed is not None:
-        recorder.failed = None
-        recorder.refuse("calls a script that raises depending on values, which a graph cannot")
-    leaves: list[Any] = []
-    tree = flatten(recorder.finish_result(made), leaves)
-    return build(tree, iter([x if type(x) is Traced else recorder.wrapped(x) for x in leaves]))
-
-
-def inside(recorder: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A script that is called while something is captured: a part of that."""
-    context = recorder.script
-    if context is not None:
-        with entered(context):
-            return call(function, *args, **kwargs)
-    context = recorder.script = Context(recorder)
-    recorder.finish_result = functools.partial(_finished, context)
-    context.roots = [function, args, kwargs]
-    try:
-        with entered(context):
-            made = call(function, *args, **kwargs)
-            context.finish()
-            return made
-    finally:
-        recorder.script = None
-
-
-def _finished(context: Context, result: Any) -> Any:
-    """What a capture gives of what a script in it gave."""
-    if has_rows(result):
-        context.refuse("returns a list whose length is a size that varies: stack or concatenate it")
-    return _numbers_as_tensors(result, [])
-
-
 def _look(value: Any, parts: list[Any], seen: dict[int, int]) -> bool:
     """Adds how a value looks; whether a program can take it."""
     kind = type(value)
@@ -382,37 +323,6 @@ def _look(value: Any, parts: list[Any], seen: dict[int, int]) -> bool:
         return not [item for item in value.values() if not _look(item, parts, seen)]
     parts.append((kind, repr(value) if kind is float else value) if kind in PLAIN else (kind, id(value)))
     return not isinstance(value, (_core.Tensor, Value))
-
-
-def _constants(module: Module) -> Module:
-    """A copy of a module whose parameters and buffers are mere tensors that it holds."""
-    made = copy.deepcopy(module)
-    for own in made.modules():
-        for kind in (own._parameters, own._buffers):
-            held = {name: x if x is None else x.detach() for name, x in kind.items()}
-            kind.clear()
-            vars(own).update(held)
-    return made
-
-
-def freeze(mod: Any, preserved: list[str]) -> Any:
-    """A scripted module with copies of its parameters and buffers as constants; see `kiln.jit.freeze`."""
-    made = RecursiveScriptModule(_constants(mod._original))
-    for name in preserved:
-        if not hasattr(made, name):
-            raise AttributeError(f"freeze: the module has no attribute {name!r}")
-    last = mod._programs["forward"].last
-    if last is not None and last.refused is None:  # for such arguments, so that it can be saved
-        found = last.captured
-        like = [ops.zeros(tuple(x.shape), dtype=getattr(_core, x.dtype)) for x in found.inputs]
-        given = [like[found.distinct.index(k)] for k in found.aliases]
-        args, kwargs = build(found.in_tree, iter(given))
-        calls = made._programs["forward"]
-        calls.last = calls.variant(args, kwargs)
-    return made
-
-
-above["freeze"] = freeze
 
 
 class Scripted(ScriptFunction):

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln import _core, ops
-from kiln.graph.size import Size
+from kiln.graph.size import Dim, Size
 from kiln.scripting.arithmetic import of_numbers
 from kiln.scripting.context import running
 from kiln.scripting.failing import fail_where
-from kiln.scripting.numbers import Number, Tensor, dtype_of, number, shape_of
+from kiln.scripting.numbers import Number, Tensor, dtype_of, number, own, shape_of
 from kiln.tracing.recorder import Recorder
 from kiln.tracing.symbolic import plain
 
@@ -42,7 +42,7 @@ class Asked(Number):
 class Each:
     """What a loop goes through, as many steps as a size says."""
 
-    def __init__(self, length: Size, parts: list[Any], item: Item) -> None:
+    def __init__(self, length: Dim, parts: list[Any], item: Item) -> None:
         self.length, self.parts, self.item = length, parts, item
 
     def __iter__(self) -> Any:
@@ -74,14 +74,19 @@ class Positions:
 
     def item(self, at: Any) -> Any:
         """The item at a position."""
-        return self.each.item([p[number(at).tensor] for p in self.each.parts])
+        recorder, rows = running().recorder, [p[number(at).tensor] for p in self.each.parts]
+        for p, row in zip(self.each.parts, rows):
+            recorder.may_be(own(row), own(p))
+        return self.each.item(rows)
 
 
 class Rows:
-    """See the module's text. `leaves`: tensors, of each a row is in an item; None while the loop is followed."""
+    """See the module's text. `leaves`: tensors, of each a row is in an item; no length while the loop is
+    followed.
+    """
 
     def __init__(
-        self, length: Size | None = None, leaves: Any = (), item: Item | None = None, kind: Any = None
+        self, length: Dim | None = None, leaves: Any = (), item: Item | None = None, kind: Any = None
     ) -> None:
         self.length, self.leaves, self.item = length, list(leaves), item
         self.kind = kind  # of an item that is a tensor or a number
@@ -90,10 +95,10 @@ class Rows:
         why = "while it grows" if self.length is None else "whose length is a size that varies"
         return running().refuse(f"reads a list {why}: stack or concatenate it, or go through it with for")
 
-    __bool__ = __len__ = __iter__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _read  # type: ignore
+    __bool__ = __len__ = __iter__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _read
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _read
     __getitem__ = __setitem__ = __call__ = __neg__ = __abs__ = __float__ = __int__ = __repr__ = _read
-    __contains__ = __matmul__ = __rmatmul__ = __pow__ = __hash__ = _read  # type: ignore
+    __contains__ = __matmul__ = __rmatmul__ = __pow__ = __hash__ = _read
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "whole":
@@ -186,8 +191,9 @@ def _zip(*many: Any, **kwargs: Any) -> Any:
     found = [each_of(x) for x in many]
     if all(e is None for e in found):
         return NotImplemented
-    alike = [e for e in found if e is not None and plain(e.length) is plain(found[0].length)]  # type: ignore
-    if found[0] is None or len(alike) < len(many) or kwargs:
+    first = found[0]
+    alike = [e for e in found if e is not None and first is not None and e.length is first.length]
+    if len(alike) < len(many) or kwargs:
         running().refuse("zips things of different lengths, of which some are sizes that vary")
     ends = [0]
     for e in alike:
@@ -253,8 +259,8 @@ def _some(items: Any, error: Exception) -> None:
 def _stacked(items: Any, dim: Any = 0) -> Any:
     _some(items, RuntimeError("stack expects a non-empty TensorList"))
     parts = [_tensors(x) if type(x) is Rows else ops.unsqueeze(x, 0) for x in items]
-    made = parts[0] if len(parts) == 1 else ops.cat(parts, 0)
-    return made if dim == 0 else ops.movedim(made, 0, dim)
+    made = ops.cat(parts, 0)
+    return made if dim == 0 else ops.movedim(made, 0, dim).contiguous()
 
 
 def _joined(items: Any, dim: Any = 0) -> Any:
@@ -266,7 +272,7 @@ def _joined(items: Any, dim: Any = 0) -> Any:
             at = dim % (rows.ndim - 1)
             x = ops.flatten(ops.movedim(rows, 0, at), at, at + 1)
         parts.append(x)
-    return parts[0] if len(parts) == 1 else ops.cat(parts, dim)
+    return ops.cat(parts, dim)
 
 
 def _of_numbers(items: Any, dtype: Any = None, **kwargs: Any) -> Any:
@@ -277,7 +283,7 @@ def _of_numbers(items: Any, dtype: Any = None, **kwargs: Any) -> Any:
     if not running().recorder.decide(each.length, ">", 0, None, True):
         return ops.zeros((0,))
     dtype = _core.get_default_dtype() if dtype is None and items[0].kind is float else dtype
-    return made if dtype is None else made.to(dtype)
+    return made.clone() if dtype is None else made.to(dtype, copy=True)
 
 
 def _tensors(rows: Rows) -> Any:

@@ -252,6 +252,8 @@ class _Shown:
 
 def over(x: Any) -> Any:
     """What a comprehension goes through."""
+    if has_rows(x):
+        running().refuse("goes through a list whose length is a size that varies, beside another loop")
     return entered_in(x)
 
 

@@ -213,7 +213,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--interpreted", action="store_true", help="by the interpreter, without gradients")
-    parser.add_argument("--compiled", type=int, default=20, help="with it: one of so many runs as its code too")
+    parser.add_argument(
+        "--compiled", type=int, default=20, help="with it: one of so many runs as its code too"
+    )
     given = parser.parse_args()
     wrong = 0
     for seed in range(given.seed, given.seed + given.count):

@@ -129,9 +129,7 @@ class FrozenModule(TracedModule):
             object.__setattr__(self, name, getattr(module, name))
 
 
-def freeze(
-    mod: Any, preserved_attrs: list[str] | None = None, optimize_numerics: bool = True
-) -> Any:
+def freeze(mod: Any, preserved_attrs: list[str] | None = None, optimize_numerics: bool = True) -> Any:
     """A traced or scripted module with copies of its parameters and buffers as constants: what is trained
     afterwards does not change it, and no gradient goes to them. `preserved_attrs`: attributes that it keeps.
 

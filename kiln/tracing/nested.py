@@ -33,7 +33,7 @@ def within(found: Captured, recorder: Any, tensors: list[Any]) -> tuple[Any, ...
         if isinstance(check, Expected):
             recorder.expect(made[check.which], check.error, check.text)
         elif isinstance(check, Raises):
-            recorder.refuse(f"calls {found.name}, which raises depending on values")
+            recorder.fails(made[check.which], list(check.errors))
         elif isinstance(check, Condition):
             recorder.state_again(check, wholes)
         elif isinstance(check, Kept):

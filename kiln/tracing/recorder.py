@@ -404,7 +404,8 @@ class Recorder(Questions):
         self._append(op, structure, args, outs, [d for d, _ in looks], shapes, history)
         if sizes or any(k in self.shapes for k in outs):
             self._note_ones(len(self.steps) - 1)
-        return self.wrapped(made)
+        seen: list[Any] = self.wrapped(made)
+        return seen
 
     def may_be(self, made: Any, other: Any) -> None:
         """A result of a branch may be another tensor's memory: a write to one shows in the other."""
@@ -423,6 +424,18 @@ class Recorder(Questions):
                 "instead of x += 1"
             )
         self._spoiled.add(storage)
+
+    def fails(self, code: Any, errors: list[BaseException]) -> None:
+        """The program raises one of these, by the number `code` from 1 on, unless it has raised before."""
+        if self.script is not None:
+            self.script.fails(code, errors)
+        elif not self.may_raise:
+            self.refuse("calls a script that raises depending on values, which a graph cannot")
+        elif self.failed is None:
+            self.failed = code, errors
+        else:
+            before, known = self.failed
+            self.failed = ops.where((before == 0) & (code != 0), code + len(known), before), known + errors
 
     def sizes_read(self, tensor: Any) -> None:
         """Sizes are those of the example."""

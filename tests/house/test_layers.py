@@ -135,6 +135,10 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.capture.pure.cell": "few functions are pure, and what traces captures",
         "kiln.fx.backends": "few programs have a backend of their own",
     },
+    "kiln/scripting/context.py": {
+        "kiln.scripting.sizes": "numbers, which need a run that knows of them",
+        "kiln.scripting.failing": "numbers, which need a run that knows of them",
+    },
     "kiln/export/program.py": {
         "kiln.export.shapes": "for who makes a program, not for who loads one",
         "kiln.export.files": "for who saves one",
