@@ -91,8 +91,9 @@ PyObject* reshape_form(Values args, Py_ssize_t count) {
 
 PyObject* view_as_form(Values values, Py_ssize_t) {
     const TensorRef x(&tensor_of(values[0]));
-    if (!is_tensor(values[1]) || !x->contiguous || tensor_of(values[1]).numel != x->numel) return nullptr;
-    return wrap(reshaped(*x, Dims(tensor_of(values[1]).sizes)));
+    if (!values[1] || !is_tensor(values[1])) return nullptr;
+    const Tensor& like = tensor_of(values[1]);
+    return x->contiguous && like.numel == x->numel ? wrap(reshaped(*x, Dims(like.sizes))) : nullptr;
 }
 
 PyObject* flatten_form(Values values, Py_ssize_t) {

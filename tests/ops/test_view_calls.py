@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import sys
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -348,6 +349,33 @@ def test_no_python(call: str) -> None:
             sys.setprofile(None)
         assert len(frames) == 1 and frames.pop() is code
         assert (y[0] if isinstance(y, tuple) else y).requires_grad == grad
+
+
+X = kiln.ones(2, 3)
+NEEDED: dict[str, dict[str, Any]] = {
+    "view_as": {"other": X},
+    "unsqueeze": {"dim": 0},
+    "transpose": {"dim0": 0, "dim1": 1},
+    "narrow": {"dim": 0, "start": 0, "length": 1},
+    "select": {"dim": 0, "index": 1},
+    "chunk": {"chunks": 2},
+    "split": {"split_size_or_sections": 1},
+}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_what_is_missing_is_told(name: str) -> None:
+    """Whichever arguments a call without Python lacks, or are None."""
+    for given in product(("", "None", "all"), repeat=len(NEEDED[name])):
+        kwargs = {k: v if how == "all" else None for how, (k, v) in zip(given, NEEDED[name].items()) if how}
+        if kwargs == NEEDED[name]:
+            getattr(X, name)(**kwargs)
+            continue
+        with pytest.raises(TypeError, match=name):
+            getattr(X, name)(**kwargs)
+        if "" not in given[: len(kwargs)]:
+            with pytest.raises(TypeError, match=name):
+                getattr(X, name)(*kwargs.values())
 
 
 def test_nothing_is_compiled_for_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
