@@ -43,7 +43,7 @@ def documented() -> Iterator[tuple[str, tuple[str, str]]]:
     places += [(module.__name__, module) for module in MODULES]
     for place, owner in places:
         for name in sorted(dir(owner)):
-            value = getattr(owner, name)
+            value = getattr(owner, name, None)  # a class lists what it only has a hint for
             if name.startswith("_") or isinstance(value, ModuleType):
                 continue
             for label, thing in [(name, value), *members(name, value)]:
