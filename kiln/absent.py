@@ -25,7 +25,7 @@ _HINTS = (
     (
         "kiln runs on the CPU; ask kiln.cuda.is_available() before",
         r"(cuda|xpu|mtia|mps|accelerator|backends|nn\.parallel)\..+ "
-        "(cudnn|miopen|mkldnn)_.+ to_mkldnn ipu "
+        "(cudnn|miopen|mkldnn)_.+ to_mkldnn "
         "is_(maia|mkldnn|mtia|vulkan|xla|ipu)_available record_stream",
     ),
     (
@@ -140,9 +140,8 @@ TENSOR = (
     "to_mkldnn dequantize int_repr q_scale q_zero_point q_per_channel_scales q_per_channel_zero_points "
     "q_per_channel_axis qscheme to_padded_tensor dim_order resize resize_as solve lstsq symeig eig "
     "storage_type const_data_ptr hash_tensor slice_inverse module_load grad_dtype index name reinforce "
-    "volatile record_stream ipu is_distributed"
+    "volatile record_stream is_distributed"
 )
-MODULE = "ipu"
 
 
 @lru_cache(maxsize=1024)

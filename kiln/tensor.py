@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from kiln import _core, absent, autograd, ops, printing
-from kiln.device import CPU, NO_ACCELERATOR, not_compiled
+from kiln.device import CPU, NO_ACCELERATOR, check, not_compiled
 from kiln.device import device as Device
 from kiln.errors import describe, message, warn
 from kiln.late import later
@@ -61,6 +61,11 @@ def xpu(self: Any, device: Any = None, non_blocking: bool = False, memory_format
 def mtia(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
     """AssertionError, as of a PyTorch without Meta's accelerators; RuntimeError for what is none."""
     _moved("mtia", device)
+
+
+def ipu(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
+    """RuntimeError, as of a PyTorch that is not linked with Graphcore's."""
+    check("to", "ipu")
 
 
 def _moved(kind: str, device: Any) -> NoReturn:
@@ -192,6 +197,7 @@ METHODS: dict[str, Any] = {
     "cpu": cpu,
     "cuda": cuda,
     "xpu": xpu,
+    "ipu": ipu,
     "mtia": mtia,
     "pin_memory": pin_memory,
     "is_pinned": is_pinned,

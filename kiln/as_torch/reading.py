@@ -100,7 +100,7 @@ def _in_tree(tree: ast.Module, file: str) -> Iterator[Missing]:
             chain = _chain(node)
             if chain is not None and chain[0] in bound:
                 names = [".".join([bound[chain[0]], *chain[1:]])]
-            elif id(node) in called and node.attr in (*absent.TENSOR.split(), *absent.MODULE.split()):
+            elif id(node) in called and node.attr in absent.TENSOR.split():
                 names = [f"torch.Tensor.{node.attr}"]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names if _is_torch(alias.name)]

@@ -17,7 +17,6 @@ from weakref import ref
 
 from kiln import _core, ops
 from kiln._core import Tensor
-from kiln.absent import MODULE, leave_out
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
 from kiln.late import later
@@ -496,6 +495,10 @@ class Module(Calls, State):
         """Move to one of Intel's GPUs: AssertionError if there is anything to move."""
         return self._apply(lambda x: x.xpu(device))
 
+    def ipu(self: Self, device: Any = None) -> Self:
+        """Move to an accelerator of Graphcore's: RuntimeError if there is anything to move."""
+        return self._apply(lambda x: x.ipu(device))  # type: ignore[attr-defined,unused-ignore]
+
     def mtia(self: Self, device: Any = None) -> Self:
         """Move to one of Meta's accelerators: AssertionError if there is anything to move."""
         return self._apply(lambda x: x.mtia(device))  # type: ignore[attr-defined,unused-ignore]
@@ -558,6 +561,3 @@ def _convert_parameter(param: Parameter, convert: Callable[[Tensor], Tensor]) ->
     param.data = convert(param.data)
     if grad is not None:
         param.grad = convert(grad.detach()).requires_grad_(grad.requires_grad)
-
-
-leave_out(Module, MODULE)

@@ -106,7 +106,7 @@ def other_names() -> list[str]:
         for prefix, space in spaces.items()
         for name in dir(space)
         if name[0] != "_" and name not in registry.FUNCTIONS and name not in registry.METHODS
-        if name not in registry.LAYERS and _is_ours(getattr(space, name), prefix)
+        if name not in registry.LAYERS and _is_ours(getattr(space, name, None), prefix)
     ]
     more = ("autograd.grad", "autograd.backward", "Generator", "finfo", "iinfo")
     return sorted({*found, *more} - LEFT_OUT - {*CLASSES})

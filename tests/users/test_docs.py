@@ -58,7 +58,8 @@ def documented() -> Iterator[tuple[str, tuple[str, str]]]:
     places += [(module.__name__, module) for module in [*MODULES, *modules_with_examples()]]
     for place, owner in places:
         for name in sorted(dir(owner)):
-            if name.startswith("_") or isinstance(value := getattr(owner, name), ModuleType):
+            value = getattr(owner, name, None)  # a class lists what it only has a hint for
+            if name.startswith("_") or isinstance(value, ModuleType):
                 continue
             for label, thing in [(name, value), *members(name, value)]:
                 text, home = (
