@@ -412,7 +412,7 @@ def test_values_written_at_places(dtype: str, values: tuple[Any, ...], answers: 
 
 
 def test_values_written_at_places_are_writes() -> None:
-    """They are counted, refused where a gradient needs what was there, and written through overlapping views."""
+    """They are counted, and refused where a gradient needs what was there; overlapping values are copied."""
     x = kiln.arange(6.0)
     version = x._version
     x[1] = 2.0
