@@ -18,7 +18,7 @@ a.T @ b. The engine may ask for such factors instead (`factored`), to stack thos
 What backward needs of forward is saved as follows. Inputs and outputs are free. A reduction's result is
 small: it is returned as a hidden output. A pointwise value or view is computed again from those. Where that
 would repeat a product or a gather, either what is needed becomes a hidden output, or that product where it is
-fewer values.
+fewer values (parts of one product that lie side by side are no more than it).
 
     gy0 gy1 | inputs  outputs  hidden  numbers | shapes          the inputs of the new graph, in this order
 """
@@ -453,7 +453,8 @@ def _part(value: Value, costly: dict[int, frozenset[int]]) -> tuple[int, int, in
             stack.extend(read.node.inputs)
             continue
         dim, (start, length, step) = read.node.attrs
-        if read.shape != value.shape or not isinstance(start, int) or not isinstance(length, int) or step != 1:
+        known = isinstance(start, int) and isinstance(length, int) and step == 1
+        if not known or read.shape != value.shape:
             return None
         found.add((len(read.shape), dim, start, start + length))
     return found.pop() if len(found) == 1 else None

@@ -96,6 +96,7 @@ void push_input(const Fn& fn, const NodeInput& input, Key& key) {
 }
 
 // All that is asked. A set is one word, unless one of them has more; the last two are empty in most calls.
+// The first word says that this is no key of a short look.
 void push_asked(const Fn& fn, const compiler::Asked& asked, Key& key) {
     const BitSet* const sets[] = {&asked.needed, &asked.defined, &asked.factored,
                                   asked.shared ? &*asked.shared : nullptr};
@@ -103,7 +104,8 @@ void push_asked(const Fn& fn, const compiler::Asked& asked, Key& key) {
     bool large = false;
     for (const BitSet* set : sets) large |= set && !set->rest().empty();
     key.push(fn.id | uint64_t(asked.redo) << 32 | uint64_t(asked.shared.has_value()) << 33 |
-             uint64_t(large) << 34 | uint64_t(more) << 35 | uint64_t(asked.onto + 1) << 36);
+             uint64_t(large) << 34 | uint64_t(more) << 35 | uint64_t(1) << 36 |
+             uint64_t(asked.onto + 1) << 37);
     for (const BitSet* set : std::span(sets).first(!more ? 2 : asked.shared ? 4 : 3)) {
         key.push(set->first());
         if (large) key.push(set->rest().size());

@@ -1,6 +1,6 @@
-// Calls of views, joins and backward with tensors and plain ints, made without Python. What Python's functions of these
-// names say (kiln/ops/views, kiln/ops/indexing/concatenation.py) holds: here is only what they do with such
-// arguments, and whatever else a call has, or has wrong, goes to them.
+// Calls of views, joins and backward with tensors and plain ints, made without Python. What Python says of
+// these names (kiln/ops/views, kiln/ops/indexing/concatenation.py, kiln/tensor.py) holds: here is only what
+// it does with such arguments, and whatever else a call has, or has wrong, goes to it.
 #include <algorithm>
 #include <bit>
 #include <climits>
