@@ -331,6 +331,8 @@ class Fma(Blocks):
         some = whole > 0
         first = from_k.equals(segments.from_k)
         ragged = every(some, whole < run.columns, first, (from_k + depth).equals(segments.to_k))
+        if self.problem.output is not None and not (self.plain or work.masked):
+            ragged = code.condition(False)  # what is fused finishes whole panels apart from a ragged one
         with code.when(some):
             part = run._replace(columns=code.index(panel))
             into, pitch, _ = self._sums(part, code.index(0), work.sums, code.condition(True))
