@@ -361,6 +361,24 @@ def test_few_rows_by_a_matrix_along_k(dtype: str, target: Target, rng: np.random
                 assert np.array_equal(out, expected), (m, n, k, name, at_once)
 
 
+def test_few_rows_with_an_epilogue(rng: np.random.Generator) -> None:
+    """Whole panels and a ragged one are both finished, once."""
+    for m, n, k in [(2, 750, 300), (3, 33, 70), (4, 600, 150), (1, 33, 70), (7, 50, 20), (4, 40, 520)]:
+        a, b, bias = (
+            draw(rng, "float32", 1, m, k),
+            draw(rng, "float32", 1, k, n),
+            draw(rng, "float32", 1, 1, n),
+        )
+        lies = np.ascontiguousarray(b.swapaxes(1, 2)).swapaxes(1, 2)
+        expected = multiply(a, b) * np.float32(0.75) + bias
+        for target, taken in itertools.product(TARGETS, (None, 1)):  # what takes the sums
+            pre, out = (np.zeros((1, m, n), np.float32) for _ in range(2))
+            spec = bias_relu(("s", "1"))._replace(accumulator=taken)
+            run(spec, a, lies, [pre, out, np.broadcast_to(bias, pre.shape)], [0.75], target)
+            assert np.array_equal(pre, expected), (m, n, k)
+            assert np.array_equal(out, np.where(expected < 0, np.float32(0), expected))
+
+
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8"])
 def test_nothing_outside_the_arrays(dtype: str, target: Target, rng: np.random.Generator) -> None:

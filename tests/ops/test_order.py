@@ -59,6 +59,38 @@ def test_topk_is_the_head_of_the_order(dtype: str, largest: bool, rng: Any) -> N
                 np.testing.assert_array_equal(found.numpy(), order(x, largest)[:k])
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_topk_of_long_rows_in_any_order(turned: bool, rng: Any) -> None:
+    """Rows whose elements are all, seldom or never among the largest so far; side by side or far apart."""
+    random, size = rng.permutation(5000).astype(np.float32), 5000
+    late = np.where(np.arange(size) < 4900, random // 100, random + size)  # the largest are the last
+    rows = np.stack([random, np.sort(random), np.sort(random)[::-1], random // 100, late, np.roll(random, 8)])
+    rows[5, [3, 4000, 4999]] = np.nan
+    x = kiln.tensor(rows.T.copy()).t() if turned else kiln.tensor(rows.copy())
+    for k in (1, 5, 6, 7, 50, 300, 1300):
+        for largest in (True, False):
+            values, indices = x.topk(k, largest=largest)
+            want = np.stack([order(row, largest)[:k] for row in rows])
+            np.testing.assert_array_equal(indices.numpy(), want)
+            np.testing.assert_array_equal(values.numpy(), np.take_along_axis(rows, want, 1))
+
+
+def test_topk_is_the_same_compiled_batched_and_its_gradient_one_of_the_chosen(rng: Any) -> None:
+    x = kiln.tensor(rng.permutation(3000).astype(np.float32).reshape(2, 1500), requires_grad=True)
+    values, indices = x.topk(4)
+    (values * kiln.arange(1.0, 5)).sum().backward()
+    expected = np.zeros((2, 1500), np.float32)
+    np.put_along_axis(expected, indices.numpy(), np.arange(1, 5, dtype=np.float32)[None], 1)
+    np.testing.assert_array_equal(x.grad.numpy(), expected)
+    compiled = kiln.compile(lambda x: x.topk(4))
+    for _ in range(3):
+        assert all(kiln.equal(a, b) for a, b in zip(compiled(x.detach()), (values, indices)))
+    with kiln.batching():
+        rows = [row.topk(4) for row in x.detach()]
+    assert kiln.equal(kiln.stack([row.indices for row in rows]), indices)
+    assert kiln.equal(kiln.func.vmap(lambda row: row.topk(4).values)(x.detach()), values)
+
+
 def test_equal_keys_of_many(rng: Any) -> None:
     """One value everywhere, or but for one bit: no digit tells them apart."""
     x = np.full(4000, 2.0, np.float32)

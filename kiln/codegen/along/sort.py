@@ -4,11 +4,15 @@ A *record* is a key and a position: one word (key in its upper half) for keys of
 are unsigned and ascend in the order asked for: floats by their bits with the sign made monotone, -0 as 0, NaN
 last of all; descending, complemented. So every sort is stable and compares integers.
 
+    the first ones by far:  some records go by at a time; else all at once
     records = key(x[i]), i                                             into scratch A
-    few asked for:  digit by digit from the top, count, find the digit of the last record wanted, and keep
-                    what is not above it (of one asked for: what has it)      in A, in order
-    32 records or fewer:  insertion
-    else per digit of 8 bits from the bottom, if not all are equal:    count, then move A -> B; swap them
+    sort them:
+        few asked for:  digit by digit from the top, count, find the digit of the last record wanted, and keep
+                        what is not above it (of one asked for: what has it)      in A, in order
+        32 records or fewer:  insertion
+        else per digit of 8 bits from the bottom, if not all are equal:    count, then move A -> B; swap them
+    while elements are left:  as many records as are wanted stay; those of the next elements that are below
+                              them all join them, until they are four times as many as before; sort them
     out[j] = position of record first + j
 """
 
@@ -22,9 +26,15 @@ from kiln.codegen.ir.index import Condition, Index, Integer, Pointer
 from kiln.codegen.ir.memory import compute_type
 from kiln.codegen.target import Target
 from kiln.scalars.scalar import FLOATS, SIGNED, WIDTH, Scalar, bits, const, convert, select
+from kiln.table.order import LANES
 
 DIGITS = 256
 FEW = 32  # records sorted by insertion
+# Records that go by together: so many for each that is wanted, and so many more; FEW, if that is enough.
+EACH, MORE = 4, 64
+ENOUGH = 5  # times as many as are wanted
+WORTH = 4  # times as many elements, at least
+GROWTH = 4  # of that number each time: where all elements are below those before, a third more go by
 
 
 def key_of(x: Scalar, descending: bool) -> Scalar:
@@ -109,33 +119,87 @@ class Sort(Along):
     def columns(self, unit: Index, pointers: list[Pointer], count: Index) -> None:
         """One column."""
         code = self.code
-        self._make_records(pointers[1])
-        left, passed = self._select()
-        few = left <= FEW
-        with code.when(few):
-            self._insertion(left)
-        many = few.choose(0, 8 * self.bytes)
-        start = self._radix(left, many)
+        last = self.first + self.wanted
+        room = (last * ENOUGH <= FEW).choose(FEW, last * EACH + MORE)
+        sparse = (last > 0) & (room * WORTH <= self.along)
+        room = sparse.choose(room, self.along)
+        self.ranks = sparse.choose(0, self.first), sparse.choose(last, self.wanted)
+        self._make_records(pointers[1], room)
+        # elements that went by, records there are and may be, the first of those that are sorted, whether
+        # any are not
+        begin = [room, room, room, code.index(0), code.index(1)]
+        with code.repeat(begin, lambda turn: turn.indices[4] > 0) as loop:
+            done, left, room, *_ = loop.indices
+            left, passed = self._select(left)
+            with code.when(left <= FEW):
+                self._insertion(left)
+            start = self._radix(left, (left <= FEW).choose(0, 8 * self.bytes))
+            others = done < self.along
+            with code.loop(0, others.choose(last, 0), 1) as turn:
+                self._store(turn.index, self._load(start + turn.index))
+            room = room * GROWTH
+            done, left = self._below(pointers[1], done, last, room)
+            loop.next = [done, left, room, start - passed, others.index()]
+        start = loop.indices[3] + self.first
         with code.loop(0, self.wanted, 1) as turn:
-            record = self._load(start + (self.first - passed) + turn.index)
+            record = self._load(start + turn.index)
             mask = (1 << 32) - 1
             position = record[0] & mask if self.words == 1 else record[1]
             self.memory.write("int64", self.at(0, pointers[0], turn.index), position.value)
 
-    def _make_records(self, pointer: Pointer) -> None:
-        code = self.code
-        descending = self.spec.what == "sort descending"
-        with code.loop(0, self.along, 1) as turn:
-            x = self.read(1, self.at(1, pointer, turn.index))
-            (key,) = self.computed(lambda e: [key_of(e, descending)], [x])
-            found = code.index(self.machine.convert(key, "u64"))
-            if self.words == 1:
-                upper = found << 32
-                self._store(turn.index, [upper | turn.index])
-            else:
-                self._store(turn.index, [found, turn.index])
+    def _key(self, pointer: Pointer, place: Index) -> Index:
+        """The key of an element."""
+        x = self.read(1, self.at(1, pointer, place))
+        (key,) = self.computed(lambda e: [self._ordered(e)], [x])
+        return self.code.index(self.machine.convert(key, "u64"))
 
-    def _select(self) -> tuple[Index, Index]:
+    def _ordered(self, x: Scalar) -> Scalar:
+        return key_of(x, self.spec.what == "sort descending")
+
+    def _put(self, place: Index, key: Index, position: Index) -> None:
+        """A record."""
+        self._store(place, [(key << 32) | position] if self.words == 1 else [key, position])
+
+    def _make_records(self, pointer: Pointer, count: Index) -> None:
+        """Those of the first elements."""
+        with self.code.loop(0, count, 1) as turn:
+            self._put(turn.index, self._key(pointer, turn.index), turn.index)
+
+    def _below(self, pointer: Pointer, done: Index, kept: Index, room: Index) -> tuple[Index, Index]:
+        """Puts records of further elements that are below all of those kept behind them, while there is room:
+        how many elements went by, how many records there are.
+
+        while done < along and left < room:
+            any of the next 16 below:  each:  A[left] = its record;  left += it is below
+        """
+        code, machine = self.code, self.machine
+        kind = "u64" if self.words == 2 else "u32"
+        side_by_side = self.spec.strides[1][0] == "1"
+
+        def goes_on(turn: Loop) -> Condition:
+            done, left = turn.indices
+            return (done < self.along) & (left < room)
+
+        with code.repeat([done, kept], goes_on) as loop:
+            done, left = loop.indices
+            group = (self.along - done).min(LANES)
+            count, bound = group, self._load(kept - 1)[0] >> self.shift
+            if side_by_side:
+                whole = done.min(self.along - LANES)
+                xs = self.memory.read_lanes(self.spec.dtypes[1], self.at(1, pointer, whole), None, None)
+                limits = machine.spread(machine.convert(bound.value, kind), LANES)
+                (below,) = self.computed(lambda x, y: [self._ordered(x) < y], [xs, limits])
+                count = (machine.any(below) | (group < LANES)).choose(group, 0)
+            with code.loop(0, count, 1, [left]) as turn:
+                (place,) = turn.indices
+                at = done + turn.index
+                key = self._key(pointer, at)
+                self._put(place, key, at)
+                turn.next = [place + key.unsigned("lt", bound).index()]
+            loop.next = [done + group, turn.indices[0]]
+        return loop.indices[0], loop.indices[1]
+
+    def _select(self, count: Index) -> tuple[Index, Index]:
         """Leaves in A what can be among the wanted, if that is few: how many records, and how many before.
 
         while left > 2 wanted + FEW and shift >= the lowest:      (key >> shift + 8) == prefix: undecided
@@ -144,13 +208,14 @@ class Sort(Along):
             keep records with (key >> shift) <= prefix, of one wanted == prefix
         """
         code = self.code
-        sparse = self.wanted * 4 <= self.along
-        most = sparse.choose(self.wanted * 2, self.along)
+        start, wanted = self.ranks
+        sparse = wanted * 4 <= count
+        most = sparse.choose(wanted * 2, count)
         limit = most + FEW
-        one = self.wanted.equals(1)
-        last = self.first + self.wanted
+        one = wanted.equals(1)
+        last = start + wanted
         first = [
-            self.along,
+            count,
             code.index(56),
             code.index(0),
             last,

@@ -40,8 +40,6 @@ def shared_parts(spec: GemmSpec, target: Target) -> list[Part]:
     wide = element_of(element.total)
     parts = [shared_part(target, element, offsets, window)] if spec.window else []
     parts += [shared_part(target, element, zeros, copy, transpose), shared_part(target, wide, tile)]
-    if by_panels(spec):
-        parts.append(shared_part(target, element, tile_turned))
     if masked_panels(spec, target):
         parts.append(shared_part(target, wide, tile_masked))
     if spec.window and not element.widened:
@@ -71,7 +69,8 @@ class Fma(Blocks):
         self.b_place, self.b_step = self.code.slot("ptr"), self.code.variable()
 
     def parts(self) -> list[Part]:
-        return shared_parts(self.problem.spec, self.code.target)
+        turned = [shared_part(self.code.target, self.element, tile_turned)] if self.by_panels else []
+        return shared_parts(self.problem.spec, self.code.target) + turned
 
     def constants(self) -> list[str]:
         return [nothing(self.code.target, self.element)]
@@ -331,6 +330,8 @@ class Fma(Blocks):
         some = whole > 0
         first = from_k.equals(segments.from_k)
         ragged = every(some, whole < run.columns, first, (from_k + depth).equals(segments.to_k))
+        if self.problem.output is not None and not (self.plain or work.masked):
+            ragged = code.condition(False)  # what is fused finishes whole panels apart from a ragged one
         with code.when(some):
             part = run._replace(columns=code.index(panel))
             into, pitch, _ = self._sums(part, code.index(0), work.sums, code.condition(True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kiln.codegen.gemm.element import Element, multiply_add
 from kiln.codegen.gemm.pack import interleave, load, shuffle, side_by_side, stored_type, widen
-from kiln.codegen.ir.index import Index, Pointer
+from kiln.codegen.ir.index import Index, Integer, Pointer
 from kiln.codegen.ir.memory import Memory
 from kiln.codegen.ir.routine import Routine
 from kiln.codegen.ir.value import LLVM, Value
@@ -57,8 +57,10 @@ class _Turned:
             for height in heights:
                 with code.when(rows.equals(height)):
                     self._whole(places[:height], bases)
-            for n, column in enumerate(x for xs in self._columns([base[last] for base in bases]) for x in xs):
-                self._put(self.taken, code.index(n), column)
+            with code.when(start < part):
+                turned = self._columns([base[last] for base in bases])
+                for n, column in enumerate(x for xs in turned for x in xs):
+                    self._put(self.taken, code.index(n), column)
             with code.times(rows) as row:
                 chains = [self._value(x) for x in self._get(self.sums, row)]
                 with code.loop(start, part, 1, chains) as turn:
@@ -90,7 +92,8 @@ class _Turned:
     def _whole(self, rows: list[Pointer], bases: list[Pointer]) -> None:
         """Leaves the chains over all k that can be turned together in `sums`."""
         code, part, size = self.code, self.part, self.element.stored_bytes
-        starts, steps = [*rows, *bases], [self.ks * part] * len(rows)
+        starts: list[Pointer] = [*rows, *bases]
+        steps: list[Integer] = [*[self.ks * part] * len(rows), *[part * size] * len(bases)]
         at = [code.pointer(code.name()) for _ in starts]
         sums = [[self._value(code.name()) for _ in range(self.vectors)] for _ in rows]
         left = code.index(code.name())
@@ -105,7 +108,7 @@ class _Turned:
             after = self._step(xs, columns[j], after)
         carried = [
             (pointer.text, "ptr", start.text, pointer[by].text)
-            for pointer, start, by in zip(at, starts, [*steps, *[part * size] * len(bases)])
+            for pointer, start, by in zip(at, starts, steps)
         ]
         rest = left - part
         carried.append((left.text, "i64", whole.text, rest.text))
