@@ -165,7 +165,13 @@ def test_hooks_at_rows_see_what_they_see_in_the_loop() -> None:
 
 @pytest.mark.parametrize(
     "sizes, parts",
-    [([(3, 0, 1)], []), ([(0, 2, 1)], []), ([], [("leaf", 1)]), ([], [("leaf", -1)]), ([], [("argument", 0)])],
+    [
+        ([(3, 0, 1)], []),
+        ([(0, 2, 1)], []),
+        ([], [("leaf", 1)]),
+        ([], [("leaf", -1)]),
+        ([], [("argument", 0)]),
+    ],
 )
 def test_a_part_that_no_call_has_is_refused(sizes: list[Any], parts: list[Any]) -> None:
     """What the core is told of a cell's calls is checked when it is told."""
