@@ -280,6 +280,7 @@ PyObject* run(Variant& variant, const Leaves& leaves) {
     for (const Check& check : variant.checks) check_values(*check.fn, operands_of(check.parts));
     if (variant.random) drawn = reserve_random(variant.random);
     const Results results = call(*variant.fn, operands_of(variant.parts));
+    KILN_CHECK(results.size() >= variant.written.size(), internal, "Cell: fewer results than buffers");
     const size_t given_back = results.size() - variant.written.size();
     write_buffers(variant, {results.data() + given_back, variant.written.size()});
     if (variant.one) return wrap(results[0]);
@@ -419,10 +420,21 @@ std::vector<Part> parts_from(PyObject* list, PyObject* pins = nullptr) {
             KILN_CHECK(number_from(what, &part.value), type, "Cell: expected a number");
         else
             part.which = PyLong_AsLongLong(what);
+        if (PyErr_Occurred()) throw Error(ErrorKind::python, "");
         if (part.kind == Part::leaf && pins)
             part.tensor = Object::borrow(PyDict_GetItemWithError(pins, what));
     }
     return parts;
+}
+
+// Whether all parts are of a call with these tensors, which looks like that.
+bool are_of(const std::vector<Part>& parts, const std::vector<Token>& tokens, size_t leaves) {
+    const auto numbers = size_t(std::ranges::count_if(
+        tokens, [](const Token& x) { return x.kind == Token::integer || x.kind == Token::real; }));
+    return std::ranges::all_of(parts, [&](const Part& part) {
+        if (part.kind != Part::leaf && part.kind != Part::argument) return true;
+        return part.which >= 0 && size_t(part.which) < (part.kind == Part::leaf ? leaves : numbers);
+    });
 }
 
 // (args, kwargs, guards, outside, sizes, parts, random, op, structure, one, give, checks, pins, flowing,
@@ -467,16 +479,22 @@ PyObject* cell_add(PyObject* object, PyObject* args) {
         if (!PyArg_ParseTuple(PyList_GET_ITEM(sizes, i), "iiL", &fixed.leaf, &fixed.dim, &size))
             return nullptr;
         fixed.size = size;
+        KILN_CHECK(fixed.leaf >= 0 && size_t(fixed.leaf) < leaves.size() && fixed.dim >= 0 &&
+                       fixed.dim < tensor_of(leaves[size_t(fixed.leaf)]).ndim(),
+                   value, "Cell: a size of a tensor that the call has not");
         variant->sizes.push_back(fixed);
     }
     variant->parts = parts_from(parts, pins);
+    bool known = are_of(variant->parts, variant->tokens, leaves.size());
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(checks); ++i) {
         PyObject *checked_op, *its_structure, *its_parts;
         if (!PyArg_ParseTuple(PyList_GET_ITEM(checks, i), "O!O!O!", op_type, &checked_op, &PyTuple_Type,
                               &its_structure, &PyList_Type, &its_parts))
             return nullptr;
         variant->checks.push_back({&fn_of(checked_op, its_structure), parts_from(its_parts)});
+        known = known && are_of(variant->checks.back().parts, variant->tokens, leaves.size());
     }
+    KILN_CHECK(known, value, "Cell: a part that the call has not");
     variant->random = random;
     variant->op = Object::borrow(op);
     variant->fn = &fn_of(op, structure);
