@@ -71,6 +71,8 @@ class Questions(Reads):
                 self.refuse(
                     f"asks {_call(what)} of a tensor, {_NEVER[what]}, which changes from call to call"
                 )
+        elif what == "is_inference" and storage in self._made:
+            self._state(-1, "is_inference_mode_enabled", _core.modes()[1])
         elif own is not None:
             self._layout_asked(own[0], what)
             if tensor is not own[0] and what in ("is_contiguous", "storage_offset"):
@@ -95,7 +97,7 @@ class Questions(Reads):
         if own is None or own[0] is not tensor:
             return tensor
         value = self.value(tensor)
-        self.given_back.add(value)
+        self.given_back.add(self._operand(tensor))
         if not self.gives_others:
             return tensor
         made = _core.Tensor._make_subclass(_core.Tensor, tensor, tensor.requires_grad)

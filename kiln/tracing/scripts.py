@@ -268,7 +268,8 @@ def _compare_varied(found: Captured, again: Callable[[Variation], Captured]) -> 
             for k, x in enumerate(found.inputs):
                 found.checks.append(Condition(k, "type", found.types[k], line, x.name))
         for k in sorted(found.given_back) if of_copies else ():
-            name = [*found.inputs, *found.state][k].name
+            count = len(found.inputs)
+            name = found.inputs[k].name if k < count else found.state[k - count].name
             found.checks.append(Condition(k, "is_contiguous", True, line, name))
         found.ordered = of_order
     if found.alike and _difference(found, again, SAME) is not None:

@@ -30,6 +30,7 @@ ASKED = {
     "x * 2 if x.is_shared() else x * 3": "checked",
     "x * 2 if x.is_inference() else x * 3": "checked",
     "x * 2 if kiln.is_inference(x) else x * 3": "checked",
+    "x * 2 if (x * 2).is_inference() else x * 3": "checked",
     "x * (1 + x.data_ptr() % 64)": "refused",
     "x * (1 + (x * 2).data_ptr() % 4096)": "refused",
     "x * (1 + x._version)": "refused",
