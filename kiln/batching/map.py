@@ -38,8 +38,8 @@ def map(
     have the bits of the loop. `limit`: how many items run at once, which bounds what they hold in memory;
     default all of them. Results do not depend on it. With the package greenlet (`pip install
     "kiln[batching]"`) an item's turn costs a microsecond; without it, items are threads that take turns, at
-    ten times that and more. What gains is work of few rows (decoders, agents, trees). Calls of tens of rows
-    and more, and without gradients products by small matrices, are as quick one by one, and run so.
+    ten times that and more. What gains is work of few rows (decoders, agents, trees); items whose own calls
+    are of tens of rows and more run about as quickly one by one.
 
     Items are independent. What one writes to a tensor no other may read or write: RuntimeError. Each has its
     own grad mode, inference mode, autocast, default dtype, hooks on saved tensors and context variables: it

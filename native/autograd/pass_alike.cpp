@@ -1,5 +1,5 @@
-// Launches that backward could pass next and that are alike, as those of the steps of many episodes: it
-// passes them as one, whose rows are those of all.
+// Launches that backward could pass next and that are alike, as those of the steps of many episodes: it passes
+// them as one, whose rows are those of all.
 #include <algorithm>
 #include <cstring>
 
@@ -68,8 +68,7 @@ bool Pass::may_run_with_others(const Node& node) const {
     }
     return any && std::ranges::all_of(node.saved_outputs, is_small, &SavedTensor::tensor) &&
            std::ranges::all_of(node.inputs, [&](const NodeInput& input) {
-               return !node.rows->inputs.has(size_t(&input - &node.inputs[0])) ||
-                      is_small(input.saved.tensor);
+               return !node.rows->inputs.has(size_t(&input - &node.inputs[0])) || is_small(input.saved.tensor);
            });
 }
 

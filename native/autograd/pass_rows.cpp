@@ -297,8 +297,7 @@ void Pass::differentiate_rows(Node& node, const std::vector<RowsOfGradient>& arr
             for (const Node* one : of) {
                 Dims sizes = values->sizes;
                 sizes[0] = one->rows->count;
-                TensorRef own =
-                    new_view(*values, sizes, values->strides, values->offset + at * values->strides[0]);
+                TensorRef own = new_view(*values, sizes, values->strides, values->offset + at * values->strides[0]);
                 at += sizes[0];
                 add_rows(one->inputs[i].edge, {std::move(own), {}, {}, part}, *one->rows, uint32_t(i));
             }

@@ -167,9 +167,9 @@ bool is_fixed(const Tensor& x) {
     return (x.meta && x.meta->requires_grad && !x.node) || x.numel >= large_row;
 }
 
-// What a call has to do, as far as it says what it gains from running with others. A product gains as long as
-// it has few rows of its own: from 16 on it is as quick alone, of a small matrix from 8. What else there is
-// gains the price of a call, and of its part in backward: less than to copy many elements side by side.
+// What a call has to do, as far as it says what it gains from running with others. A product gains as long as it
+// has few rows of its own: from 16 on it is as quick alone, of a small matrix from 8. What else there is gains
+// the price of a call, and of its part in backward: less than to copy many elements side by side.
 struct Work {
     static constexpr int64_t many_rows = 16, small_matrix = 1 << 15, some_elements = 512;
     int64_t rows = 0;      // of a product by one matrix
@@ -211,11 +211,10 @@ bool is_best_at_once(const Fn& fn, std::span<const Operand> operands, bool in_it
     if (std::ranges::any_of(operands, is_pending)) return false;
     const Work work = work_of(fn, operands);
     if (work.is_large()) return true;
-    if (!work.is_quick() || (!in_item && (work.matrices || work.elements < Work::some_elements)))
-        return false;
+    if (!work.is_quick() || (!in_item && (work.matrices || work.elements < Work::some_elements))) return false;
     const bool grad = grad_enabled() && fn.op->differentiable;
-    return !grad ||
-           std::ranges::none_of(operands, [](const Operand& x) { return x.tensor && takes_part(*x.tensor); });
+    return !grad || std::ranges::none_of(
+                        operands, [](const Operand& x) { return x.tensor && takes_part(*x.tensor); });
 }
 
 }  // namespace

@@ -103,7 +103,7 @@ inline constexpr const char* quick_alone = "is as quick alone";
 struct ListStatistics {
     uint64_t runs = 0;
     std::map<std::pair<std::string, std::string>, uint64_t> at_once;  // (function, why) -> calls
-    std::unordered_map<const Fn*, uint64_t> on_line;  // the same of those that are as quick alone
+    std::unordered_map<const Fn*, uint64_t> on_line;                  // the same of those that are as quick alone
 };
 
 class CallList : public std::enable_shared_from_this<CallList> {

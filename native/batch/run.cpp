@@ -155,15 +155,13 @@ void ListRun::launch_apart(Pattern& pattern, std::span<const uint32_t> calls) {
     for (const auto& [held, some] : groups) launch(pattern, some);
 }
 
-// A large call, and then those that waited for it alone and are large too, while what it gave is in the
-// caches.
+// A large call, and then those that waited for it alone and are large too, while what it gave is in the caches.
 void ListRun::launch_along(uint32_t call) {
     while (true) {
         Pattern& pattern = *list_.calls_[call].pattern;
         launch(pattern, {&call, 1});
         mark_done(call);
-        const std::span<const uint32_t> waited(followers_.data() + first_[call],
-                                               first_[call + 1] - first_[call]);
+        const std::span<const uint32_t> waited(followers_.data() + first_[call], first_[call + 1] - first_[call]);
         const auto next = std::ranges::find_if(waited, [&](uint32_t f) {
             std::vector<uint32_t>& ready = list_.calls_[f].pattern->ready;
             return list_.calls_[f].pattern->large && !ready.empty() && ready.back() == f;
