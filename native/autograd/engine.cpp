@@ -94,12 +94,12 @@ std::vector<TensorRef> Pass::run() {
         if (edge) add(edge, gradient, Part::whole, {~uint64_t(0), uint32_t(&edge - &reach.roots[0].edge)});
         if (edge.node) pass(edge);
     }
-    uint32_t visits = 0;
-    while (Node* node = take_next()) {
-        if (visits++ % 8 == 0) stop_if_interrupted();
-        visited = node;
-        anomaly_mode ? watched_visit(*node) : visit(*node);
-        if (reach.suspended.empty()) node->run = 0;  // behind this pass
+    for (uint32_t visits = 0; !ready_.empty(); ++visits) {
+        if (visits % 8 == 0) stop_if_interrupted();
+        Node& node = *take_latest();
+        visited = &node;
+        anomaly_mode ? watched_visit(node) : visit(node);
+        if (reach.suspended.empty()) node.run = 0;  // behind this pass
     }
     visited = nullptr;
     reach.nodes.clear();

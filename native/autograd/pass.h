@@ -130,13 +130,6 @@ private:
 
     Node* take_latest();
 
-    // ---- launches that are alike (pass_alike.cpp) ----
-
-    Node* take_next();
-    bool may_run_with_others(const Node& node) const;
-    bool are_alike(const Node& a, const Node& b) const;
-    void visit_alike(Node& latest);
-
     // Whether an edge leads to a row of what a launch gave.
     static bool is_row(const Edge& edge) { return edge.node && hands_out(*edge.node); }
 
@@ -151,11 +144,8 @@ private:
     // The gradient of gathered rows goes back to where they came from.
     void give_back(Node& node);
     // Differentiates some rows of a launch (empty: all), with the gradients of these outputs.
-    // `of`: the launches that all rows are of, one after the other, where it stands for several.
     void differentiate_rows(Node& node, const std::vector<RowsOfGradient>& arrived, const BitSet& defined,
-                            const std::vector<uint32_t>& rows, std::span<Node* const> of = {});
-    // What was saved for these rows (empty: all) goes.
-    void end_launch(Node& node, const std::vector<uint32_t>& rows);
+                            const std::vector<uint32_t>& rows);
     void add_rows(const Edge& edge, RowsOfGradient gradient, const Rows& launch, uint32_t argument,
                   std::vector<uint32_t> of = {});
     TensorRef fitted_rows(const Node& node, size_t i, TensorRef gradient, Target::Role role) const;
@@ -243,7 +233,6 @@ private:
     std::vector<TensorRef> finish();
 
     SmallVector<Node*, 16> ready_;  // a heap: nodes whose gradients are whole, the latest on top
-    std::vector<Node*> waiting_launches_, alike_;  // of these, launches that wait; those that run with one
     // Products that are to be added to the gradients of a node's outputs.
     std::map<std::pair<const Node*, uint32_t>, std::unique_ptr<ProductSum>> products_;
     ProductSum::Last last_factors_[2];                            // left, right

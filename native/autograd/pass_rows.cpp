@@ -119,7 +119,6 @@ void Pass::add_rows(const Edge& edge, RowsOfGradient gradient, const Rows& launc
 }
 
 void Pass::visit_launch(Node& node) {
-    if (!alike_.empty()) return visit_alike(node);
     Rows& rows = *node.rows;
     std::vector<RowsOfGradient> arrived = std::exchange(rows.arrived, {});
     if (node.extras && !arrived.empty()) show_to_hooks(node, arrived);
@@ -148,20 +147,15 @@ void Pass::visit_launch(Node& node) {
     }
     node.grads.clear();
     pass_over(node);
-    if (alike) return end_launch(node, first->rows);
-    std::vector<uint32_t> passed;
-    for (const RowsOfGradient& gradient : arrived)
-        for (size_t i = 0; gradient.values && i < gradient.count(); ++i) passed.push_back(gradient.row(i));
-    end_launch(node, passed);
-}
-
-void Pass::end_launch(Node& node, const std::vector<uint32_t>& passed) {
-    Rows& rows = *node.rows;
     if (reach.options.retain_graph || !saves_anything(node)) return;
-    rows.released.resize(size_t(rows.count), passed.empty());
-    for (uint32_t row : passed) rows.released[row] = true;
-    if (passed.empty() || std::ranges::find(rows.released, false) == rows.released.end()) {
+    if (rows.released.empty()) rows.released.resize(size_t(rows.count));
+    if (alike && first->rows.empty())
         rows.released.assign(size_t(rows.count), true);
+    else
+        for (const RowsOfGradient& gradient : arrived)
+            for (size_t i = 0; gradient.values && i < gradient.count(); ++i)
+                rows.released[gradient.row(i)] = true;
+    if (std::ranges::find(rows.released, false) == rows.released.end()) {
         release_saved(node);
         rows.saved.clear();
     }
@@ -187,7 +181,7 @@ TensorRef Pass::fitted_rows(const Node& node, size_t i, TensorRef gradient, Targ
 }
 
 void Pass::differentiate_rows(Node& node, const std::vector<RowsOfGradient>& arrived, const BitSet& defined,
-                              const std::vector<uint32_t>& some, std::span<Node* const> of) {
+                              const std::vector<uint32_t>& some) {
     const Rows& launch = *node.rows;
     BitSet needed, shared;
     for (size_t i = 0; i < node.inputs.size(); ++i) {
@@ -290,17 +284,9 @@ void Pass::differentiate_rows(Node& node, const std::vector<RowsOfGradient>& arr
             kept_at(matrix.edge)
                 .add_products(std::move(left), std::move(right), each, calls, from, uint32_t(i));
         } else if (launch.inputs.has(i)) {
-            const Part part = slices ? Part::slice : Part::whole;
-            const TensorRef values = fitted_rows(node, i, std::move(results[k]), target.role);
-            if (of.empty()) add_rows(input.edge, {values, some, from, part}, launch, uint32_t(i));
-            int64_t at = 0;
-            for (const Node* one : of) {
-                Dims sizes = values->sizes;
-                sizes[0] = one->rows->count;
-                TensorRef own = new_view(*values, sizes, values->strides, values->offset + at * values->strides[0]);
-                at += sizes[0];
-                add_rows(one->inputs[i].edge, {std::move(own), {}, {}, part}, *one->rows, uint32_t(i));
-            }
+            RowsOfGradient gradient{fitted_rows(node, i, std::move(results[k]), target.role), some, from,
+                                    slices ? Part::slice : Part::whole};
+            add_rows(input.edge, std::move(gradient), launch, uint32_t(i));
         } else if (target.role == Target::rows || at_points) {
             TensorRef values = contiguous(fitted_rows(node, i, std::move(results[k]), target.role));
             if (is_row(input.edge)) {

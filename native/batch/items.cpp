@@ -58,29 +58,12 @@ int64_t another(const Item& item, const Last& last) {
             "or write after the map"));
 }
 
-// Those looked up last, by address: most calls read the same few parameters.
-struct Recent {
-    const Storage* storage = nullptr;
-    Use* use = nullptr;
-} recent[64];
-Recent& recent_of(const Storage& storage) {
-    return recent[reinterpret_cast<uintptr_t>(&storage) / sizeof(Storage) % std::size(recent)];
-}
-void forget(const Storage& storage) {
-    if (Recent& known = recent_of(storage); known.storage == &storage) known = {};
-    uses->erase(&storage);
-}
-
 // What a use is noted in; null for memory that only this call's item can have.
 Use* use_of(const Tensor& x) {
     if (!x.storage || is_listed(*x.storage) || is_part(*x.storage) || x.storage->nbytes == size_t(-1))
         return nullptr;
-    Recent& known = recent_of(*x.storage);
-    if (known.storage != x.storage.get()) {
-        x.storage->noted = true;
-        known = {x.storage.get(), &(*uses)[x.storage.get()]};
-    }
-    return known.use;
+    x.storage->noted = true;
+    return &(*uses)[x.storage.get()];
 }
 bool is_whole(const Tensor& x) { return size_t(x.numel) * itemsize(x.dtype) >= x.storage->nbytes; }
 
@@ -134,15 +117,13 @@ Item::Item(int64_t index_, Item* outer)
           return ++made;
       }()),
       index(index_), outer_(outer), places_(places_in(outer ? &outer->places_ : nullptr)) {
-    noted_is_gone = forget;
+    noted_is_gone = [](const Storage& storage) { uses->erase(&storage); };
     items->emplace(id, index);
 }
 
 Item::~Item() {
     items->erase(id);
-    if (!items->empty()) return;
-    std::ranges::fill(recent, Recent());
-    const auto dropped = std::exchange(*uses, {});
+    if (items->empty()) const auto dropped = std::exchange(*uses, {});
 }
 
 bool Item::is_or_is_in(uint64_t other) const {

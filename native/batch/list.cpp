@@ -158,67 +158,6 @@ int32_t CallList::value_of(const Tensor& x) const {
                : -1;
 }
 
-namespace {
-
-bool is_pending(const Operand& x) { return x.tensor && is_listed(*x.tensor->storage); }
-
-// A matrix or table that all calls have: of matrices like a parameter there may be a product.
-bool is_fixed(const Tensor& x) {
-    return (x.meta && x.meta->requires_grad && !x.node) || x.numel >= large_row;
-}
-
-// What a call has to do, as far as it says what it gains from running with others. A product gains as long as it
-// has few rows of its own: from 16 on it is as quick alone, of a small matrix from 8. What else there is gains
-// the price of a call, and of its part in backward: less than to copy many elements side by side.
-struct Work {
-    static constexpr int64_t many_rows = 16, small_matrix = 1 << 15, some_elements = 512;
-    int64_t rows = 0;      // of a product by one matrix
-    int64_t matrices = 0;  // elements of what it may multiply by
-    int64_t elements = 0;  // of its largest operand else
-
-    bool is_large() const {
-        if (rows) return rows >= (matrices < small_matrix ? many_rows / 2 : many_rows);
-        return !matrices && elements >= large_row;
-    }
-    // Of a call that takes no part in backward, which is quick: what waits for a value costs more than that.
-    bool is_quick() const { return matrices < small_matrix; }
-};
-
-Work work_of(const Fn& fn, std::span<const Operand> operands) {
-    Work work;
-    for (size_t i = 0; i < operands.size(); ++i) {
-        const Tensor* x = operands[i].tensor;
-        if (!x) continue;
-        const bool looked_up = fn.index_input >= 0 && i == size_t(fn.indexed_input);
-        if (looked_up && is_fixed(*x)) continue;
-        if (i && fn.cls == FnClass::program && x->ndim() > 1 && is_fixed(*x))
-            work.matrices += x->numel;
-        else
-            work.elements = std::max(work.elements, x->numel);
-    }
-    if ((fn.op->name == "linear" || fn.op->name == "matmul") && operands[0].tensor->ndim() &&
-        operands[1].tensor->ndim() == 2) {
-        const Tensor& x = *operands[0].tensor;
-        work.matrices = operands[1].tensor->numel;
-        work.rows = std::max<int64_t>(1, x.numel / std::max<int64_t>(1, x.sizes[size_t(x.ndim() - 1)]));
-    }
-    return work;
-}
-
-// Whether a call gains nothing by waiting: its operands are there, and it is large or, in an item of `map`,
-// quick.
-bool is_best_at_once(const Fn& fn, std::span<const Operand> operands, bool in_item) {
-    if (std::ranges::any_of(operands, is_pending)) return false;
-    const Work work = work_of(fn, operands);
-    if (work.is_large()) return true;
-    if (!work.is_quick() || (!in_item && (work.matrices || work.elements < Work::some_elements))) return false;
-    const bool grad = grad_enabled() && fn.op->differentiable;
-    return !grad || std::ranges::none_of(
-                        operands, [](const Operand& x) { return x.tensor && takes_part(*x.tensor); });
-}
-
-}  // namespace
-
 // Why a call cannot wait; null: it can; empty: there is nothing to say of it.
 const char* CallList::refuses(Fn& fn, std::span<const Operand> operands) const {
     if (!fn.op) return "";
@@ -237,9 +176,10 @@ const char* CallList::refuses(Fn& fn, std::span<const Operand> operands) const {
     if (fn.cls == FnClass::replay)
         for (const Operand& operand : operands.subspan(1))
             if (operand.tensor) return "gives views of several arrays";
-    if (fn.index_input >= 0 && is_pending(operands[size_t(fn.index_input)]))
+    const auto pending = [&](const Operand& x) { return x.tensor && is_listed(*x.tensor->storage); };
+    if (fn.index_input >= 0 && pending(operands[size_t(fn.index_input)]))
         return "has positions that pending calls compute, and looks at them first";
-    if (fn.op->divides && is_pending(operands[1]) && !is_float(operands[1].tensor->dtype))
+    if (fn.op->divides && pending(operands[1]) && !is_float(operands[1].tensor->dtype))
         return "has divisors that pending calls compute, and looks at them first";
     return nullptr;
 }
@@ -250,10 +190,6 @@ bool CallList::append(Fn& fn, std::span<const Operand> operands, Results& result
     wait_until_idle();
     if (const char* why = refuses(fn, operands)) {
         if (*why) ++statistics.at_once[{fn.name, why}];
-        return false;
-    }
-    if (is_best_at_once(fn, operands, state.item)) {
-        ++statistics.on_line[&fn];
         return false;
     }
     if (refuses_values(fn)) check_values(fn, operands);
@@ -322,7 +258,8 @@ Pattern& CallList::pattern_of(Fn& fn, std::span<const Operand> operands) {
         const bool wants = grad && fn.op->differentiable && takes_part(*x);
         const bool there = !is_listed(*x->storage);
         const Tensor* matrix = there && x->base ? turned_parameter(*x, wants) : nullptr;
-        const bool fixed = there && (matrix || is_fixed(*x));
+        const bool fixed =
+            there && (matrix || (x->meta && x->meta->requires_grad && !x->node) || x->numel >= large_row);
         if (wants) needed.add(i);
         if (fixed) shared.add(i);
         if (matrix) turned.add(i);
@@ -372,7 +309,6 @@ std::vector<CallGives> given_by(Fn& fn, std::span<const Operand> operands) {
     pattern->tracked = bool(pattern->needed);
     pattern->views = fn.cls == FnClass::view || fn.cls == FnClass::replay;
     pattern->given = given_by(fn, operands);
-    pattern->large = !pattern->views && work_of(fn, operands).is_large();
     Pattern* made = pattern.get();
     patterns.push_back(std::move(pattern));
     known_.insert(key, std::make_unique<Pattern*>(made));

@@ -8,7 +8,6 @@
 #include <span>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -48,7 +47,6 @@ struct Pattern {
     bool grad = false, inference = false;  // the modes of its calls
     bool tracked = false;                  // its calls leave a node for backward
     bool views = false;                    // it gives views of its first operand
-    bool large = false;                    // its calls gain nothing together: they run one by one
     std::vector<CallGives> given;          // what a call gives
     std::vector<RowsFn> ways;              // known ways of running it on rows
     // Of the list that runs:
@@ -98,12 +96,9 @@ struct Batch {
     std::shared_ptr<HeldRows> held;  // its rows that somebody outside the list has
 };
 
-inline constexpr const char* quick_alone = "is as quick alone";
-
 struct ListStatistics {
     uint64_t runs = 0;
     std::map<std::pair<std::string, std::string>, uint64_t> at_once;  // (function, why) -> calls
-    std::unordered_map<const Fn*, uint64_t> on_line;                  // the same of those that are as quick alone
 };
 
 class CallList : public std::enable_shared_from_this<CallList> {

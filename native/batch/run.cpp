@@ -111,10 +111,6 @@ void ListRun::run() {
             if (launches % 8 == 0) stop_if_interrupted();
             Pattern& pattern = *next();
             const std::vector<uint32_t> calls = std::exchange(pattern.ready, {});
-            if (pattern.large) {
-                for (uint32_t call : calls) launch_along(call);
-                continue;
-            }
             pattern.turned ? launch_apart(pattern, calls) : launch(pattern, calls);
             for (uint32_t call : calls) mark_done(call);
         }
@@ -155,23 +151,6 @@ void ListRun::launch_apart(Pattern& pattern, std::span<const uint32_t> calls) {
     for (const auto& [held, some] : groups) launch(pattern, some);
 }
 
-// A large call, and then those that waited for it alone and are large too, while what it gave is in the caches.
-void ListRun::launch_along(uint32_t call) {
-    while (true) {
-        Pattern& pattern = *list_.calls_[call].pattern;
-        launch(pattern, {&call, 1});
-        mark_done(call);
-        const std::span<const uint32_t> waited(followers_.data() + first_[call], first_[call + 1] - first_[call]);
-        const auto next = std::ranges::find_if(waited, [&](uint32_t f) {
-            std::vector<uint32_t>& ready = list_.calls_[f].pattern->ready;
-            return list_.calls_[f].pattern->large && !ready.empty() && ready.back() == f;
-        });
-        if (next == waited.end()) return;
-        call = *next;
-        list_.calls_[call].pattern->ready.pop_back();
-    }
-}
-
 void ListRun::launch(Pattern& pattern, std::span<const uint32_t> calls) {
     const ModesOf modes(pattern);
     try {
@@ -179,7 +158,6 @@ void ListRun::launch(Pattern& pattern, std::span<const uint32_t> calls) {
             ++pattern.launches;
             return;
         }
-        if (pattern.large) pattern.why_alone = quick_alone;
         for (uint32_t call : calls) {
             run_alone(call);
             ++pattern.launches;

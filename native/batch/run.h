@@ -17,7 +17,6 @@ private:
     void schedule();
     void mark_done(uint32_t call);
     Pattern* next();
-    void launch_along(uint32_t call);
     void launch(Pattern& pattern, std::span<const uint32_t> calls);
     bool gives_product(uint32_t call, const Tensor& matrix) const;
     void launch_apart(Pattern& pattern, std::span<const uint32_t> calls);

@@ -126,9 +126,7 @@ PyObject* statistics(PyObject*, PyObject*) {
                                             pattern->why_alone.c_str()));
         checked_ok(PyList_Append(launched.get(), item.get()));
     }
-    auto at_once = list->statistics.at_once;
-    for (const auto& [fn, calls] : list->statistics.on_line) at_once[{fn->name, quick_alone}] += calls;
-    for (const auto& [what, calls] : at_once) {
+    for (const auto& [what, calls] : list->statistics.at_once) {
         Object item = checked(Py_BuildValue("(ssN)", what.first.c_str(), what.second.c_str(), count(calls)));
         checked_ok(PyList_Append(refused.get(), item.get()));
     }
