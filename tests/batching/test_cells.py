@@ -11,6 +11,7 @@ import pytest
 from backend import kiln, needs_kiln
 
 from kiln import _core
+from kiln.table.record import find
 from kiln.testing.compare import same_bits
 
 pytestmark = needs_kiln
@@ -245,3 +246,37 @@ def test_checks_in_a_block_compare_what_python_does(unchecked: None) -> None:
         with pytest.raises(kiln.compiler.PurityError, match="gone on since call"), kiln.batching():
             for _ in range(600):
                 cell(x)
+
+
+@pytest.mark.parametrize(
+    "sizes, parts",
+    [
+        ([(3, 0, 1)], []),
+        ([(0, 2, 1)], []),
+        ([], [("leaf", 1)]),
+        ([], [("leaf", -1)]),
+        ([], [("argument", 0)]),
+    ],
+)
+def test_a_part_that_no_call_has_is_refused(sizes: list[Any], parts: list[Any]) -> None:
+    """What the core is told of a cell's calls is checked when it is told."""
+    cell, none, tanh = _core.Cell(lambda *_: None), _core.Guards([]), find("tanh").handle
+    given = [
+        (kiln.zeros(1, 4),),
+        {},
+        none,
+        none,
+        sizes,
+        parts,
+        0,
+        tanh,
+        (),
+        True,
+        None,
+        [],
+        {},
+    ]
+    with pytest.raises(ValueError, match="Cell: a (size|part) .*that the call has not"):
+        cell.add(*given, set(), [])
+    given[4:6] = [(0, 1, 4)], [("leaf", 0)]
+    assert cell.add(*given, set(), [])
