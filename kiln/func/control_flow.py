@@ -34,6 +34,7 @@ from kiln.graph import control
 from kiln.graph.graph import Graph, Value, building
 from kiln.graph.size import Dim, substitute
 from kiln.graph.text import text
+from kiln.table.callables import hide_frames
 from kiln.table.record import CONTROL, find
 
 Build = Callable[[list[Any]], Any]
@@ -478,3 +479,6 @@ def _key(name: Any, functions: tuple[Any, ...], given: list[Any]) -> tuple[Any, 
         names.append((id(code), *[id(x) for x in held]))
     looks = tuple((x.dtype.name, tuple(isinstance(n, int) and n == 1 for n in x.shape)) for x in given)
     return (name, tuple(names), looks, _core.default_dtype_name()), tuple(alive)
+
+
+hide_frames(globals(), ("cond", "while_loop", "scan", "map"))

@@ -9,6 +9,7 @@ from typing import Any
 from kiln.absent import leave_out
 from kiln.errors import describe, message
 from kiln.nn import Module
+from kiln.table.callables import hide_frames
 from kiln.tracing.captured import State
 from kiln.tracing.scripts import ScriptModule, TracedModule, above, captured_twice, check_given
 
@@ -221,3 +222,6 @@ leave_out(
     "the call was made by fork; kiln.futures.Future waits for one",
 )
 leave_out(TracerWarning, "ignore_lib_warnings", "warnings.filterwarnings leaves them out")
+
+
+hide_frames(globals(), ("freeze", "optimize_for_inference", "trace_module"))

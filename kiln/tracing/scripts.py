@@ -11,6 +11,7 @@ from kiln.absent import leave_out
 from kiln.errors import describe, message
 from kiln.graph.text import text
 from kiln.nn import Module
+from kiln.table.callables import hide_frames
 from kiln.tracing.answers import OTHER, Condition, is_plain
 from kiln.tracing.capture import capture
 from kiln.tracing.captured import Captured
@@ -329,3 +330,6 @@ leave_out(
     "get_debug_state graph_for inlined_graph name qualified_name save_to_buffer schema",
     _INSIDE,
 )
+
+
+hide_frames(globals(), ("trace",))
