@@ -57,7 +57,7 @@ def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], o
     tensor([-1.,  2.])
     """
     if not callable(true_fn) or not callable(false_fn):
-        raise RuntimeError("Expect both branches to be callable.")
+        raise RuntimeError("cond: Expect both branches to be callable.")
     if not isinstance(pred, (bool, int, float, Tensor, Value)):
         raise RuntimeError(f"Expected pred to be bool or tensor, but got {pred}.")
     leaves, build = _operands("operands", operands)
@@ -117,7 +117,7 @@ def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried
     if results is not None and together is not None:
         return together(results)
     if not callable(cond_fn) or not callable(body_fn):
-        raise RuntimeError("Expect cond_fn and body_fn to be callable.")
+        raise RuntimeError("while_loop: Expect cond_fn and body_fn to be callable.")
     leaves, build, many = _state("carried_inputs", carried_inputs)
 
     def emit(graph: Graph, given: list[Value]) -> tuple[list[Value], Build]:
@@ -159,7 +159,7 @@ def scan(
     (tensor(6.), tensor([0., 0., 2., 9.]))
     """
     if not callable(combine_fn):
-        raise RuntimeError(f"Combine_fn must be a callable, but got {combine_fn}")
+        raise RuntimeError(f"scan: Combine_fn must be a callable, but got {combine_fn}")
     leaves, build, _ = _state("init", init)
     parts, build_parts = _parts("xs", xs, dim)
     count = len(leaves)

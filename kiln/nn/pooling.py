@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Union
 
 from kiln._core import Tensor
-from kiln.errors import describe, message
 from kiln.nn import functional
 from kiln.nn.module import Module
 
@@ -348,9 +347,7 @@ class _FractionalMaxPool(_Pool):
     ) -> None:
         super().__init__()
         self.kernel_size, self.return_indices = self._each(kernel_size), return_indices
-        if not all(isinstance(k, int) for k in self.kernel_size):
-            raise TypeError(message(type(self).__name__, "ints as kernel_size", describe(kernel_size)))
-        if min(self.kernel_size) <= 0:
+        if any(isinstance(k, int) and k <= 0 for k in self.kernel_size):
             raise ValueError(f"kernel_size must be greater than 0, but got {kernel_size}")
         self.register_buffer("_random_samples", _random_samples)
         if output_size is None and output_ratio is None:

@@ -369,7 +369,13 @@ KNOWN: Differences = [
     ("autograd.functional|func", "(raises|refuses).*(truth|Boolean) value", "a flag is one truth"),
     ("optim.Optimizer.load_state_dict", "raises ValueError: dictionary", "Python's, of what is no dict"),
     ("Tensor.(cuda|xpu|mtia)", "PyTorch: TypeError: descriptor", "a function and its method are one"),
-    ("nn.FractionalMaxPool2d", "refuses: (Type|Value)Error: .*kernel_size", "refused when it is made"),
+    (
+        "Tensor.(cuda|xpu|mtia)",
+        "PyTorch: RuntimeError: Cannot access acc",
+        "there is no such device by any name",
+    ),
+    ("nn.FractionalMaxPool3d", _TAKES + "TypeError: '>'", "looked at when it is called"),
+    ("nn.FractionalMaxPool2d", "refuses: ValueError: .*kernel_size", "refused when it is made"),
     ("nn.init.dirac_", "refuses: ValueError", "PyTorch writes no group where there are fewer than none"),
     ("utils.data.default_collate", _TAKES + "TypeError: .*'bytes'", "bytes are a sequence of numbers"),
 ]
@@ -384,6 +390,7 @@ def _words(*texts: str) -> str:
 WORDS: Differences = [
     ("distributions.Wishart", _words("scale_tril must"), "it names the matrix that was given"),
     ("Tensor.ipu", _words("Cannot access acc"), "there are none of these devices, whatever their number"),
+    ("nn.utils.get_total_norm", _words("incompatible function"), "what is no tensor is named"),
     ("nn.init.trunc_normal_", _words("can only concatenate"), "a bound of a wrong type is named"),
     (
         "",
