@@ -161,7 +161,7 @@ def scan(
     if not callable(combine_fn):
         raise RuntimeError(f"scan: Combine_fn must be a callable, but got {combine_fn}")
     leaves, build, _ = _state("init", init)
-    parts, build_parts = _parts("xs", xs, dim)
+    parts, build_parts = _parts("scan", "xs", xs, dim)
     count = len(leaves)
     if not parts and length is None:
         raise RuntimeError("scan: with nothing to go along, say how many steps there are: length=")
@@ -214,6 +214,7 @@ def map(f: Callable[..., Any], xs: Any, *args: Any) -> Any:
     >>> kiln.graph.map(lambda x, y: x.sum() * y, kiln.ones(2, 3), kiln.tensor(2.0))
     tensor([6., 6.])
     """
+    _parts("map", "xs", xs, 0)  # whose errors name it
     return scan(lambda none, x: ((), f(x, *args)), (), xs)[1]
 
 
@@ -258,20 +259,22 @@ def _as_tensor(x: Any) -> Any:
     return find("full").handle(x, (), dtype)
 
 
-def _parts(name: str, tree: Any, dim: int) -> tuple[list[Any], Build]:
+def _parts(asked: str, name: str, tree: Any, dim: int) -> tuple[list[Any], Build]:
     leaves, build = flatten(tree) if tree is not None else ([], lambda _: None)
     for k, x in enumerate(leaves):
         if not isinstance(x, (Tensor, Value)):
-            raise RuntimeError(f"All {name} leaves must be a Tensor, got {type(x).__name__} at {k}")
+            raise RuntimeError(f"{asked}: All {name} leaves must be a Tensor, got {type(x).__name__} at {k}")
         if x.ndim == 0 or not -x.ndim <= dim < x.ndim:
-            raise RuntimeError(f"{name}: leaf {k} of {x.ndim} dims has no dim {dim} to go along")
+            raise RuntimeError(f"{asked}: leaf {k} of {name}, of {x.ndim} dims has no dim {dim} to go along")
     if dim:
         leaves = [
             find("permute").handle(x, _first(dim % x.ndim, x.ndim)) if x.ndim > 1 else x for x in leaves
         ]
     lengths = {x.shape[0] for x in leaves if isinstance(x, Tensor)}
     if len(lengths) > 1:
-        raise RuntimeError(f"{name}: leaves of one length expected along dim {dim}, got {sorted(lengths)}")
+        raise RuntimeError(
+            f"{asked}: leaves of one length expected in {name} along dim {dim}, got {sorted(lengths)}"
+        )
     return leaves, build
 
 

@@ -144,8 +144,8 @@ def freeze(mod: Any, preserved_attrs: list[str] | None = None, optimize_numerics
     """
     if not isinstance(mod, ScriptModule):
         raise RuntimeError(
-            "Freezing expects a ScriptModule as input. Please use torch.jit.script or torch.jit.trace to "
-            "script your 'nn.Module'."
+            "freeze: Freezing expects a ScriptModule as input. Please use torch.jit.script or "
+            "torch.jit.trace to script your 'nn.Module'."
         )
     if isinstance(mod, TopLevelTracedModule) and set(mod._methods) != {"forward"}:
         raise NotImplementedError("freeze: kiln freezes modules of which forward alone was traced")
@@ -171,6 +171,11 @@ def optimize_for_inference(mod: Any, other_methods: list[str] | None = None) -> 
     >>> fast(kiln.ones(1, 2)).shape
     kiln.Size([1, 1])
     """
+    if not isinstance(mod, ScriptModule):
+        raise RuntimeError(
+            "optimize_for_inference expects a ScriptModule as input. Please use torch.jit.script or "
+            "torch.jit.trace to script your 'nn.Module'."
+        )
     if other_methods:
         raise NotImplementedError("optimize_for_inference: kiln freezes forward alone, not other_methods")
     return mod if isinstance(mod, FrozenModule) else freeze(mod)

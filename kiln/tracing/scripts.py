@@ -215,7 +215,7 @@ def trace(
         raise TypeError(message("trace", "a function or a module", describe(func)))
     if example_inputs is None and example_kwarg_inputs is None:
         raise RuntimeError(
-            "example_kwarg_inputs should be a dict: give example_inputs or example_kwarg_inputs"
+            "trace: example_kwarg_inputs should be a dict: give example_inputs or example_kwarg_inputs"
         )
     args, kwargs = _example(example_inputs), dict(example_kwarg_inputs or {})
     found = captured_twice(func, args, kwargs, dynamic_shapes, on_data, check_trace)
