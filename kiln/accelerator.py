@@ -73,7 +73,9 @@ max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
 
 
 def _refused(name: str) -> _typing.NoReturn:
-    raise RuntimeError(f"{_NO_ACCELERATOR} kiln runs on the CPU; ask kiln.accelerator.is_available() before")
+    raise RuntimeError(
+        f"{name}: {_NO_ACCELERATOR} kiln runs on the CPU; ask kiln.accelerator.is_available() before"
+    )
 
 
 globals().update({name: _refusal("accelerator", name, _refused) for name in _REFUSED.split()})

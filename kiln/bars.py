@@ -26,7 +26,7 @@ class Quiet(Generic[Item]):
         self.disable = True
 
     def __iter__(self) -> Iterator[Item]:
-        for item in self.iterable or ():
+        for item in () if self.iterable is None else self.iterable:
             yield item
             self.n += 1
 

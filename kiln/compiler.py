@@ -13,6 +13,7 @@ from functools import wraps
 from types import MethodType
 from typing import Any
 
+from kiln import _core
 from kiln.absent import hint_missing as _hint_missing
 from kiln.capture import service
 from kiln.capture.capturing import STATE
@@ -28,6 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+@_core.Function
 def explain(compiled: Any) -> str:
     """In plain words: what was recorded and why anew, what ended each recording and where, what it costs.
 
@@ -36,6 +38,7 @@ def explain(compiled: Any) -> str:
     return _calls(compiled, "explain").explain()
 
 
+@_core.Function
 def stats(compiled: Any) -> dict[str, Any]:
     """Counts: runs of programs, compiles, replays op by op, recordings remembered and forgotten; whether the
     region is switched off.
@@ -90,11 +93,15 @@ def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None
     >>> kiln.compiler.disable(abs)(-1)
     1
     """
+    if fn is not None and not callable(fn):
+        raise AssertionError("disable: fn must be callable")
     return fn if fn is not None else lambda function: function
 
 
 def allow_in_graph(fn: Any) -> Any:
     """The function itself: nothing needs a permission."""
+    if not callable(fn):
+        raise AssertionError("allow_in_graph expects a callable")
     return fn
 
 
@@ -112,6 +119,7 @@ def list_backends(exclude_tags: Any = ()) -> list[str]:
     return sorted(REGISTERED)
 
 
+@_core.Function
 def register_backend(compiler_fn: Any = None, name: str | None = None, tags: Any = ()) -> Any:
     """Gives a backend for `kiln.compile` a name, its own if none is given; also a decorator.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
+from kiln import _core
 from kiln.errors import warn
 
 _TYPES = (
@@ -126,7 +127,7 @@ def not_compiled(kind: str) -> NoReturn:
 
 def refusal(kind: str, name: str, error: Callable[[str], NoReturn]) -> Callable[..., NoReturn]:
     """What stands for a function of an accelerator, `kind.name`, and raises when it is called: `error` is
-    told the name.
+    told the name. The error shows no lines of kiln's.
     """
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
@@ -135,7 +136,7 @@ def refusal(kind: str, name: str, error: Callable[[str], NoReturn]) -> Callable[
     refuse.__name__ = refuse.__qualname__ = name
     refuse.__module__ = f"kiln.{kind}"
     refuse.__doc__ = f"Raises: kiln runs on the CPU; choose the device by kiln.{kind}.is_available()."
-    return refuse
+    return _core.Function(refuse)
 
 
 def get_default_device() -> device:

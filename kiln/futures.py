@@ -138,6 +138,9 @@ def collect_all(futures: list[Future[Any]]) -> Future[list[Future[Any]]]:
     >>> [future.wait() for future in both.wait()]
     [1, 2]
     """
+    for future in futures:
+        if not isinstance(future, Future):
+            raise TypeError(f"collect_all: expected a list of futures, got one of {type(future).__name__}")
     all_of_them: Future[list[Future[Any]]] = Future()
     left, lock = [len(futures)], threading.Lock()
 

@@ -18,6 +18,7 @@ from kiln.scripting.scripted import load as _load
 from kiln.scripting.scripted import save as _save
 from kiln.scripting.units import CompilationUnit
 from kiln.table.arguments import is_traced as _is_traced
+from kiln.table.callables import hide_frames as _hide_frames
 from kiln.tracing.modules import (
     Future,
     TopLevelTracedModule,
@@ -111,6 +112,8 @@ def ignore(drop: Any = False, **kwargs: Any) -> Any:
         fn._kiln_ignored = True
         return fn
 
+    if not callable(drop) and not builtins.isinstance(drop, bool):
+        raise RuntimeError(f"Argument to @torch.jit.ignore must be a bool or a function but got {drop}")
     return marked(drop) if callable(drop) else marked
 
 
@@ -126,7 +129,9 @@ def export(fn: _F) -> _F:
 
 
 def interface(obj: Any) -> Any:
-    """A class that scripts may call through, as it is."""
+    """A class that scripts may call through, as it is. RuntimeError for anything else."""
+    if not builtins.isinstance(obj, type):
+        raise RuntimeError("interface must be applied to a class")
     return obj
 
 
@@ -183,3 +188,5 @@ def onednn_fusion_enabled() -> bool:
 
 
 _hint_missing(__name__)
+
+_hide_frames(globals(), ("ignore", "interface", "load", "save"))

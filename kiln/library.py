@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from kiln import _core
 from kiln.absent import hint_missing as _hint_missing
 from kiln.absent import leave_out
 from kiln.autograd.function import Function
@@ -67,12 +68,13 @@ class CustomOpDef:
         self._recorded = Recorded
 
 
-def _split(name: str) -> str:
-    if name.count("::") != 1:
-        raise ValueError(message("library", "a name such as 'mine::twice'", repr(name)))
+def _split(name: str, asked: str) -> str:
+    if not isinstance(name, str) or name.count("::") != 1:
+        raise ValueError(message(f"library.{asked}", "a name such as 'mine::twice'", repr(name)))
     return name.partition(".")[0]  # without an overload
 
 
+@_core.Function
 def custom_op(
     name: str,
     fn: Callable[..., Any] | None = None,
@@ -90,7 +92,7 @@ def custom_op(
     >>> twice(kiln.ones(1))
     tensor([2.])
     """
-    found = _split(name)
+    found = _split(name, "custom_op")
 
     def define(function: Callable[..., Any]) -> CustomOpDef:
         op = CustomOpDef(found, function)
@@ -100,14 +102,16 @@ def custom_op(
     return define if fn is None else define(fn)
 
 
+@_core.Function
 def define(qualname: str, schema: str, *, lib: Any = None, tags: Any = ()) -> None:
     """Says that there is an operator: what it does, `impl` says."""
-    _split(qualname)
+    _split(qualname, "define")
 
 
+@_core.Function
 def impl(qualname: str, types: Any = "", func: Any = None, *, lib: Any = None) -> Any:
     """`@impl("mine::twice", "cpu")`: what the operator does; functions for other devices are kept aside."""
-    name = _split(qualname)
+    name = _split(qualname, "impl")
     wanted = [types] if isinstance(types, str) else list(types)
 
     def register(function: Any) -> Any:
@@ -118,31 +122,39 @@ def impl(qualname: str, types: Any = "", func: Any = None, *, lib: Any = None) -
     return register if func is None else register(func)
 
 
+@_core.Function
 def register_fake(op: Any, func: Any = None, /, *, lib: Any = None, allow_override: bool = False) -> Any:
     """`@register_fake("mine::twice")`: a function that tells shapes without values; kept aside."""
+    if not isinstance(op, str) and not callable(op):
+        raise ValueError(f"register_fake({op}): got unexpected type for op: {type(op)}")
     return (lambda function: function) if func is None else func
 
 
 impl_abstract = register_fake
 
 
+@_core.Function
 def register_autograd(op: Any, backward: Any, /, *, setup_context: Any = None, lib: Any = None) -> None:
     """The derivative of an operator by name; of one that is not there, nothing."""
-    found = op if isinstance(op, CustomOpDef) else _OPS.get(_split(op))
+    found = op if isinstance(op, CustomOpDef) else _OPS.get(_split(op, "register_autograd"))
     if found is not None:
         found.register_autograd(backward, setup_context=setup_context)
 
 
+@_core.Function
 def register_kernel(op: Any, device_types: Any, func: Any = None, /, *, lib: Any = None) -> Any:
     """`@register_kernel("mine::twice", "cpu")`: as `impl`."""
-    name = op._qualname if isinstance(op, CustomOpDef) else op
+    name = op._qualname if isinstance(op, CustomOpDef) else _split(op, "register_kernel")
     return impl(name, "cpu" if device_types is None else device_types, func)
 
 
 class Library:
     """Operators below one name: `define` says that there is one, `impl` what it does on the CPU."""
 
+    @_core.Function
     def __init__(self, ns: str, kind: str, dispatch_key: str = "") -> None:
+        if kind not in ("IMPL", "DEF", "FRAGMENT"):
+            raise ValueError(f"Library: Unsupported kind: {kind}")
         self.ns, self.kind, self.dispatch_key = ns, kind, dispatch_key
 
     def define(self, schema: str, alias_analysis: str = "", *, tags: Any = ()) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing as _typing
 
+from kiln import _core
 from kiln.device import not_compiled as _not_compiled
 from kiln.device import refusal as _refusal
 
@@ -24,6 +25,7 @@ def _cannot(name: str) -> _typing.NoReturn:
 class Nowhere:
     """What can only be named: RuntimeError for who makes one, or calls what it would have."""
 
+    @_core.Function
     def __init__(self, *args: _typing.Any, **kwargs: _typing.Any) -> None:
         _cannot(type(self).__name__)
 
@@ -42,7 +44,7 @@ def _method(name: str) -> _typing.Callable[..., _typing.NoReturn]:
 
     refuse.__name__, refuse.__qualname__ = name.rpartition(".")[2], name
     refuse.__doc__ = "RuntimeError: there is no CUDA."
-    return refuse
+    return _core.Function(refuse)
 
 
 class Event(Nowhere):
@@ -88,8 +90,10 @@ def manual_seed(seed: int) -> None:
     """Seeds the device there is: none."""
 
 
+@_core.Function
 def manual_seed_all(seed: int) -> None:
-    """Seeds every device: none."""
+    """Seeds every device: none. An error of `int` for what is no number."""
+    int(seed)
 
 
 def get_rng_state_all() -> list[_typing.Any]:
@@ -97,8 +101,10 @@ def get_rng_state_all() -> list[_typing.Any]:
     return []
 
 
+@_core.Function
 def set_rng_state_all(new_states: _typing.Any) -> None:
-    """Puts back what `get_rng_state_all` gave."""
+    """Puts back what `get_rng_state_all` gave: nothing, of each device."""
+    list(new_states)
 
 
 def empty_cache() -> None:

@@ -27,6 +27,7 @@ class StorageType(type(TypedStorage)):  # type: ignore[misc]
 
     dtype: Any
 
+    @_core.Function
     def __call__(cls, *args: Any, **kwargs: Any) -> TypedStorage:
         name = f"{cls.__module__}.{cls.__name__}"
         for given in sorted({*kwargs} - {"wrap_storage"}):
@@ -43,7 +44,14 @@ class StorageType(type(TypedStorage)):  # type: ignore[misc]
                 f"{name}.__new__ received an invalid combination of arguments: expected a number of elements "
                 "or a sequence of them; a tensor's memory is x.storage()"
             )
-        return TypedStorage(*args, **kwargs, dtype=cls.dtype)
+        try:
+            return TypedStorage(*args, **kwargs, dtype=cls.dtype)
+        except (TypeError, ValueError, RuntimeError) as error:
+            if len(error.args) == 1:  # PyTorch's words where it has some, of the class that was called
+                error.args = (
+                    (f"{name}.{error}",) if str(error).startswith("__new__") else (f"{name}: {error}",)
+                )
+            raise
 
     def __instancecheck__(cls, x: Any) -> bool:
         return isinstance(x, TypedStorage) and x.dtype is cls.dtype

@@ -50,17 +50,17 @@ def cpu(self: Any, memory_format: Any = None) -> Any:
 
 def cuda(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
     """AssertionError, as of a PyTorch without CUDA; RuntimeError for what is no CUDA device."""
-    _moved("cuda", device)
+    _moved("cuda", device, non_blocking, memory_format)
 
 
 def xpu(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
     """AssertionError, as of a PyTorch without Intel's GPUs; RuntimeError for what is no such device."""
-    _moved("xpu", device)
+    _moved("xpu", device, non_blocking, memory_format)
 
 
 def mtia(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
     """AssertionError, as of a PyTorch without Meta's accelerators; RuntimeError for what is none."""
-    _moved("mtia", device)
+    _moved("mtia", device, non_blocking, memory_format)
 
 
 def ipu(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
@@ -68,7 +68,11 @@ def ipu(self: Any, device: Any = None, non_blocking: bool = False, memory_format
     check("to", "ipu")
 
 
-def _moved(kind: str, device: Any) -> NoReturn:
+def _moved(kind: str, device: Any, non_blocking: Any, form: Any) -> NoReturn:
+    if not isinstance(non_blocking, (bool, int, float)):
+        raise TypeError(message(kind, "argument 'non_blocking' to be a bool", describe(non_blocking)))
+    if form is not None and not isinstance(form, _core.memory_format):
+        raise TypeError(message(kind, "argument 'memory_format' to be a memory_format", describe(form)))
     if device is not None and not isinstance(device, int) and Device(device).type != kind:
         raise RuntimeError(f"Invalid device, must be {kind} device")
     not_compiled(kind)

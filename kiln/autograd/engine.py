@@ -129,6 +129,11 @@ def grad(
     roots, wanted = _tuple(outputs), _inputs("grad", inputs)
     for k, x in enumerate(wanted):
         if isinstance(x, Tensor) and not x.requires_grad:
+            for i, root in enumerate(roots):  # of several mistakes that of the outputs is told
+                if isinstance(root, Tensor) and not root.requires_grad:
+                    raise RuntimeError(
+                        f"element {i} of tensors does not require grad and does not have a grad_fn"
+                    )
             raise RuntimeError(
                 f"One of the differentiated Tensors does not require grad: inputs[{k}]; call "
                 "requires_grad_() on it before the outputs are computed"

@@ -28,25 +28,30 @@ def _as_tuple(what: str, name: str, given: Any) -> tuple[bool, tuple[Tensor, ...
     tensors = tuple(given) if several else (given,)
     for k, x in enumerate(tensors):
         if not isinstance(x, Tensor):
-            which = f"value at index {k}" if several else f"given {what}"
+            which = f"value at index {k}" if isinstance(given, tuple) else f"given {what}"
             raise TypeError(
                 f"The {what} given to {name} must be either a Tensor or a tuple of Tensors but the {which} "
-                f"has type {type(x)}."
+                f"has type {type(x if isinstance(given, tuple) else given)}."
             )
     return several, tensors
 
 
 class _Point:
-    """A function at its inputs: `xs` are the tensors it was run on, `ys` what it gave."""
+    """A function at its inputs: `xs` are the tensors it is run on, `ys` what it gave."""
 
     def __init__(self, name: str, func: Function, inputs: Inputs, create_graph: bool, strict: bool) -> None:
-        self.name, self.create_graph, self.strict = name, create_graph, strict
+        self.name, self.func, self.create_graph, self.strict = name, func, create_graph, strict
         self.several_inputs, given = _as_tuple("inputs", name, inputs)
         self.xs = tuple(self._own(x) for x in given)
-        result = func(*self.xs)
-        self.several_outputs, self.ys = _as_tuple("outputs of the user-provided function", name, result)
+        self.several_outputs: bool = False
+        self.ys: tuple[Tensor, ...] = ()
+
+    def run(self) -> None:
+        """Calls the function; what is given beside it was looked at before."""
+        result = self.func(*self.xs)
+        self.several_outputs, self.ys = _as_tuple("outputs of the user-provided function", self.name, result)
         for k, y in enumerate(self.ys):
-            if strict and not y.requires_grad:
+            if self.strict and not y.requires_grad:
                 raise RuntimeError(
                     f"Output {k} of the user-provided function does not require gradients. The outputs must "
                     "be computed in a differentiable manner from the input when running in strict mode."
@@ -162,6 +167,7 @@ def vjp(
     """
     with enable_grad():
         point = _Point("vjp", func, inputs, create_graph, strict)
+        point.run()
         vs = _vector("vjp", v, point.ys, point.several_outputs, _NO_V_OF_OUTPUT)
         found = _filled(_gradients(point.ys, point.xs, vs, create_graph), point.xs, strict, _INDEPENDENT)
         _refuse_constant(point, found, "jacobian")
@@ -182,6 +188,7 @@ def jvp(
     with enable_grad():
         point = _Point("jvp", func, inputs, create_graph, strict)
         vs = _vector("jvp", v, point.xs, point.several_inputs, _NO_V_OF_INPUT)
+        point.run()
         seeds = [ops.zeros_like(y.detach()).requires_grad_() for y in point.ys]
         rows = _filled(_gradients(point.ys, point.xs, seeds, True), point.xs, strict, _INDEPENDENT)
         along = _filled(
@@ -224,6 +231,7 @@ def vhp(
     with enable_grad():
         point = _Point("vhp", func, inputs, create_graph, strict)
         vs = _vector("vhp", v, point.xs, point.several_inputs, _NO_V_OF_INPUT)
+        point.run()
         jacobian = _jacobian_of_number(point)
         found = _filled(
             _gradients(jacobian, point.xs, vs, create_graph),
@@ -249,6 +257,7 @@ def hvp(
     with enable_grad():
         point = _Point("hvp", func, inputs, create_graph, strict)
         vs = _vector("hvp", v, point.xs, point.several_inputs, _NO_V_OF_INPUT)
+        point.run()
         jacobian = _jacobian_of_number(point)
         seeds = [ops.zeros_like(x.detach()).requires_grad_() for x in point.xs]
         rows = _filled(
@@ -304,6 +313,7 @@ def jacobian(
         )
     with enable_grad():
         point = _Point("jacobian", func, inputs, create_graph, strict)
+        point.run()
         if strategy == "forward-mode":
             rows = _by_columns(point)
         else:
@@ -399,6 +409,7 @@ def hessian(
 
     def gradient(*xs: Any) -> Any:
         point = _Point("hessian", func, tuple(xs), True, strict)
+        point.run()
         return tuple(_jacobian_of_number(point))
 
     found = jacobian(gradient, given, create_graph, strict, vectorize, outer_jacobian_strategy)

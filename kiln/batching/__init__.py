@@ -22,5 +22,7 @@ class _Callable(ModuleType):
     def __call__(self) -> Batching:
         return Batching()
 
+    __call__.__qualname__ = "batching"  # as Python's errors name it
+
 
 sys.modules[__name__].__class__ = _Callable

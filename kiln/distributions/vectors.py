@@ -45,12 +45,12 @@ def half_log_det(tril: Tensor) -> Tensor:
 def given_matrix(**matrices: Tensor | None) -> tuple[str, Tensor] | None:
     """The name of the one matrix that is given, and it; None unless it is one. ValueError for a vector."""
     given = [(name, matrix) for name, matrix in matrices.items() if matrix is not None]
-    for name, matrix in given:
-        if matrix.ndim < 2:
-            raise ValueError(
-                f"{name} must be at least two-dimensional, with optional leading batch dimensions"
-            )
-    return given[0] if len(given) == 1 else None
+    if len(given) != 1:
+        return None
+    name, matrix = given[0]
+    if matrix.ndim < 2:
+        raise ValueError(f"{name} must be at least two-dimensional, with optional leading batch dimensions")
+    return name, matrix
 
 
 def factor_of(name: str, matrix: Tensor) -> Tensor:

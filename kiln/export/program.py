@@ -230,7 +230,7 @@ def export(
     >>> program(kiln.ones(4, 3)).shape
     kiln.Size([4, 2])
     """
-    return _exported(mod, args, kwargs, dynamic_shapes, "refuse")
+    return _exported("export", mod, args, kwargs, dynamic_shapes, "refuse")
 
 
 @_core.Function
@@ -256,7 +256,7 @@ def draft_export(
         ...
     RuntimeError: ... read True when the program was made, which goes by that value; here it is False
     """
-    made = _exported(mod, args, kwargs, dynamic_shapes, "check")
+    made = _exported("draft_export", mod, args, kwargs, dynamic_shapes, "check")
     lines = dict.fromkeys(check.line for check in made._captured.checks if isinstance(check, Kept))
     if lines:
         warn(
@@ -268,12 +268,17 @@ def draft_export(
 
 
 def _exported(
-    mod: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, on_data: str
+    asked: str,
+    mod: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    on_data: str,
 ) -> ExportedProgram:
     if not isinstance(args, tuple):
-        raise TypeError(message("export", "a tuple of example arguments", describe(args), "(x,) holds one"))
+        raise TypeError(message(asked, "a tuple of example arguments", describe(args), "(x,) holds one"))
     if not callable(mod):
-        raise TypeError(message("export", "a module or a function", describe(mod)))
+        raise TypeError(message(asked, "a module or a function", describe(mod)))
     kwargs = dict(kwargs or {})
     shapes = dynamic_shapes
     if hasattr(shapes, "dynamic_shapes"):  # a ShapesCollection, or AdditionalInputs

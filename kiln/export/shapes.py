@@ -180,6 +180,7 @@ def _hint(given: Any) -> bool:
     return given is Dim.AUTO or given is Dim.DYNAMIC
 
 
+@_core.Function
 def register_dataclass(cls: type, *, serialized_type_name: str | None = None) -> None:
     """Checks that objects of a class can be arguments and results of a program: every dataclass can, without
     being registered. A program that was loaded, where the class may not be, gives dicts. ValueError for what

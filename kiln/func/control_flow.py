@@ -34,6 +34,7 @@ from kiln.graph import control
 from kiln.graph.graph import Graph, Value, building
 from kiln.graph.size import Dim, substitute
 from kiln.graph.text import text
+from kiln.table.callables import hide_frames
 from kiln.table.record import CONTROL, find
 
 Build = Callable[[list[Any]], Any]
@@ -56,7 +57,7 @@ def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], o
     tensor([-1.,  2.])
     """
     if not callable(true_fn) or not callable(false_fn):
-        raise RuntimeError("Expect both branches to be callable.")
+        raise RuntimeError("cond: Expect both branches to be callable.")
     if not isinstance(pred, (bool, int, float, Tensor, Value)):
         raise RuntimeError(f"Expected pred to be bool or tensor, but got {pred}.")
     leaves, build = _operands("operands", operands)
@@ -116,7 +117,7 @@ def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried
     if results is not None and together is not None:
         return together(results)
     if not callable(cond_fn) or not callable(body_fn):
-        raise RuntimeError("Expect cond_fn and body_fn to be callable.")
+        raise RuntimeError("while_loop: Expect cond_fn and body_fn to be callable.")
     leaves, build, many = _state("carried_inputs", carried_inputs)
 
     def emit(graph: Graph, given: list[Value]) -> tuple[list[Value], Build]:
@@ -158,9 +159,9 @@ def scan(
     (tensor(6.), tensor([0., 0., 2., 9.]))
     """
     if not callable(combine_fn):
-        raise RuntimeError(f"Combine_fn must be a callable, but got {combine_fn}")
+        raise RuntimeError(f"scan: Combine_fn must be a callable, but got {combine_fn}")
     leaves, build, _ = _state("init", init)
-    parts, build_parts = _parts("xs", xs, dim)
+    parts, build_parts = _parts("scan", "xs", xs, dim)
     count = len(leaves)
     if not parts and length is None:
         raise RuntimeError("scan: with nothing to go along, say how many steps there are: length=")
@@ -213,6 +214,7 @@ def map(f: Callable[..., Any], xs: Any, *args: Any) -> Any:
     >>> kiln.graph.map(lambda x, y: x.sum() * y, kiln.ones(2, 3), kiln.tensor(2.0))
     tensor([6., 6.])
     """
+    _parts("map", "xs", xs, 0)  # whose errors name it
     return scan(lambda none, x: ((), f(x, *args)), (), xs)[1]
 
 
@@ -257,20 +259,22 @@ def _as_tensor(x: Any) -> Any:
     return find("full").handle(x, (), dtype)
 
 
-def _parts(name: str, tree: Any, dim: int) -> tuple[list[Any], Build]:
+def _parts(asked: str, name: str, tree: Any, dim: int) -> tuple[list[Any], Build]:
     leaves, build = flatten(tree) if tree is not None else ([], lambda _: None)
     for k, x in enumerate(leaves):
         if not isinstance(x, (Tensor, Value)):
-            raise RuntimeError(f"All {name} leaves must be a Tensor, got {type(x).__name__} at {k}")
+            raise RuntimeError(f"{asked}: All {name} leaves must be a Tensor, got {type(x).__name__} at {k}")
         if x.ndim == 0 or not -x.ndim <= dim < x.ndim:
-            raise RuntimeError(f"{name}: leaf {k} of {x.ndim} dims has no dim {dim} to go along")
+            raise RuntimeError(f"{asked}: leaf {k} of {name}, of {x.ndim} dims has no dim {dim} to go along")
     if dim:
         leaves = [
             find("permute").handle(x, _first(dim % x.ndim, x.ndim)) if x.ndim > 1 else x for x in leaves
         ]
     lengths = {x.shape[0] for x in leaves if isinstance(x, Tensor)}
     if len(lengths) > 1:
-        raise RuntimeError(f"{name}: leaves of one length expected along dim {dim}, got {sorted(lengths)}")
+        raise RuntimeError(
+            f"{asked}: leaves of one length expected in {name} along dim {dim}, got {sorted(lengths)}"
+        )
     return leaves, build
 
 
@@ -478,3 +482,6 @@ def _key(name: Any, functions: tuple[Any, ...], given: list[Any]) -> tuple[Any, 
         names.append((id(code), *[id(x) for x in held]))
     looks = tuple((x.dtype.name, tuple(isinstance(n, int) and n == 1 for n in x.shape)) for x in given)
     return (name, tuple(names), looks, _core.default_dtype_name()), tuple(alive)
+
+
+hide_frames(globals(), ("cond", "while_loop", "scan", "map"))

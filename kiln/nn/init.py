@@ -127,7 +127,7 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
     """
     if tensor.ndim not in (3, 4, 5):
         raise ValueError("Only tensors with 3, 4, or 5 dimensions are supported")
-    if tensor.shape[0] % groups:
+    if groups < 0 or tensor.shape[0] % groups:
         raise ValueError("dim 0 must be divisible by groups")
     filters, channels, *taps = tensor.shape
     one: Tensor = ops.zeros(filters // groups, channels, *taps, dtype=tensor.dtype)

@@ -179,7 +179,7 @@ class Module(Calls, State):
         """Own `module` as a child under `name`."""
         if module is not None and not isinstance(module, Module):
             raise TypeError(
-                f"add_module('{name}'): {type(module).__name__} is not a Module subclass, which was given as "
+                f"add_module('{name}'): {ops.typename(module)} is not a Module subclass, which was given as "
                 f"{describe(module)}"
             )
         self._own("_modules", name, module)

@@ -347,15 +347,17 @@ class _FractionalMaxPool(_Pool):
     ) -> None:
         super().__init__()
         self.kernel_size, self.return_indices = self._each(kernel_size), return_indices
+        if any(isinstance(k, int) and k <= 0 for k in self.kernel_size):
+            raise ValueError(f"kernel_size must be greater than 0, but got {kernel_size}")
         self.register_buffer("_random_samples", _random_samples)
-        self.output_size = None if output_size is None else self._each(output_size)
-        self.output_ratio = None if output_ratio is None else self._ratios(output_ratio)
         if output_size is None and output_ratio is None:
             raise ValueError(
                 f"{type(self).__name__} requires specifying either an output size, or a pooling ratio"
             )
         if output_size is not None and output_ratio is not None:
             raise ValueError("only one of output_size and output_ratio may be specified")
+        self.output_size = None if output_size is None else self._each(output_size)
+        self.output_ratio = None if output_ratio is None else self._ratios(output_ratio)
 
     def _ratios(self, value: float | Sequence[float]) -> tuple[float, ...]:
         ratios = tuple(value) if isinstance(value, Sequence) else (value,) * self.dims

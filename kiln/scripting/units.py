@@ -12,6 +12,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from kiln import _core
+from kiln.errors import describe, message
 from kiln.scripting.scripted import Scripted, script
 from kiln.tracing.scripts import above
 
@@ -52,6 +53,8 @@ class CompilationUnit:
 
     def define(self, lang: str, rcb: Any = None, _frames_up: int = 0) -> None:
         """Adds the functions of a text."""
+        if not isinstance(lang, str):
+            raise TypeError(message("CompilationUnit", "the text of functions", describe(lang)))
         frame = sys._getframe(_frames_up + 1)
         around = {**frame.f_globals, **frame.f_locals}
         found = functions_of(lang, around)

@@ -308,6 +308,7 @@ class _Current(_local):
 _current = _Current()
 
 
+@_core.Function
 def placeholder(name: str, shape: Any = (), dtype: Any = None) -> Any:
     """A node of a graph that is given when the graph is run: a tensor without values.
 

@@ -73,6 +73,7 @@ class Graph:
       return %2
     """
 
+    @_core.Function
     def __init__(self, inputs: Any, outputs: Any, name: str = "graph") -> None:
         if isinstance(inputs, Mapping):
             given = list(inputs.items())
@@ -424,6 +425,7 @@ def _fed(value: Any, own: Any) -> Any:
     return tensor(value, dtype=getattr(_core, own.dtype))
 
 
+@_core.Function
 def parse(source: str, tensors: Mapping[str, Any] | None = None) -> Graph:
     """The graph that a text says: `str(g)` gives it again. `tensors`: those that the graph has, by name.
 
@@ -458,6 +460,7 @@ def of_program(program: Any) -> Graph:
     return Graph._of(held, runs.homes)
 
 
+@_core.Function
 def from_function(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Graph:
     """The graph of what a function or module does with these arguments: placeholders, which say dtypes and
     sizes (tensors do too), in any containers; what is no tensor is part of the graph.

@@ -41,10 +41,17 @@ UNNAMED: Differences = [
     ("nn.(AdaptiveLog|utils.rnn)", "inside ValueError: .*invalid literal", "Python's, of what is no number"),
     ("nn.utils.parametrizations", "inside TypeError", "Python's, of what is no name or dim"),
     ("amp.GradScaler", "inside TypeError", "Python's, of what is no number"),
-    ("utils.data.default_collate", "unnamed TypeError", "told of the batch as a tensor"),
+    ("utils.data.default_collate", "unnamed (Type|Runtime|Index)Error", "told of the batch as a tensor"),
     ("func|autograd", "unnamed|inside", "told by Python, of the function or of a flag"),
+    ("func", "internal AttributeError", "of the function that is differentiated, given no tensor"),
+    ("distributions.Wishart", "internal AssertionError", "PyTorch's type here, raised on purpose"),
+    ("progress", "inside|lines of kiln's", "tqdm's, which makes the bar"),
     ("utils.data", "inside TypeError", "Python's, of what is no batch"),
-    ("Tensor.cuda", "internal AssertionError: Torch not compiled", "PyTorch's type here, raised on purpose"),
+    (
+        "Tensor.(cuda|xpu|mtia)",
+        "internal AssertionError: Torch not compiled",
+        "PyTorch's type here, raised on purpose",
+    ),
 ]
 
 _WRONG = "raises (RuntimeError|ValueError|IndexError|NotImplementedError)"
@@ -346,7 +353,11 @@ KNOWN: Differences = [
         "settings are Python's numbers",
     ),
     ("distributions.Independent", "refuses: RuntimeError: .*bool tensor", "a number of dims is Python's"),
-    ("utils.data.default_collate", "raises TypeError", "told of the batch as a tensor"),
+    (
+        "utils.data.default_collate",
+        "raises (Type|Index)Error",
+        "told of the batch as a tensor, or of no samples",
+    ),
     ("nn.utils.vector_to_parameters", "(refuses|raises) ?:? ?ValueError", "a vector has as many elements"),
     (
         "nn.utils.parametrizations",
@@ -357,6 +368,16 @@ KNOWN: Differences = [
     ("distributions.Normal.expand", _TAKES + "TypeError", "any object is filled"),
     ("autograd.functional|func", "(raises|refuses).*(truth|Boolean) value", "a flag is one truth"),
     ("optim.Optimizer.load_state_dict", "raises ValueError: dictionary", "Python's, of what is no dict"),
+    ("Tensor.(cuda|xpu|mtia)", "PyTorch: TypeError: descriptor", "a function and its method are one"),
+    (
+        "Tensor.(cuda|xpu|mtia)",
+        "PyTorch: RuntimeError: Cannot access acc",
+        "there is no such device by any name",
+    ),
+    ("nn.FractionalMaxPool3d", _TAKES + "TypeError: '>'", "looked at when it is called"),
+    ("nn.FractionalMaxPool2d", "refuses: ValueError: .*kernel_size", "refused when it is made"),
+    ("nn.init.dirac_", "refuses: ValueError", "PyTorch writes no group where there are fewer than none"),
+    ("utils.data.default_collate", _TAKES + "TypeError: .*'bytes'", "bytes are a sequence of numbers"),
 ]
 
 
@@ -367,6 +388,10 @@ def _words(*texts: str) -> str:
 
 # Where the same is refused, or warned of, in other words than PyTorch's first.
 WORDS: Differences = [
+    ("distributions.Wishart", _words("scale_tril must"), "it names the matrix that was given"),
+    ("Tensor.ipu", _words("Cannot access acc"), "there are none of these devices, whatever their number"),
+    ("nn.utils.get_total_norm", _words("incompatible function"), "what is no tensor is named"),
+    ("nn.init.trunc_normal_", _words("can only concatenate"), "a bound of a wrong type is named"),
     (
         "",
         _words(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kiln import _core
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim as Expression
 from kiln.graph.size import quotient, symbol
@@ -28,6 +29,7 @@ class Dim:
     DYNAMIC: Any
     STATIC: Any
 
+    @_core.Function
     def __init__(self, name: str, *, min: int | None = None, max: int | None = None) -> None:
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(f"Dim: expected a name as variables have, got {name!r}")
@@ -62,6 +64,7 @@ class Dim:
         return first + (f" + {self.plus}" if self.plus > 0 else f" - {-self.plus}" if self.plus else "")
 
 
+@_core.Function
 def dims(*names: str, min: int | None = None, max: int | None = None) -> tuple[Dim, ...]:
     """A `Dim` for each name, all with these bounds.
 

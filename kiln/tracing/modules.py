@@ -9,6 +9,7 @@ from typing import Any
 from kiln.absent import leave_out
 from kiln.errors import describe, message
 from kiln.nn import Module
+from kiln.table.callables import hide_frames
 from kiln.tracing.captured import State
 from kiln.tracing.scripts import ScriptModule, TracedModule, above, captured_twice, check_given
 
@@ -143,8 +144,8 @@ def freeze(mod: Any, preserved_attrs: list[str] | None = None, optimize_numerics
     """
     if not isinstance(mod, ScriptModule):
         raise RuntimeError(
-            "Freezing expects a ScriptModule as input. Please use torch.jit.script or torch.jit.trace to "
-            "script your 'nn.Module'."
+            "freeze: Freezing expects a ScriptModule as input. Please use torch.jit.script or "
+            "torch.jit.trace to script your 'nn.Module'."
         )
     if isinstance(mod, TopLevelTracedModule) and set(mod._methods) != {"forward"}:
         raise NotImplementedError("freeze: kiln freezes modules of which forward alone was traced")
@@ -170,6 +171,11 @@ def optimize_for_inference(mod: Any, other_methods: list[str] | None = None) -> 
     >>> fast(kiln.ones(1, 2)).shape
     kiln.Size([1, 1])
     """
+    if not isinstance(mod, ScriptModule):
+        raise RuntimeError(
+            "optimize_for_inference expects a ScriptModule as input. Please use torch.jit.script or "
+            "torch.jit.trace to script your 'nn.Module'."
+        )
     if other_methods:
         raise NotImplementedError("optimize_for_inference: kiln freezes forward alone, not other_methods")
     return mod if isinstance(mod, FrozenModule) else freeze(mod)
@@ -221,3 +227,6 @@ leave_out(
     "the call was made by fork; kiln.futures.Future waits for one",
 )
 leave_out(TracerWarning, "ignore_lib_warnings", "warnings.filterwarnings leaves them out")
+
+
+hide_frames(globals(), ("freeze", "optimize_for_inference", "trace_module"))

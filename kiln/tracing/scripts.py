@@ -11,6 +11,7 @@ from kiln.absent import leave_out
 from kiln.errors import describe, message
 from kiln.graph.text import text
 from kiln.nn import Module
+from kiln.table.callables import hide_frames
 from kiln.tracing.answers import OTHER, Condition, is_plain
 from kiln.tracing.capture import capture
 from kiln.tracing.captured import Captured
@@ -214,7 +215,7 @@ def trace(
         raise TypeError(message("trace", "a function or a module", describe(func)))
     if example_inputs is None and example_kwarg_inputs is None:
         raise RuntimeError(
-            "example_kwarg_inputs should be a dict: give example_inputs or example_kwarg_inputs"
+            "trace: example_kwarg_inputs should be a dict: give example_inputs or example_kwarg_inputs"
         )
     args, kwargs = _example(example_inputs), dict(example_kwarg_inputs or {})
     found = captured_twice(func, args, kwargs, dynamic_shapes, on_data, check_trace)
@@ -329,3 +330,6 @@ leave_out(
     "get_debug_state graph_for inlined_graph name qualified_name save_to_buffer schema",
     _INSIDE,
 )
+
+
+hide_frames(globals(), ("trace",))

@@ -27,10 +27,10 @@ def get_total_norm(
     the result and raises RuntimeError if it is not finite. `foreach` chooses nothing.
     """
     held = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    p = float(norm_type)
     if not held:
         zero: Tensor = ops.tensor(0.0)
         return zero
-    p = float(norm_type)
     total = _norm(ops.stack([_norm(t.detach(), p) for t in held]), p)
     if error_if_nonfinite and not math.isfinite(total.item()):
         raise RuntimeError(

@@ -98,7 +98,7 @@ class Generator:
         """
         if not isinstance(new_state, _core.Tensor) or new_state.dtype is not _core.uint8:
             raise TypeError(
-                message("set_state", "RNG state: a uint8 tensor of get_state", describe(new_state))
+                f"set_state: RNG state must be a torch.ByteTensor of get_state, got {describe(new_state)}"
             )
         if tuple(new_state.shape) != (STATE_BYTES,):
             raise RuntimeError(

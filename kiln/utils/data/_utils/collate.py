@@ -10,7 +10,7 @@ from typing import Any
 
 from kiln import _core, ops
 from kiln._core import Tensor
-from kiln.errors import message
+from kiln.errors import describe, message
 from kiln.table.callables import hide_frames
 from kiln.utils.data._utils import worker
 
@@ -201,12 +201,14 @@ def default_collate(batch: Sequence[Any]) -> Any:
     a tensor; texts and bytes stay as they are; mappings, named tuples and sequences are batched entry by
     entry, a tuple as a list. `default_collate_fn_map` of `kiln.utils.data._utils.collate` has more types, if
     a program puts them there. Raises TypeError for other types, RuntimeError for sequences of different
-    lengths and tensors of different shapes.
+    lengths and tensors of different shapes, IndexError for no samples.
 
     >>> import kiln
     >>> kiln.utils.data.default_collate([(1, "a"), (2, "b")])
     [tensor([1, 2]), ('a', 'b')]
     """
+    if isinstance(batch, (Mapping, Sequence)) and not batch:
+        raise IndexError(f"default_collate: list index out of range: {describe(batch)} holds no samples")
     return _collated(batch, default_collate_fn_map, 0)
 
 
