@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kiln import _core
@@ -230,7 +230,7 @@ def export(
     >>> program(kiln.ones(4, 3)).shape
     kiln.Size([4, 2])
     """
-    return _exported(mod, args, kwargs, dynamic_shapes, "refuse")
+    return _exported(mod, args, kwargs, dynamic_shapes, "refuse", preserve_module_call_signature)
 
 
 @_core.Function
@@ -256,7 +256,7 @@ def draft_export(
         ...
     RuntimeError: ... read True when the program was made, which goes by that value; here it is False
     """
-    made = _exported(mod, args, kwargs, dynamic_shapes, "check")
+    made = _exported(mod, args, kwargs, dynamic_shapes, "check", preserve_module_call_signature)
     lines = dict.fromkeys(check.line for check in made._captured.checks if isinstance(check, Kept))
     if lines:
         warn(
@@ -268,7 +268,12 @@ def draft_export(
 
 
 def _exported(
-    mod: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, on_data: str
+    mod: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    on_data: str,
+    preserved: Sequence[str],
 ) -> ExportedProgram:
     if not isinstance(args, tuple):
         raise TypeError(message("export", "a tuple of example arguments", describe(args), "(x,) holds one"))
@@ -278,7 +283,7 @@ def _exported(
     shapes = dynamic_shapes
     if hasattr(shapes, "dynamic_shapes"):  # a ShapesCollection, or AdditionalInputs
         shapes = shapes.dynamic_shapes(mod, args, kwargs)
-    made = ExportedProgram(_settled(mod, args, kwargs, shapes, on_data), mod, (args, kwargs))
+    made = ExportedProgram(_settled(mod, args, kwargs, shapes, on_data, tuple(preserved)), mod, (args, kwargs))
     made.train(getattr(mod, "training", False))
     if hasattr(dynamic_shapes, "verify"):
         dynamic_shapes.verify(made)

@@ -69,7 +69,7 @@ def decomposed(found: Captured, tensors: list[Any]) -> Captured:
     """A program without composites, which has these tensors."""
     made = copy(found)
     made.state = [s._replace(tensor=x) for s, x in zip(found.state, tensors)]
-    made.step_lines, made.whole = [], None
+    made.step_lines, made.whole, made.hierarchy = [], None, None
     graph, values = clone(found.graph)
     numbers, made.checks = asked_last(found)
     try:

@@ -38,9 +38,12 @@ class Restored:
         ] = {}  # of several results: step, those seen
         for value, k in zip(self.operands, range(len(self.operands))):
             self.sizes[k], self.dtypes[k] = tuple(value.shape), value.dtype
+        self.begins: list[int] = []  # how many steps stand before each node, and at the end
         for node in graph.nodes:
+            self.begins.append(len(self.steps))
             if node.op.kind != "constant":
                 self._add(node)
+        self.begins.append(len(self.steps))
         self.results = [self._value(v) for v in graph.outputs]
 
     def _value(self, value: Value) -> int:
@@ -48,6 +51,10 @@ class Restored:
         if found is None:
             raise TextError("a program's results are tensors, not numbers")
         return found
+
+    def number_of(self, value: Value) -> int | None:
+        """The number of a value; None of one that is a number, or of which nothing is made."""
+        return self._number.get(id(value))
 
     def _argument(self, x: Any) -> Argument:
         if not isinstance(x, Value):
