@@ -33,6 +33,11 @@ def lifted(found: Captured) -> tuple[GraphModule, ExportGraphSignature]:
     return GraphModule(Module(), made.graph, found.name.rpartition(".")[2] or "GraphModule"), made.signature
 
 
+def node_names(found: Captured) -> dict[int, str]:
+    """What that graph calls the value of each number."""
+    return {k: node.name for k, node in _Lifted(found).values.items() if isinstance(node, Node)}
+
+
 class Steps:
     """Steps of a program as nodes of a `kiln.fx.Graph`."""
 

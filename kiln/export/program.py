@@ -83,6 +83,25 @@ class ExportedProgram(Module):
         return lifted(self._captured)
 
     @property
+    def module_call_graph(self) -> Any:
+        """The program and every module of the model, as a list of `ModuleCallEntry`: a name `fqn`, and the
+        `signature` of the call where `preserve_module_call_signature` named it (else None). Nodes are those of
+        `graph_module`.
+        """
+        from kiln.export.call_graph import module_calls
+
+        return module_calls(self._captured)
+
+    @property
+    def call_spec(self) -> Any:
+        """How arguments and results are built of tensors: `in_spec` and `out_spec`, as of
+        `kiln.utils._pytree`.
+        """
+        from kiln.export.call_graph import call_spec
+
+        return call_spec(self._captured)
+
+    @property
     def state_dict(self) -> Any:
         """The parameters and buffers by name, as a dict; called, what a module's `state_dict()` gives."""
         return _States(self)
@@ -183,10 +202,10 @@ def _home(root: Module, state: State, saved: bool) -> tuple[dict[str, Any], str]
     for part in path:
         found = module._modules.get(part)
         if found is None:
-            _check_free(module, part, name)
+            check_free(module, part, name)
             found = module._modules[part] = _Part()
         module = found
-    _check_free(module, key, name)
+    check_free(module, key, name)
     if kind == "parameter":
         own = (
             tensor if isinstance(tensor, Parameter) else Parameter(tensor, requires_grad=tensor.requires_grad)
@@ -198,7 +217,7 @@ def _home(root: Module, state: State, saved: bool) -> tuple[dict[str, Any], str]
     return module._buffers, key
 
 
-def _check_free(module: Module, key: str, name: str) -> None:
+def check_free(module: Module, key: str, name: str) -> None:
     """ValueError where a module has something of a name already, its own tables among that."""
     if key in vars(module) or any(key in x for x in (module._parameters, module._buffers, module._modules)):
         raise ValueError(

@@ -59,6 +59,7 @@ def follow(found: Captured, graph: Graph) -> list[int]:
     extra = add_checks(found, rest, len(kept))  # type: ignore[arg-type]  # of a recorder it asks as much
     found.steps = rest.finish([*kept, *extra])
     found.shapes = rest.shapes(found.steps)
+    found.numbers = rest.places(found.steps)
     set_histories(found)
     found.graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
     found.make_op()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kiln.graph.graph import Graph, Value
 from kiln.tracing.trees import Tree
 from kiln.tuples import NamedTuple
 
@@ -39,12 +38,10 @@ class Hierarchy(NamedTuple):
     tied: tuple[tuple[str, int], ...]
     calls: tuple[ModuleCall, ...]
 
-    def in_graph(self, graph: Graph, begins: Sequence[int], numbered: dict[int, Value]) -> Hierarchy:
-        """The same by nodes: `begins` says with how many nodes before it each step begins, `numbered` what
-        value of the graph each of theirs is.
+    def in_graph(self, begins: Sequence[int], values: dict[int, int]) -> Hierarchy:
+        """The same by nodes: `begins` says with how many nodes before it each step begins, `values` which
+        input or node of the graph each value is.
         """
-        places = {id(v): k for k, v in enumerate([*graph.inputs, *(n.out for n in graph.nodes)])}
-        values = {k: places[id(v)] for k, v in numbered.items() if id(v) in places}
 
         def of(numbers: tuple[int, ...]) -> tuple[int, ...]:
             return tuple([values.get(k, UNKNOWN) for k in numbers])

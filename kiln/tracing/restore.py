@@ -26,6 +26,7 @@ class Restored:
     """The calls that a graph's nodes stand for, with what `capture` knows of a run besides."""
 
     def __init__(self, graph: Graph) -> None:
+        self._all = graph.values()
         self.operands = [v for v in graph.inputs if not v.weak]
         self.numbers = [v for v in graph.inputs if v.weak]
         self.steps: list[Step] = []
@@ -162,6 +163,12 @@ class Restored:
         """The sizes of what steps make, by the number that `finish` gave it."""
         first = steps.tensors + len(self.numbers)
         return {k - _FIRST + first: shape for k, shape in self.sizes.items() if k >= _FIRST}
+
+    def places(self, steps: Steps) -> dict[int, int]:
+        """By its place among the graph's inputs and nodes: the number that `finish` gave a value."""
+        first = steps.tensors + len(self.numbers)
+        found = {at: self._number.get(id(v)) for at, v in enumerate(self._all)}
+        return {at: k if k < _FIRST else k - _FIRST + first for at, k in found.items() if k is not None}
 
     def finish(self, results: list[int]) -> Steps:
         """The steps that these values need, numbered one after another."""
