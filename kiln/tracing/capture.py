@@ -143,9 +143,10 @@ def capture(
     refuse_drawn(name, outside)
     recorder.expect_unwritten()
     found.kept, found.given_back = recorder, recorder.given_back
-    _finish(found, recorder, leaves, names, distinct, stand_ins, state_of, outputs, rebound)
+    _finish(found, recorder, leaves, names, distinct, stand_ins, state_of, outputs, rebound,
+            notes.kept() if notes is not None else [])
     if notes is not None:
-        found.hierarchy = notes.settled(found, {id(tensor): name for name, *_, tensor in places})
+        found.hierarchy = notes.settled(found, {id(tensor): name for name, *_, tensor in reversed(places)})
     if varied is None:
         _make(found)
     return found
@@ -174,7 +175,9 @@ def _finish(
     state_of: dict[int, tuple[str, str, Any]],
     outputs: list[Any],
     rebound: dict[int, Any],
+    kept_values: list[int],
 ) -> None:
+    """`kept_values`: what the steps make besides, though nothing of the program uses it."""
     first_name: dict[int, str] = {}
     for x, name in zip(leaves, names):
         first_name.setdefault(id(x), name)
@@ -213,7 +216,7 @@ def _finish(
     kept, more = recorder.check_reads(len(values) + len(changed) + len(extra))
     found.checks += kept
     found.checks += recorder.stated([*(x.name for x in found.inputs), *(s.name for s in found.state)])
-    extra += more
+    extra += more + kept_values
     found.steps = recorder.steps_of([*values, *changed, *extra])
     set_histories(found)
     found.step_lines = recorder.lines_of([*values, *changed, *extra])

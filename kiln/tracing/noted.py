@@ -72,6 +72,11 @@ class Notes:
         self._calls[at] = ends, changed, ModuleCall(name, first, last, tuple(values), tuple(made), (), *trees)
         return result
 
+    def kept(self) -> list[int]:
+        """The values of calls whose signature is kept."""
+        calls = [note[-1] for note in self._calls if note is not None and note[-1].in_tree is not None]
+        return list(dict.fromkeys(k for call in calls for k in (*call.given, *call.returned)))
+
     def _value(self, tensor: Any, kept: bool) -> int:
         """What a tensor holds, without a step more where nothing asks for it."""
         whole, recorder = getattr(tensor, "whole", tensor), self._recorder

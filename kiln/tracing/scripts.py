@@ -244,7 +244,9 @@ def captured_twice(
         try:
             _compare_varied(
                 found,
-                lambda how: capture(func, args, kwargs, shapes, root, on_data, varied=how, written=written),
+                lambda how: capture(
+                    func, args, kwargs, shapes, root, on_data, True, how, written, preserved
+                ),
             )
         finally:
             _core.set_random_state(seed, position)
