@@ -54,7 +54,7 @@ def module_calls(found: Captured) -> list[ModuleCallEntry]:
     assert in_spec is not None and out_spec is not None
     own = ModuleCallSignature([], [], in_spec, out_spec, list(found.parameters))
     entries = [ModuleCallEntry("", own)]
-    graph, held = found.graph, found.hierarchy
+    held = found.hierarchy
     if held is None:
         return entries
     kept: dict[str, list[ModuleCallSignature]] = {}
@@ -66,7 +66,7 @@ def module_calls(found: Captured) -> list[ModuleCallEntry]:
             made = ModuleCallSignature(inputs, outputs, in_spec, out_spec)
             kept.setdefault(call.module, []).append(made)
     for name, own_name_of in held.modules:
-        entries.append(ModuleCallEntry(name, kept.get(own_name_of, [None])[0]))  # type: ignore[list-item]
+        entries.append(ModuleCallEntry(name, kept.get(own_name_of, [None])[0]))
     for name, signatures in kept.items():
         entries += [ModuleCallEntry(f"{name}@{k}", s) for k, s in enumerate(signatures) if k]
     return entries
@@ -75,6 +75,7 @@ def module_calls(found: Captured) -> list[ModuleCallEntry]:
 def _names(found: Captured) -> dict[int, str]:
     """The node of `graph_module` that each input and node of the graph is."""
     nodes = node_names(found)
+    assert found.graph is not None  # (which is made, or read, with the numbers)
     return {place: nodes[k] for place, k in found.numbers.items() if k in nodes}
 
 

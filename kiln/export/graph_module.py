@@ -173,7 +173,8 @@ class _Lifted(Steps):
         return x if kind == "number" else self.values[x]
 
     def _place(self, slot: int) -> tuple[Node, int]:
-        return self.places[slot]
+        node, dim = self.places[slot]
+        return node, dim
 
 
 def evaluate_example(dim: Any) -> int:

@@ -85,7 +85,7 @@ class ExportedProgram(Module):
     @property
     def module_call_graph(self) -> Any:
         """The program and every module of the model, as a list of `ModuleCallEntry`: a name `fqn`, and the
-        `signature` of the call where `preserve_module_call_signature` named it (else None). Nodes are those of
+        `signature` of the call where `preserve_module_call_signature` named it (else None), in the nodes of
         `graph_module`.
         """
         from kiln.export.call_graph import module_calls
@@ -221,7 +221,7 @@ def check_free(module: Module, key: str, name: str) -> None:
     """ValueError where a module has something of a name already, its own tables among that."""
     if key in vars(module) or any(key in x for x in (module._parameters, module._buffers, module._modules)):
         raise ValueError(
-            f"export: a program holds no tensor called {name!r:.80}: it has something else as {key!r:.40}"
+            f"export: a program holds nothing called {name!r:.80}: it has something else as {key!r:.40}"
         )
 
 
@@ -302,7 +302,9 @@ def _exported(
     shapes = dynamic_shapes
     if hasattr(shapes, "dynamic_shapes"):  # a ShapesCollection, or AdditionalInputs
         shapes = shapes.dynamic_shapes(mod, args, kwargs)
-    made = ExportedProgram(_settled(mod, args, kwargs, shapes, on_data, tuple(preserved)), mod, (args, kwargs))
+    made = ExportedProgram(
+        _settled(mod, args, kwargs, shapes, on_data, tuple(preserved)), mod, (args, kwargs)
+    )
     made.train(getattr(mod, "training", False))
     if hasattr(dynamic_shapes, "verify"):
         dynamic_shapes.verify(made)

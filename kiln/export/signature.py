@@ -333,7 +333,14 @@ def _read_modules(entries: _Entries, slots: int) -> Hierarchy | None:
         in_tree, out_tree = (None if t is None else _tree_in(t, slots) for t in trees)
         calls.append(
             ModuleCall(
-                module, first, last, tuple(given), tuple(returned), tuple(map(tuple, states)), in_tree, out_tree
+                module,
+                first,
+                last,
+                tuple(given),
+                tuple(returned),
+                tuple(map(tuple, states)),
+                in_tree,
+                out_tree,
             )
         )
     return Hierarchy(tuple(modules), tuple(tied), tuple(calls))

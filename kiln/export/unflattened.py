@@ -1,8 +1,8 @@
 """A program as modules again: `kiln.export.unflatten`.
 
 Each call of a module of the model is a part of the program's steps, and has a graph: its arguments and what
-else it uses that is made outside are placeholders, its own parameters and buffers attributes, calls of modules
-below it `call_module`. Buffers are written by the part that changes them.
+else it uses that is made outside are placeholders, its own parameters and buffers attributes, calls of
+modules below it `call_module`. Buffers are written by the part that changes them.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class InterpreterModule(Module):
             if signature is None:
                 if kwargs:
                     raise TypeError(
-                        "unflatten: a module takes its tensors by position; preserve_module_call_signature of "
-                        "export keeps how the model calls it"
+                        "unflatten: a module takes its tensors by position; preserve_module_call_signature "
+                        "of export keeps how the model calls it"
                     )
                 return self._run(k, args)
             in_tree, out_tree = signature
@@ -130,7 +130,9 @@ def _homes(module: Module, found: Captured) -> list[Home]:
 
 def call_again(module: Any, which: int, *args: Any, **kwargs: Any) -> Any:
     """A further call of a module, which does something else than its first."""
-    return module.call(which, args, kwargs) if isinstance(module, InterpreterModule) else module(*args, **kwargs)
+    return (
+        module.call(which, args, kwargs) if isinstance(module, InterpreterModule) else module(*args, **kwargs)
+    )
 
 
 def unflatten(module: ExportedProgram, flat_args_adapter: Any = None) -> UnflattenedModule:
@@ -184,8 +186,8 @@ class _Unflattening:
 
     def __init__(self, found: Captured, held: Hierarchy, rest: Restored, tensors: list[Any]) -> None:
         self.found, self.rest, self.tensors = found, rest, tensors
-        self.root, self.modules = UnflattenedModule(), {"": UnflattenedModule()}
-        self.modules[""] = self.root
+        self.root = UnflattenedModule()
+        self.modules: dict[str, InterpreterModule] = {"": self.root}
         self.names: dict[str, list[str]] = {"": [""]}  # of each module, by its first name: all
         for name, own in held.modules:
             self.names.setdefault(own, []).append(name)
@@ -199,7 +201,9 @@ class _Unflattening:
             for name in names:
                 self._put(which, name)
         inputs = len(found.inputs)
-        self.current = {inputs + k: inputs + k for k in range(len(found.state))}  # operand -> what it holds now
+        self.current = {
+            inputs + k: inputs + k for k in range(len(found.state))
+        }  # operand -> what it holds now
         self.changes = {inputs + k for kind, k in found.mutated if kind == "state"}
         self.versions: dict[int, int] = {}  # what a part writes into a buffer -> the buffer's operand
         root = self._tree(held.calls)
@@ -216,7 +220,13 @@ class _Unflattening:
             if own not in self.modules:
                 self.modules[own] = InterpreterModule()
             path, _, key = name.rpartition(".")
-            self._module_at(path)._modules[key] = self.modules[own]
+            holder, module = self._module_at(path), self.modules[own]
+            if holder._modules.get(key) is module:
+                continue
+            check_free(holder, key, name)
+            if name != own and any(m is holder for m in module.modules()):
+                raise ValueError(f"unflatten: {name}: the module {own} would hold itself")
+            holder._modules[key] = module
 
     def _module_at(self, path: str) -> Module:
         module: Module = self.root
@@ -244,14 +254,14 @@ class _Unflattening:
             module._keep(key, name not in self.found.unsaved)
 
     def inside(self, names: list[str], part: str) -> str | None:
-        """What is called so, in a part: the rest of its name."""
-        for around in self.names[part]:
-            for name in names:
-                if not around:
-                    return name
-                if name.startswith(f"{around}."):
-                    return name[len(around) + 1 :]
-        return None
+        """What is called so, in a part: the rest of its shortest name there."""
+        found = [
+            name[len(around) + 1 :] if around else name
+            for around in self.names[part]
+            for name in names
+            if not around or name.startswith(f"{around}.")
+        ]
+        return min(found, key=lambda name: name.count("."), default=None)
 
     # -- calls --------------------------------------------------------------------------------------------
 
@@ -351,7 +361,10 @@ class _Building(Steps):
                 self._placeholder(("number", k), kind)
         else:
             used = {
-                k for step in whole.rest.steps[part.first : part.last] for kind, k in step.args if kind == "value"
+                k
+                for step in whole.rest.steps[part.first : part.last]
+                for kind, k in step.args
+                if kind == "value"
             }
             for k in part.given if kept else dict.fromkeys(part.given):
                 if kept or k in used:
@@ -367,7 +380,9 @@ class _Building(Steps):
             if whole.current[operand] != k:
                 self.graph.call_method("copy_", (self._own(operand), self._value(k)))
                 whole.current[operand] = k
-        self.graph.output(returned[0] if part.call is not None and not kept and len(returned) == 1 else returned)
+        self.graph.output(
+            returned[0] if part.call is not None and not kept and len(returned) == 1 else returned
+        )
         if kept and len(self.needs) > len(part.given):
             raise NotImplementedError(
                 f"unflatten: {part.name} uses a tensor or number that is none of its arguments: leave it out "
@@ -420,7 +435,8 @@ class _Building(Steps):
             if whole.current[operand] != k:
                 name = whole.found.state[operand - len(whole.found.inputs)].name
                 raise NotImplementedError(
-                    f"unflatten: {self.part.name or whole.found.name} uses what {name} held before it was written"
+                    f"unflatten: {self.part.name or whole.found.name} uses what {name} held before it was "
+                    "written"
                 )
             if self._path(operand) is not None:
                 if operand not in whole.changes:
@@ -444,7 +460,9 @@ class _Building(Steps):
             return x
         if kind == "value":
             return self._value(x)
-        return self._others.get(("number", x)) or self._placeholder(("number", x), self.whole.found.random[x][0])
+        return self._others.get(("number", x)) or self._placeholder(
+            ("number", x), self.whole.found.random[x][0]
+        )
 
     def _place(self, slot: int) -> tuple[Node, int]:
         for kind, k in self.needs:
@@ -488,7 +506,9 @@ class _Building(Steps):
                     continue
                 leaf = node
                 for step in path_of:
-                    leaf = self.graph.call_function(getattr if isinstance(step, _Field) else operator.getitem, (leaf, step))
+                    leaf = self.graph.call_function(
+                        getattr if isinstance(step, _Field) else operator.getitem, (leaf, step)
+                    )
                 self.values[k] = leaf
         elif len(below.returned) == 1:
             self.values[below.returned[0]] = node
@@ -519,7 +539,9 @@ def _numbered(module: InterpreterModule, graph: Graph, signature: tuple[Tree, Tr
     told = _nodes(graph)
     for k, known in enumerate(module._graphs):
         own = module._signatures[k]
-        if _nodes(known) == told and (own is signature or (own and signature and all(map(alike, own, signature)))):
+        if _nodes(known) == told and (
+            own is signature or (own and signature and all(map(alike, own, signature)))
+        ):
             return k
     module._graphs.append(graph)
     module._signatures.append(signature)
@@ -527,4 +549,6 @@ def _numbered(module: InterpreterModule, graph: Graph, signature: tuple[Tree, Tr
 
 
 def _nodes(graph: Graph) -> list[Any]:
-    return [(node.name, node.op, str(node.target), repr(node.args), repr(node.kwargs)) for node in graph.nodes]
+    return [
+        (node.name, node.op, str(node.target), repr(node.args), repr(node.kwargs)) for node in graph.nodes
+    ]

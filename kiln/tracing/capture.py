@@ -143,8 +143,18 @@ def capture(
     refuse_drawn(name, outside)
     recorder.expect_unwritten()
     found.kept, found.given_back = recorder, recorder.given_back
-    _finish(found, recorder, leaves, names, distinct, stand_ins, state_of, outputs, rebound,
-            notes.kept() if notes is not None else [])
+    _finish(
+        found,
+        recorder,
+        leaves,
+        names,
+        distinct,
+        stand_ins,
+        state_of,
+        outputs,
+        rebound,
+        notes.kept() if notes is not None else [],
+    )
     if notes is not None:
         found.hierarchy = notes.settled(found, {id(tensor): name for name, *_, tensor in reversed(places)})
     if varied is None:

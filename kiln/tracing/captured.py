@@ -88,7 +88,9 @@ class Captured:
         self.alike: dict[int, int] = {}  # inputs that look as an earlier one does, and are not written
         self.one: dict[int, int] = {}  # such that were one tensor with it, where that was varied
         self.kept: Any = None  # so that the next run's objects are others
-        self.hierarchy: Hierarchy | None = None  # which steps are calls of which module, of a model that has any
+        self.hierarchy: Hierarchy | None = (
+            None  # which steps are calls of which module, of a model that has any
+        )
         self.numbers: dict[int, int] = {}  # the value of steps that each input and node of the graph is
         self.shapes: dict[int, Any] = {}  # of what steps make, by its number
         self._steps: Any = None

@@ -42,7 +42,9 @@ class Notes:
         for module in {id(m): m for _, m in self._modules if m is not self._root}.values():
             held = vars(module)
             before.append((held, {key: held[key] for key in _KEYS if key in held}))
-            held["_compiled_call_impl"] = partial(self._call, self._first[id(module)], module._compiled_call_impl)
+            held["_compiled_call_impl"] = partial(
+                self._call, self._first[id(module)], module._compiled_call_impl
+            )
             held["_hooked"] = True
         try:
             yield
@@ -94,7 +96,7 @@ class Notes:
         kept = {step.outs[0] for step in found.steps.steps}
 
         def number(k: int) -> int:
-            return k if k == UNKNOWN else recorder._number(k, again)  # type: ignore[no-any-return]
+            return k if k == UNKNOWN else recorder._number(k, again)
 
         where = [k for k, step in enumerate(recorder.steps) if number(step.outs[0]) in kept]
         which = {s.name: k for k, s in enumerate(found.state)}

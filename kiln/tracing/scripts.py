@@ -244,9 +244,7 @@ def captured_twice(
         try:
             _compare_varied(
                 found,
-                lambda how: capture(
-                    func, args, kwargs, shapes, root, on_data, True, how, written, preserved
-                ),
+                lambda how: capture(func, args, kwargs, shapes, root, on_data, True, how, written, preserved),
             )
         finally:
             _core.set_random_state(seed, position)
