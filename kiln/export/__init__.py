@@ -3,6 +3,7 @@
 export             traces a module: an `ExportedProgram`, callable, differentiable
 draft_export       the same of a model that goes by values, which every call then checks
 save               writes it into one file: safetensors, the graph's text in its metadata, nothing executable
+unflatten          makes modules of one again, by the names and calls that the model had
 load               reads it in a process that never saw the model's code
 Dim, dims          sizes that vary; ShapesCollection and AdditionalInputs say which by tensors, by examples
 """
@@ -19,21 +20,28 @@ from kiln.tracing.dims import Dim, dims
 
 if _typing.TYPE_CHECKING:
     from kiln.export import graph_signature
+    from kiln.export.call_graph import ModuleCallEntry, ModuleCallSignature
     from kiln.export.graph_signature import ExportGraphSignature
     from kiln.export.shapes import AdditionalInputs, ShapesCollection, register_dataclass
+    from kiln.export.unflattened import UnflattenedModule, unflatten
 
 __all__ = [
-    "AdditionalInputs", "Dim", "ExportGraphSignature", "ExportedProgram", "ShapesCollection", "dims",
-    "draft_export", "export", "graph_signature", "load", "register_dataclass", "save",
+    "AdditionalInputs", "Dim", "ExportGraphSignature", "ExportedProgram", "ModuleCallEntry",
+    "ModuleCallSignature", "ShapesCollection", "UnflattenedModule", "dims", "draft_export", "export",
+    "graph_signature", "load", "register_dataclass", "save", "unflatten",
 ]  # fmt: skip
 
 # What who loads a program needs not, imported when it is first asked for: name -> its module.
 _LATER = {
     "AdditionalInputs": "shapes",
     "ExportGraphSignature": "graph_signature",
+    "ModuleCallEntry": "call_graph",
+    "ModuleCallSignature": "call_graph",
     "ShapesCollection": "shapes",
+    "UnflattenedModule": "unflattened",
     "graph_signature": "graph_signature",
     "register_dataclass": "shapes",
+    "unflatten": "unflattened",
 }
 
 

@@ -33,62 +33,35 @@ def lifted(found: Captured) -> tuple[GraphModule, ExportGraphSignature]:
     return GraphModule(Module(), made.graph, found.name.rpartition(".")[2] or "GraphModule"), made.signature
 
 
-class _Lifted:
-    def __init__(self, found: Captured) -> None:
-        self.found, self.graph = found, Graph()
-        specs = input_specs(found)
-        self.signature = ExportGraphSignature(specs, [])
-        nodes = {id(s): self.graph.placeholder(s.arg.name) for s in specs}
-        for s in specs:  # a name may have been taken
-            s.arg = TensorArgument(nodes[id(s)].name)
-        by_target = {s.target: nodes[id(s)] for s in specs if s.target is not None}
-        rest = [nodes[id(s)] for s in specs if s.target is None]
-        operands = [*rest[: len(found.inputs)], *(by_target[s.name] for s in found.state)]
-        looks = [(x.dtype, x.shape) for x in found.inputs]
-        looks += [(s.tensor.dtype.name, tuple(s.tensor.shape)) for s in found.state]
-        self.places = {}
-        for node, first, (dtype, shape) in zip(operands, found.firsts, looks):
-            node.meta["val"] = self._like(dtype, shape)
-            self.places.update({first + d: (node, d) for d in range(len(shape))})
+def node_names(found: Captured) -> dict[int, str]:
+    """What that graph calls the value of each number."""
+    return {k: node.name for k, node in _Lifted(found).values.items() if isinstance(node, Node)}
+
+
+class Steps:
+    """Steps of a program as nodes of a `kiln.fx.Graph`."""
+
+    def __init__(self, dims: dict[str, Any], shapes: dict[int, Any]) -> None:
+        self.graph, self.dims, self.shapes = Graph(), dims, shapes
         self.sizes: dict[Any, Any] = {}
-        tensors = [*operands, *(operands[k] for k in found.again)]
-        self.values: dict[int, Any] = dict(enumerate([*tensors, *rest[len(found.inputs) :]]))
-        for step in found.steps.steps:
-            self._add(step)
-        results = [self.values[k] for k in found.steps.results]
-        count = len(found.outputs)
-        outputs = []
-        for (kind, which), node in zip(found.mutated, results[count:]):
-            outputs.append(node)
-            self.signature.output_specs.append(
-                OutputSpec(
-                    output_kind(found, kind, which)[0],
-                    TensorArgument(node.name),
-                    output_kind(found, kind, which)[1],
-                )
-            )
-        for k in range(count):
-            same = found.same.get(k)
-            node = (
-                results[k]
-                if same is None
-                else operands[same[1] + (len(found.inputs) if same[0] == "state" else 0)]
-            )
-            outputs.append(node)
-            self.signature.output_specs.append(OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name)))
-        self.graph.output(tuple(outputs))
+        self.values: dict[int, Any] = {}
+
+    def _argument(self, kind: str, x: Any) -> Any:
+        """The node of an argument of a step, or what is no tensor."""
+        raise NotImplementedError
+
+    def _place(self, slot: int) -> tuple[Node, int]:
+        """The node whose size a slot is, and at which dim."""
+        raise NotImplementedError
 
     def _like(self, dtype: str, shape: tuple[Dim, ...]) -> Any:
         """A tensor without memory, of the sizes of the example."""
-        slots = {d.slot: evaluate_example(d) for d in self.found.dims.values()}
+        slots = {d.slot: evaluate_example(d) for d in self.dims.values()}
         sizes = [evaluate(n, slots.__getitem__) for n in shape]
         return _core.from_nested(0, dtype).expand(tuple(sizes))
 
-    def _add(self, step: Any) -> None:
-        given = [
-            self._size(x) if kind == "size" else x if kind == "number" else self.values[x]
-            for kind, x in step.args
-        ]
+    def add(self, step: Any) -> None:
+        given = [self._size(x) if kind == "size" else self._argument(kind, x) for kind, x in step.args]
         if isinstance(step.op, str):
             made = self._memory(step, given)
         else:
@@ -99,7 +72,7 @@ class _Lifted:
             else [self.graph.call_function(operator.getitem, (made, k)) for k in range(len(step.outs))]
         )
         for k, dtype, node in zip(step.outs, step.dtypes, outs):
-            if (shape := self.found.shapes.get(k)) is not None:
+            if (shape := self.shapes.get(k)) is not None:
                 node.meta["val"] = self._like(dtype, shape)
             self.values[k] = node
 
@@ -147,9 +120,61 @@ class _Lifted:
                 operator.floordiv, (self._size(atom.numerator), self._size(atom.denominator))
             )
         if atom not in self.sizes:
-            node, d = self.places[atom.slot]
+            node, d = self._place(atom.slot)
             self.sizes[atom] = self.graph.call_method("size", (node, d))
         return self.sizes[atom]
+
+
+class _Lifted(Steps):
+    def __init__(self, found: Captured) -> None:
+        super().__init__(found.dims, found.shapes)
+        specs = input_specs(found)
+        self.signature = ExportGraphSignature(specs, [])
+        nodes = {id(s): self.graph.placeholder(s.arg.name) for s in specs}
+        for s in specs:  # a name may have been taken
+            s.arg = TensorArgument(nodes[id(s)].name)
+        by_target = {s.target: nodes[id(s)] for s in specs if s.target is not None}
+        rest = [nodes[id(s)] for s in specs if s.target is None]
+        operands = [*rest[: len(found.inputs)], *(by_target[s.name] for s in found.state)]
+        looks = [(x.dtype, x.shape) for x in found.inputs]
+        looks += [(s.tensor.dtype.name, tuple(s.tensor.shape)) for s in found.state]
+        self.places: dict[int, Any] = {}
+        for node, first, (dtype, shape) in zip(operands, found.firsts, looks):
+            node.meta["val"] = self._like(dtype, shape)
+            self.places.update({first + d: (node, d) for d in range(len(shape))})
+        tensors = [*operands, *(operands[k] for k in found.again)]
+        self.values = dict(enumerate([*tensors, *rest[len(found.inputs) :]]))
+        for step in found.steps.steps:
+            self.add(step)
+        results = [self.values[k] for k in found.steps.results]
+        count = len(found.outputs)
+        outputs = []
+        for (kind, which), node in zip(found.mutated, results[count:]):
+            outputs.append(node)
+            self.signature.output_specs.append(
+                OutputSpec(
+                    output_kind(found, kind, which)[0],
+                    TensorArgument(node.name),
+                    output_kind(found, kind, which)[1],
+                )
+            )
+        for k in range(count):
+            same = found.same.get(k)
+            node = (
+                results[k]
+                if same is None
+                else operands[same[1] + (len(found.inputs) if same[0] == "state" else 0)]
+            )
+            outputs.append(node)
+            self.signature.output_specs.append(OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name)))
+        self.graph.output(tuple(outputs))
+
+    def _argument(self, kind: str, x: Any) -> Any:
+        return x if kind == "number" else self.values[x]
+
+    def _place(self, slot: int) -> tuple[Node, int]:
+        node, dim = self.places[slot]
+        return node, dim
 
 
 def evaluate_example(dim: Any) -> int:

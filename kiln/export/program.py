@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kiln import _core
@@ -81,6 +81,25 @@ class ExportedProgram(Module):
         from kiln.export.graph_module import lifted
 
         return lifted(self._captured)
+
+    @property
+    def module_call_graph(self) -> Any:
+        """The program and every module of the model, as a list of `ModuleCallEntry`: a name `fqn`, and the
+        `signature` of the call where `preserve_module_call_signature` named it (else None), in the nodes of
+        `graph_module`.
+        """
+        from kiln.export.call_graph import module_calls
+
+        return module_calls(self._captured)
+
+    @property
+    def call_spec(self) -> Any:
+        """How arguments and results are built of tensors: `in_spec` and `out_spec`, as of
+        `kiln.utils._pytree`.
+        """
+        from kiln.export.call_graph import call_spec
+
+        return call_spec(self._captured)
 
     @property
     def state_dict(self) -> Any:
@@ -183,10 +202,10 @@ def _home(root: Module, state: State, saved: bool) -> tuple[dict[str, Any], str]
     for part in path:
         found = module._modules.get(part)
         if found is None:
-            _check_free(module, part, name)
+            check_free(module, part, name)
             found = module._modules[part] = _Part()
         module = found
-    _check_free(module, key, name)
+    check_free(module, key, name)
     if kind == "parameter":
         own = (
             tensor if isinstance(tensor, Parameter) else Parameter(tensor, requires_grad=tensor.requires_grad)
@@ -198,11 +217,11 @@ def _home(root: Module, state: State, saved: bool) -> tuple[dict[str, Any], str]
     return module._buffers, key
 
 
-def _check_free(module: Module, key: str, name: str) -> None:
+def check_free(module: Module, key: str, name: str) -> None:
     """ValueError where a module has something of a name already, its own tables among that."""
     if key in vars(module) or any(key in x for x in (module._parameters, module._buffers, module._modules)):
         raise ValueError(
-            f"export: a program holds no tensor called {name!r:.80}: it has something else as {key!r:.40}"
+            f"export: a program holds nothing called {name!r:.80}: it has something else as {key!r:.40}"
         )
 
 
@@ -230,7 +249,7 @@ def export(
     >>> program(kiln.ones(4, 3)).shape
     kiln.Size([4, 2])
     """
-    return _exported("export", mod, args, kwargs, dynamic_shapes, "refuse")
+    return _exported("export", mod, args, kwargs, dynamic_shapes, "refuse", preserve_module_call_signature)
 
 
 @_core.Function
@@ -256,7 +275,7 @@ def draft_export(
         ...
     RuntimeError: ... read True when the program was made, which goes by that value; here it is False
     """
-    made = _exported("draft_export", mod, args, kwargs, dynamic_shapes, "check")
+    made = _exported("draft_export", mod, args, kwargs, dynamic_shapes, "check", preserve_module_call_signature)
     lines = dict.fromkeys(check.line for check in made._captured.checks if isinstance(check, Kept))
     if lines:
         warn(
@@ -274,6 +293,7 @@ def _exported(
     kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Any,
     on_data: str,
+    preserved: Sequence[str],
 ) -> ExportedProgram:
     if not isinstance(args, tuple):
         raise TypeError(message(asked, "a tuple of example arguments", describe(args), "(x,) holds one"))
@@ -283,7 +303,9 @@ def _exported(
     shapes = dynamic_shapes
     if hasattr(shapes, "dynamic_shapes"):  # a ShapesCollection, or AdditionalInputs
         shapes = shapes.dynamic_shapes(mod, args, kwargs)
-    made = ExportedProgram(_settled(mod, args, kwargs, shapes, on_data), mod, (args, kwargs))
+    made = ExportedProgram(
+        _settled(mod, args, kwargs, shapes, on_data, tuple(preserved)), mod, (args, kwargs)
+    )
     made.train(getattr(mod, "training", False))
     if hasattr(dynamic_shapes, "verify"):
         dynamic_shapes.verify(made)

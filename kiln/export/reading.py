@@ -59,6 +59,7 @@ def follow(found: Captured, graph: Graph) -> list[int]:
     extra = add_checks(found, rest, len(kept))  # type: ignore[arg-type]  # of a recorder it asks as much
     found.steps = rest.finish([*kept, *extra])
     found.shapes = rest.shapes(found.steps)
+    found.numbers = rest.places(found.steps)
     set_histories(found)
     found.graph = graph.finish([*graph.outputs, *(rest.values[k] for k in extra)])
     found.make_op()
@@ -69,7 +70,7 @@ def decomposed(found: Captured, tensors: list[Any]) -> Captured:
     """A program without composites, which has these tensors."""
     made = copy(found)
     made.state = [s._replace(tensor=x) for s, x in zip(found.state, tensors)]
-    made.step_lines, made.whole = [], None
+    made.step_lines, made.whole, made.hierarchy = [], None, None
     graph, values = clone(found.graph)
     numbers, made.checks = asked_last(found)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kiln import _core
@@ -130,13 +130,18 @@ class AdditionalInputs:
 
 
 def settled(
-    m: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Any, on_data: str
+    m: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    given: Any,
+    on_data: str,
+    preserved: Sequence[str] = (),
 ) -> Captured:
     """A model as a graph. Where it does not do for each `Dim.AUTO` and `Dim.DYNAMIC` a size of its own, those
     of one size in the example are one size; where that does not do either, AUTO is as in the example.
     """
     try:
-        return captured_twice(m, args, kwargs, given, on_data, True)
+        return captured_twice(m, args, kwargs, given, on_data, True, None, preserved)
     except TracingError as error:
         refusal = error
     leaves: list[Any] = []
@@ -157,7 +162,7 @@ def settled(
                 own[d] = n if not _hint(n) else Dim(f"size_{size}") if size in varying else None
         shapes = {name: _specs(x, lambda t: spec_of[id(t)]) for name, x in _named(m, args, kwargs).items()}
         try:
-            return captured_twice(m, args, kwargs, shapes, on_data, True)
+            return captured_twice(m, args, kwargs, shapes, on_data, True, None, preserved)
         except TracingError:
             return None
 

@@ -22,6 +22,7 @@ from kiln.table.kinds import FLOATS
 from kiln.tracing.answers import Condition, is_known, is_plain
 from kiln.tracing.captured import Captured, Check, Expected, Input, Kept, Raises, State
 from kiln.tracing.dims import Range
+from kiln.tracing.hierarchy import Hierarchy, ModuleCall
 from kiln.tracing.sizes import SIGNS, Guard
 from kiln.tracing.trees import LEAF, Tree
 from kiln.tuples import NamedTuple
@@ -58,10 +59,25 @@ def signature(captured: Captured, trains: list[bool]) -> dict[str, Any]:
             [d.name, d.min, d.max, dim_text(d.symbol), d.slot, d.example] for d in captured.dims.values()
         ],
         "asked": asked_rows(captured),
+        **_modules_out(captured),
         "ordered": captured.ordered,
         "casts": captured.casts,
         "guards": [[dim_text(g.left), g.sign, dim_text(g.right), g.answer, g.line] for g in captured.guards],
     }
+
+
+def _modules_out(captured: Captured) -> dict[str, Any]:
+    """The model's modules, further names of its tensors, and the calls by nodes of the graph."""
+    held = captured.graph and captured.hierarchy
+    if not held or not (held.modules or held.tied):
+        return {}
+    calls = []
+    for c in held.calls:
+        trees = [None if t is None else _tree_out(t, c.module) for t in (c.in_tree, c.out_tree)]
+        calls.append([
+            c.module, c.first, c.last, list(c.given), list(c.returned), [list(x) for x in c.states], *trees
+        ])  # fmt: skip
+    return {"modules": [list(x) for x in held.modules], "tied": [list(x) for x in held.tied], "calls": calls}
 
 
 def asked(captured: Captured) -> list[Kept | Expected | Raises | Condition]:
@@ -288,9 +304,46 @@ def from_signature(graph: Looks, source: str, tensors: dict[str, Any]) -> tuple[
     flags = [entries.held.get(key, False) for key in ("ordered", "casts")]  # (not in files of before)
     _need(all(isinstance(x, bool) for x in flags), "ordered and casts must be true or false")
     found.ordered, found.casts = flags
+    found.hierarchy = _read_modules(entries, sum(v.ndim for v in values))
     _need(len(numbers) == len(found.random), f"{len(numbers)} numbers, {len(found.random)} that are drawn")
     _need(all(kind in ("seed", "position") for kind, _ in found.random), "a number that is not drawn")
     return found, [wanted for _, _, wanted in state]
+
+
+def _read_modules(entries: _Entries, slots: int) -> Hierarchy | None:
+    """The modules of a program; None of a file that says nothing of them. Numbers of nodes are checked by who
+    looks at the graph.
+    """
+    if not all(key in entries.held for key in ("modules", "tied", "calls")):
+        return None
+    modules = [tuple(row) for row in entries.rows("modules", str, str)]
+    tied = [tuple(row) for row in entries.rows("tied", str, int)]
+    for name in [name for name, _ in (*modules, *tied)]:
+        _need(all(parts := name.split(".")) and len(parts) <= _DEPTH, f"no name {name!r:.60}")
+    names = {name for name, _ in modules}
+    _need(len(names) == len(modules), "a module that stands twice")
+    _need(all(own in names for _, own in modules), "another name of a module that is none")
+    calls = []
+    for row in entries.rows("calls", str, int, int, list, list, list, *[(str, dict, type(None))] * 2):
+        module, first, last, given, returned, states, *trees = row
+        _need(module in names, f"a call of {module!r:.60}, which is no module")
+        pairs = all(isinstance(x, list) and len(x) == 2 for x in states)
+        numbers = [*given, *returned, *(k for x in states for k in x)] if pairs else [None]
+        _need(all(type(k) is int for k in numbers), f"a call of {module} with values that are no numbers")
+        in_tree, out_tree = (None if t is None else _tree_in(t, slots) for t in trees)
+        calls.append(
+            ModuleCall(
+                module,
+                first,
+                last,
+                tuple(given),
+                tuple(returned),
+                tuple(map(tuple, states)),
+                in_tree,
+                out_tree,
+            )
+        )
+    return Hierarchy(tuple(modules), tuple(tied), tuple(calls))
 
 
 def _error_of(name: str, told: str) -> BaseException:

@@ -168,10 +168,14 @@ class Graph:
             new = [(a, b) for a, b in new if alone.canonical(a) != alone.canonical(b)]
         return new
 
+    def values(self) -> list[Value]:
+        """Its inputs, then what its nodes make."""
+        return [*self.inputs, *(node.out for node in self.nodes)]
+
     def finish(self, outputs: list[Value]) -> Graph:
         """Sets the outputs and brings every shape to its canonical form."""
         self.outputs = outputs
-        for value in [*self.inputs, *(n.out for n in self.nodes)]:
+        for value in self.values():
             value.shape = tuple(self.canonical(d) for d in value.shape)
             if value.layout is not None:
                 value.layout = tuple(self.canonical(d) for d in value.layout)

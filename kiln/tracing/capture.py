@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from kiln.table.kinds import FLOATS
 from kiln.tracing.captured import Captured, Check, Input, Raises, State, flat, like
 from kiln.tracing.compare import random_states, refuse_drawn
 from kiln.tracing.dims import declared, specs_of
+from kiln.tracing.noted import Notes
 from kiln.tracing.recorder import Recorder, TracingError
 from kiln.tracing.symbolic import Traced, plain
 from kiln.tracing.trees import Tree, build, constants, flatten
@@ -42,12 +43,14 @@ def capture(
     has_values: bool = True,
     varied: Variation | None = None,
     written: frozenset[int] = frozenset(),
+    preserved: Sequence[str] | None = None,
 ) -> Captured:
     """What `fn(*args, **kwargs)` does, as a graph. `dims`: which sizes vary, as `dynamic_shapes` of
     `kiln.jit.trace`; `root`: the module whose parameters and buffers it uses (fn itself, if it is one);
     `has_values`: whether the arguments have values, or only say what such look like; `varied`: what is
     otherwise than in the example, where arguments that are `written` stay several; such a run is there to be
-    compared, and has no graph. TracingError for what a graph would not do again, with the line.
+    compared, and has no graph; `preserved`: that calls of modules are noted, with the signatures of these.
+    TracingError for what a graph would not do again, with the line.
     """
     kwargs = kwargs or {}
     root = fn if root is None and isinstance(fn, Module) else root
@@ -72,6 +75,7 @@ def capture(
     found.one = found.alike if how.same else {}
     places = _places(root) if root is not None else _places_around(fn)
     found.unsaved = _unsaved(root) if root is not None else set()
+    notes = Notes(root, recorder, preserved) if root is not None and preserved is not None else None
     returned: list[Any] = []
     stand_ins: dict[int, Any] = {}
     seen: dict[int, Any] = {}  # arguments as the function is to see them
@@ -98,7 +102,7 @@ def capture(
         if how.order and rest:
             named = dict(reversed(named.items()))
         more = [list(seen.values()) for _ in range(3)] if how.around else []
-        with _exchanged(places, stand_ins):
+        with _exchanged(places, stand_ins), notes.noting() if notes else nullcontext():
             result = deeper(lambda: fn(*given, **named)) if how.around else fn(*given, **named)
             result = recorder.finish_result(result)
             del more
@@ -139,7 +143,20 @@ def capture(
     refuse_drawn(name, outside)
     recorder.expect_unwritten()
     found.kept, found.given_back = recorder, recorder.given_back
-    _finish(found, recorder, leaves, names, distinct, stand_ins, state_of, outputs, rebound)
+    _finish(
+        found,
+        recorder,
+        leaves,
+        names,
+        distinct,
+        stand_ins,
+        state_of,
+        outputs,
+        rebound,
+        notes.kept() if notes is not None else [],
+    )
+    if notes is not None:
+        found.hierarchy = notes.settled(found, {id(tensor): name for name, *_, tensor in reversed(places)})
     if varied is None:
         _make(found)
     return found
@@ -168,7 +185,9 @@ def _finish(
     state_of: dict[int, tuple[str, str, Any]],
     outputs: list[Any],
     rebound: dict[int, Any],
+    kept_values: list[int],
 ) -> None:
+    """`kept_values`: what the steps make besides, though nothing of the program uses it."""
     first_name: dict[int, str] = {}
     for x, name in zip(leaves, names):
         first_name.setdefault(id(x), name)
@@ -207,7 +226,7 @@ def _finish(
     kept, more = recorder.check_reads(len(values) + len(changed) + len(extra))
     found.checks += kept
     found.checks += recorder.stated([*(x.name for x in found.inputs), *(s.name for s in found.state)])
-    extra += more
+    extra += more + kept_values
     found.steps = recorder.steps_of([*values, *changed, *extra])
     set_histories(found)
     found.step_lines = recorder.lines_of([*values, *changed, *extra])

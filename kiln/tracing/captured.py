@@ -21,6 +21,7 @@ from kiln.tuples import NamedTuple
 
 if TYPE_CHECKING:
     from kiln.tracing.answers import Condition
+    from kiln.tracing.hierarchy import Hierarchy
 
 _SHOWN = 4  # elements of a tensor that errors show
 _look, _graph_of = later("kiln.tracing.graphs", "Look"), later("kiln.tracing.graphs", "graph_of")
@@ -87,6 +88,10 @@ class Captured:
         self.alike: dict[int, int] = {}  # inputs that look as an earlier one does, and are not written
         self.one: dict[int, int] = {}  # such that were one tensor with it, where that was varied
         self.kept: Any = None  # so that the next run's objects are others
+        self.hierarchy: Hierarchy | None = (
+            None  # which steps are calls of which module, of a model that has any
+        )
+        self.numbers: dict[int, int] = {}  # the value of steps that each input and node of the graph is
         self.shapes: dict[int, Any] = {}  # of what steps make, by its number
         self._steps: Any = None
         self._graph: Graph | None = None
@@ -97,7 +102,7 @@ class Captured:
         if self._steps is None:
             assert self.whole is not None
             found = self.whole()
-            self._steps, self._graph = found._steps, found._graph
+            self._steps, self._graph, self.numbers = found._steps, found._graph, found.numbers
         return self._steps
 
     @steps.setter
@@ -113,7 +118,14 @@ class Captured:
                 return self._graph
             looks = [_look(x.dtype, x.shape) for x in self.inputs]
             looks += [_look(s.tensor.dtype.name, tuple(s.tensor.shape)) for s in self.state]
-            self._graph = _graph_of(steps, looks, self.shapes, self.step_lines)
+            numbered: dict[int, Any] | None = None if self.hierarchy is None else {}
+            begins: list[int] = []
+            self._graph = _graph_of(steps, looks, self.shapes, self.step_lines, numbered, begins)
+            if self.hierarchy is not None and numbered is not None:
+                places = {id(v): k for k, v in enumerate(self._graph.values())}
+                values = {k: places[id(v)] for k, v in numbered.items() if id(v) in places}
+                self.hierarchy = self.hierarchy.in_graph(begins, values)
+                self.numbers = {place: k for k, place in reversed(values.items())}
         return self._graph
 
     @graph.setter

@@ -27,10 +27,21 @@ class Look:
         self.dtype, self.shape = dtype, shape
 
 
-def graph_of(steps: Steps, inputs: list[Look], shapes: dict[int, Shape], lines: Sequence[str] = ()) -> Graph:
-    """The graph of steps on inputs that look so; `shapes` of every value by its number, `lines` of steps."""
+def graph_of(
+    steps: Steps,
+    inputs: list[Look],
+    shapes: dict[int, Shape],
+    lines: Sequence[str] = (),
+    numbered: dict[int, Value] | None = None,
+    begins: list[int] | None = None,
+) -> Graph:
+    """The graph of steps on inputs that look so; `shapes` of every value by its number, `lines` of steps.
+    What each value became is put into `numbered`, how many nodes stand before each step, and at the end, into
+    `begins`.
+    """
     graph = Graph()
-    values: dict[int, Value] = {}
+    values = {} if numbered is None else numbered
+    begins = [] if begins is None else begins
     for k, look in enumerate(inputs):
         for _ in look.shape:
             graph.new_symbol()
@@ -42,9 +53,11 @@ def graph_of(steps: Steps, inputs: list[Look], shapes: dict[int, Shape], lines: 
     with building(graph):
         for k, step in enumerate(steps.steps):
             before = len(graph.nodes)
+            begins.append(before)
             add_step(graph, step, values, shapes)
             for node in graph.nodes[before:] if k < len(lines) else ():
                 node.line = lines[k]
+    begins.append(len(graph.nodes))
     return graph.finish([values[k] for k in steps.results])
 
 

@@ -26,6 +26,7 @@ class Restored:
     """The calls that a graph's nodes stand for, with what `capture` knows of a run besides."""
 
     def __init__(self, graph: Graph) -> None:
+        self._all = graph.values()
         self.operands = [v for v in graph.inputs if not v.weak]
         self.numbers = [v for v in graph.inputs if v.weak]
         self.steps: list[Step] = []
@@ -38,9 +39,12 @@ class Restored:
         ] = {}  # of several results: step, those seen
         for value, k in zip(self.operands, range(len(self.operands))):
             self.sizes[k], self.dtypes[k] = tuple(value.shape), value.dtype
+        self.begins: list[int] = []  # how many steps stand before each node, and at the end
         for node in graph.nodes:
+            self.begins.append(len(self.steps))
             if node.op.kind != "constant":
                 self._add(node)
+        self.begins.append(len(self.steps))
         self.results = [self._value(v) for v in graph.outputs]
 
     def _value(self, value: Value) -> int:
@@ -48,6 +52,10 @@ class Restored:
         if found is None:
             raise TextError("a program's results are tensors, not numbers")
         return found
+
+    def number_of(self, value: Value) -> int | None:
+        """The number of a value; None of one that is a number, or of which nothing is made."""
+        return self._number.get(id(value))
 
     def _argument(self, x: Any) -> Argument:
         if not isinstance(x, Value):
@@ -155,6 +163,12 @@ class Restored:
         """The sizes of what steps make, by the number that `finish` gave it."""
         first = steps.tensors + len(self.numbers)
         return {k - _FIRST + first: shape for k, shape in self.sizes.items() if k >= _FIRST}
+
+    def places(self, steps: Steps) -> dict[int, int]:
+        """By its place among the graph's inputs and nodes: the number that `finish` gave a value."""
+        first = steps.tensors + len(self.numbers)
+        found = {at: self._number.get(id(v)) for at, v in enumerate(self._all)}
+        return {at: k if k < _FIRST else k - _FIRST + first for at, k in found.items() if k is not None}
 
     def finish(self, results: list[int]) -> Steps:
         """The steps that these values need, numbered one after another."""

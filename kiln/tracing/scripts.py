@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kiln import _core
@@ -233,9 +233,10 @@ def captured_twice(
     on_data: str,
     check: bool,
     root: Module | None = None,
+    preserved: Sequence[str] | None = None,
 ) -> Captured:
-    """A function as a graph, followed twice where that is to be checked."""
-    found = capture(func, args, kwargs, shapes, root, on_data)
+    """A function as a graph, followed twice where that is to be checked; `preserved` as of `capture`."""
+    found = capture(func, args, kwargs, shapes, root, on_data, preserved=preserved)
     if check:
         written = frozenset(k for kind, k in found.mutated if kind == "input")
         held = [object() for _ in range(1000)]  # so that new objects lie elsewhere
@@ -244,7 +245,7 @@ def captured_twice(
         try:
             _compare_varied(
                 found,
-                lambda how: capture(func, args, kwargs, shapes, root, on_data, varied=how, written=written),
+                lambda how: capture(func, args, kwargs, shapes, root, on_data, True, how, written, preserved),
             )
         finally:
             _core.set_random_state(seed, position)
