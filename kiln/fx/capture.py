@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 import weakref
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -89,8 +90,8 @@ class Segment:
 class Capture(TracerBase):
     """The segments of one call. `owner`, what was compiled, knows where steps begin and what runs."""
 
-    def __init__(self, owner: Any, paths: dict[int, str]) -> None:
-        self.owner, self.paths = owner, paths
+    def __init__(self, owner: Any, named: Callable[[], dict[int, str]]) -> None:
+        self.owner, self.named = owner, named  # called for the names of tensors where a graph is made
         self.graph: Any = self  # one program: values of two do not meet
         self.passing = False  # what is asked is done at once
         self.broken: Break | None = None
@@ -148,23 +149,22 @@ class Capture(TracerBase):
             return ("input", number), Place("input", number)
         number = segment.places[id(tensor)] = len(segment.inputs)
         segment.inputs.append(tensor)
-        known = path or self.paths.get(id(tensor), "")
-        if not known and not tensor.requires_grad and number not in segment.kept:
+        if not path and not tensor.requires_grad:
             segment.kept[number] = (tensor._version, tensor.detach().clone())
-        name = f"L_{known or f'tensor_{number}'}_"
-        segment.names.append(name if name not in segment.names else f"{name}{number}_")
+        segment.names.append(path or f"tensor_{number}")
         segment.copies.append(copy_of(tensor) if segment.shadows is not None else None)
-        return ("input", number, look(tensor), known), Place("input", number)
+        return ("input", number, look(tensor)), Place("input", number)
 
     def _arguments(self, a: Any) -> tuple[Any, Any]:
         """A key of arguments, and the arguments with places instead of tensors."""
         kind = type(a)
-        if kind is _At:
-            return ("step", a.index), Place("step", a.index)
-        if issubclass(kind, Value):
-            if a.index is not None:
-                return ("step", a.index), Place("step", a.index)
-            return self._input(a.value, a.path)
+        if kind in _SIMPLE:
+            return (kind, a), a
+        if kind is Value or kind is _At:
+            index = a.index
+            if index is None:
+                return self._input(a.value, a.path)
+            return ("step", index), Place("step", index)
         if isinstance(a, _core.Tensor):
             return self._input(a, "")
         if isinstance(a, (tuple, list)):
@@ -420,7 +420,7 @@ class Capture(TracerBase):
             _core.set_modes(*segment.start_modes)
             run = segment.at.runs.get(live)
             if run is None:
-                run = self.owner.made(self.number, segment, live)
+                run = self.owner.made(self, segment, live)
                 segment.at.runs[live] = run
             made = run(*given)
         finally:
@@ -447,6 +447,10 @@ class Capture(TracerBase):
 def _called(target: Any) -> str:
     """What is called."""
     return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
+
+
+# by which arguments are told apart as they are
+_SIMPLE: Any = frozenset((int, str, bool, type(None), _core.dtype))
 
 
 class _At:
