@@ -216,9 +216,9 @@ def compile(
     compiled function, or `kiln.compiler.wait()`, returns when that is done. With `wait=True` the first call
     compiles. Sizes are run-time arguments whatever `dynamic` says. With `fullgraph=True` a call that reads a
     value (`.item()`, `if x > 0`, `print(x)`) raises RuntimeError with the line, whether the value was there
-    already or not: one program was not enough. The names that PyTorch has for `backend` and `mode` are taken and choose nothing, as do `options`,
-    `name`, `recompile_limit`, `isolate_recompiles` and `shapes_spec`: kiln has one way to compile. With
-    `disable=True` the callable comes back as it is.
+    already or not: one program was not enough. The names that PyTorch has for `backend` and `mode` are taken
+    and choose nothing, as do `options`, `name`, `recompile_limit`, `isolate_recompiles` and `shapes_spec`:
+    kiln has one way to compile. With `disable=True` the callable comes back as it is.
 
     A `backend` of the program's own is a callable: it gets what the function computes as a
     `kiln.fx.GraphModule`, with the tensors it is called with, and returns what runs instead; so is a name
@@ -250,8 +250,8 @@ def compile(
     kind = _kind(backend, mode, options, fullgraph, pure, bool(dynamic))
     if model is None:
         return lambda function: compile(
-            function, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, disable=disable,
-            wait=wait, pure=pure, batch=batch,
+            function, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options,
+            disable=disable, wait=wait, pure=pure, batch=batch,
         )  # fmt: skip
     if disable:
         return model
@@ -265,8 +265,8 @@ def compile(
     if isinstance(model, (staticmethod, classmethod)):  # in a class's body: what they hold is called
         return type(model)(
             compile(
-                model.__func__, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, wait=wait,
-                pure=pure,
+                model.__func__, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode,
+                options=options, wait=wait, pure=pure,
             )
         )  # fmt: skip
     if isinstance(model, (Compiled, Recorded)):  # again: not one region in another

@@ -81,7 +81,7 @@ def _has_code(a: Any) -> bool:
     if type(a) in _NO_CODE or isinstance(a, _core.Tensor):
         return False
     if isinstance(a, (tuple, list)):
-        return any([_has_code(x) for x in a if type(x) not in _NO_CODE])
+        return any(_has_code(x) for x in a if type(x) not in _NO_CODE)
     if isinstance(a, dict):
         return any(map(_has_code, a.values()))
     if isinstance(a, (FunctionType, MethodType, partial)):
