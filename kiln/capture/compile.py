@@ -135,31 +135,6 @@ class Compiled(_core.Recorder):
         return explain(self._name, self._region)
 
 
-class InOne(Compiled):
-    """One whose calls may not read a value while they are recorded: `fullgraph=True`."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        before = _reads(self._region)
-        result = super().__call__(*args, **kwargs)
-        line = next((line for line, n in _reads(self._region).items() if n > before.get(line, 0)), None)
-        if line is not None:
-            raise RuntimeError(
-                f"compile: fullgraph=True, but {self._name} read a value at {line}: .item(), float(), a "
-                "print or `if` of a tensor ends a recording; leave fullgraph out to record on behind it"
-            )
-        return result
-
-
-def _reads(region: Any) -> dict[str, int]:
-    """How often values were read inside a region, by lines."""
-    counts: dict[str, int] = {}
-    for recording in region.describe()["recordings"]:
-        for cause, line, times in recording["ends"]:
-            if cause == "a value was read":
-                counts[str(line)] = counts.get(str(line), 0) + times
-    return counts
-
-
 @overload
 def compile(
     model: Model,
@@ -240,16 +215,19 @@ def compile(
     disk has it. One seen again is compiled by another thread while calls go on op by op; `wait()` of a
     compiled function, or `kiln.compiler.wait()`, returns when that is done. With `wait=True` the first call
     compiles. Sizes are run-time arguments whatever `dynamic` says. With `fullgraph=True` a call that reads a
-    value (`.item()`, `if x > 0`) raises RuntimeError with the line when it is over: one program was not
-    enough. The names that PyTorch has for `backend` and `mode` are taken and choose nothing, as do `options`,
-    `name`, `recompile_limit`, `isolate_recompiles` and `shapes_spec`: kiln has one way to compile. With
-    `disable=True` the callable comes back as it is.
+    value (`.item()`, `if x > 0`, `print(x)`) raises RuntimeError with the line, whether the value was there
+    already or not: one program was not enough. The names that PyTorch has for `backend` and `mode` are taken
+    and choose nothing, as do `options`, `name`, `recompile_limit`, `isolate_recompiles` and `shapes_spec`:
+    kiln has one way to compile. With `disable=True` the callable comes back as it is.
 
     A `backend` of the program's own is a callable: it gets what the function computes as a
     `kiln.fx.GraphModule`, with the tensors it is called with, and returns what runs instead; so is a name
     that `kiln.compiler.register_backend` was told. Python runs at each call, and a call that does with its
     tensors what an earlier one did runs what that one was given. Where a value is read, what was done so far
-    runs and another graph begins; with `fullgraph=True` that raises RuntimeError with the line.
+    runs and another graph begins; with `fullgraph=True` that raises RuntimeError with the line. With
+    `dynamic=True` what the backend gave for a graph runs also where only the sizes of its inputs are others:
+    the example inputs have those of the first call. Sizes that the program reads are numbers in the graph,
+    and others than before are another graph.
 
     With `pure=True` you say that what the callable does depends on its arguments and on the parameters and
     buffers it meets alone. Then its Python runs at the first calls of a kind only, and a call is one
@@ -269,11 +247,11 @@ def compile(
     >>> cell(kiln.zeros(2), kiln.zeros(2))
     tensor([0., 0.])
     """
-    kind = _kind(backend, mode, options, fullgraph, pure)
+    kind = _kind(backend, mode, options, fullgraph, pure, bool(dynamic))
     if model is None:
         return lambda function: compile(
-            function, fullgraph=fullgraph, backend=backend, mode=mode, options=options, disable=disable,
-            wait=wait, pure=pure, batch=batch,
+            function, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options,
+            disable=disable, wait=wait, pure=pure, batch=batch,
         )  # fmt: skip
     if disable:
         return model
@@ -287,8 +265,8 @@ def compile(
     if isinstance(model, (staticmethod, classmethod)):  # in a class's body: what they hold is called
         return type(model)(
             compile(
-                model.__func__, fullgraph=fullgraph, backend=backend, mode=mode, options=options, wait=wait,
-                pure=pure,
+                model.__func__, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode,
+                options=options, wait=wait, pure=pure,
             )
         )  # fmt: skip
     if isinstance(model, (Compiled, Recorded)):  # again: not one region in another
@@ -303,7 +281,9 @@ def compile(
 REGISTERED: dict[str, Callable[..., Any]] = {}
 
 
-def _kind(backend: Any, mode: str | None, options: Any, fullgraph: bool, pure: bool) -> type[Compiled]:
+def _kind(
+    backend: Any, mode: str | None, options: Any, fullgraph: bool, pure: bool, dynamic: bool
+) -> type[Compiled]:
     """What calls the function; what few programs use is imported when one does."""
     own = REGISTERED.get(backend, backend) if isinstance(backend, str) else backend
     if mode is not None and options is not None:
@@ -316,13 +296,17 @@ def _kind(backend: Any, mode: str | None, options: Any, fullgraph: bool, pure: b
         if pure:
             raise ValueError(message("compile", "a backend, or pure=True", "both"))
         more = {"mode": mode if mode != "default" else None, "options": options}
-        return backed(own, fullgraph, {name: value for name, value in more.items() if value})
+        return backed(own, fullgraph, dynamic, {name: value for name, value in more.items() if value})
     _check(backend, mode)
     if pure:
         from kiln.capture.pure.cell import Pure
 
         return Pure
-    return InOne if fullgraph else Compiled
+    if fullgraph:
+        from kiln.capture.whole import InOne
+
+        return InOne
+    return Compiled
 
 
 def in_place(
@@ -340,7 +324,7 @@ def in_place(
     wait: bool = False,
 ) -> Compiled:
     """What `Module.compile` keeps: the function that takes the module, recorded under the module's name."""
-    return _kind(backend, mode, options, fullgraph, False)(function, wait, name)
+    return _kind(backend, mode, options, fullgraph, False, bool(dynamic))(function, wait, name)
 
 
 class InvalidBackend(RuntimeError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from functools import partial
+from functools import lru_cache, partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -53,11 +53,19 @@ GIVE_NOTHING = ("setitem", "set_grad_enabled", "set_modes", "_assert", "_check")
 
 def calls_back(target: Any, a: Any) -> bool:
     """Whether a call is of the program's own code, or of what is given some to call."""
-    if not isinstance(target, (str, type, BuiltinFunctionType)):
-        inner = getattr(target, "__func__", target)
-        if "<locals>" in getattr(inner, "__qualname__", "") or not _is_own(inner):
-            return True
-    return _has_code(a)
+    if isinstance(target, _core.Op):
+        return _is_of_others(target) or _has_code(a)
+    return _is_called_back(target) or _has_code(a)
+
+
+def _is_called_back(target: Any) -> bool:
+    if isinstance(target, (str, type, BuiltinFunctionType)):
+        return False
+    inner = getattr(target, "__func__", target)
+    return "<locals>" in getattr(inner, "__qualname__", "") or not _is_own(inner)
+
+
+_is_of_others = lru_cache(4096)(_is_called_back)  # of ops, of which there are few
 
 
 def _is_own(function: Any) -> bool:
@@ -65,12 +73,15 @@ def _is_own(function: Any) -> bool:
     return module.partition(".")[0] in ("kiln", "builtins", "_operator", "operator")
 
 
+_NO_CODE: Any = frozenset((int, float, str, bool, type(None), _core.dtype, _core.Tensor))
+
+
 def _has_code(a: Any) -> bool:
     """Whether something of the program's that can be called is among arguments."""
-    if isinstance(a, _core.Tensor):
+    if type(a) in _NO_CODE or isinstance(a, _core.Tensor):
         return False
     if isinstance(a, (tuple, list)):
-        return any(map(_has_code, a))
+        return any(_has_code(x) for x in a if type(x) not in _NO_CODE)
     if isinstance(a, dict):
         return any(map(_has_code, a.values()))
     if isinstance(a, (FunctionType, MethodType, partial)):
@@ -87,8 +98,14 @@ def writes(called: str) -> bool:
     )
 
 
+_INDEXED = frozenset("getitem __getitem__ index_select take setitem __setitem__".split())
+_MAY_BE_SIZED = _OF_VALUES | _INDEXED | _BY_NUMBERS.keys() | {"one_hot", "where"}
+
+
 def sized_by_values(called: str, args: Any, kwargs: Any) -> bool:
     """Whether the sizes of a result depend on values: as with a mask, or with a slice to a tensor."""
+    if called not in _MAY_BE_SIZED:
+        return False
     if called == "one_hot":
         return bool(kwargs.get("num_classes", args[1] if len(args) > 1 else -1) == -1)
     if called in _BY_NUMBERS:
@@ -96,10 +113,7 @@ def sized_by_values(called: str, args: Any, kwargs: Any) -> bool:
         return isinstance(kwargs.get(name, args[at] if len(args) > at else args[0]), _core.Tensor)
     if called in _OF_VALUES or (called == "where" and len(args) == 1):
         return True
-    if (
-        called not in ("getitem", "__getitem__", "index_select", "take", "setitem", "__setitem__")
-        or len(args) < 2
-    ):
+    if called not in _INDEXED or len(args) < 2:
         return False
     keys = args[1] if isinstance(args[1], tuple) else (args[1],)
     for k in keys:

@@ -18,7 +18,6 @@ import sys
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from threading import RLock
 from types import CellType, MethodType
 from typing import Any, ClassVar
 
@@ -31,6 +30,7 @@ from kiln.fx.capture import Capture, Segment, Step
 from kiln.fx.graph import Graph
 from kiln.fx.graph_module import GraphModule
 from kiln.fx.immutable_collections import immutable_dict, immutable_list
+from kiln.fx.looks import Same, look
 from kiln.fx.node import Node
 from kiln.fx.values import Place, Value
 from kiln.nn import Module as _Module
@@ -47,24 +47,33 @@ class Backed(Compiled):
 
     backend: ClassVar[Any] = None
     fullgraph: ClassVar[bool] = False
+    dynamic: ClassVar[bool] = False
     more: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         object.__setattr__(self, "_firsts", {})
         object.__setattr__(self, "_counts", {})
+        object.__setattr__(self, "_of_any_size", {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if STATE.capturing or STATE.stance == "force_eager":
             return self._function(*args, **kwargs)
-        leaves = pytree.tree_leaves((args, kwargs))
-        if any(isinstance(x, _core.Tensor) for x in leaves) and _found_outside(self._function, leaves):
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        tensors = {id(x) for x in leaves if isinstance(x, _core.Tensor)}
+        if tensors and _found_outside(self._function, tensors):
             return self._function(*args, **kwargs)
-        owned = _owned(self._function) or (
-            _owned(args[0]) if args else []
-        )  # a method's module is an argument
-        capture = Capture(self, {id(tensor): path for path, tensor in owned})
-        args, kwargs = self._given(capture, args, kwargs)
+        called = args[0] if args else None  # a method's module is an argument
+
+        def named() -> dict[int, str]:
+            owned = _owned(self._function) or _owned(called)
+            found = {id(tensor): path for path, tensor in owned}
+            shown = _argument_names(self._function, spec, leaves) if tensors else []
+            return found | {id(x): name for x, name in zip(leaves, shown) if id(x) in tensors}
+
+        capture = Capture(self, named)
+        if tensors:
+            args, kwargs = _given(capture, args, kwargs)
         try:
             result = _stood(capture, self._function, args, kwargs)
             if capture.broken is None:
@@ -92,50 +101,56 @@ class Backed(Compiled):
         """Counts: graphs that the backend was given."""
         return {"captures": sum(self._counts.values())}
 
-    def _given(self, capture: Capture, args: Any, kwargs: Any) -> Any:
-        """The arguments with values for their tensors."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        if not any(isinstance(x, _core.Tensor) for x in leaves):
-            return args, kwargs
-        shown = _argument_names(self._function, spec, leaves)
-        for x, name in zip(leaves, shown):
-            if isinstance(x, _core.Tensor):
-                capture.lift(x, name)
-
-        def value(x: Any) -> Any:
-            return capture.lift(x) if isinstance(x, _core.Tensor) and not issubclass(type(x), Value) else x
-
-        seen: set[int] = set()
-        return tuple(_stand(x, value, seen) for x in args), {
-            k: _stand(x, value, seen) for k, x in kwargs.items()
-        }
-
     def first_of(self, key: Any) -> Step:
         """Where the steps of a segment begin."""
         found: Step = self._firsts.setdefault(key, Step("", None, (), {}))
         return found
 
-    def made(self, capture_number: int, segment: Segment, live: tuple[int, ...]) -> Any:
+    def made(self, capture: Capture, segment: Segment, live: tuple[int, ...]) -> Any:
         """What runs for a segment: what the backend gives for its graph."""
+        capture_number = capture.number
+        key = _without_sizes(segment, live) if self.dynamic else None
+        if key in self._of_any_size:
+            return self._of_any_size[key]
         if self._counts.get(capture_number, 0) >= _MOST:
             said = f"{self._name} runs without the backend: {_MOST} graphs of it were captured before"
             if self.fullgraph:
                 raise RuntimeError(f"compile: fullgraph=True, but {said}")
             warn(f"compile: a call of {said}")
             return partial(_run, segment.path, live)
-        module = GraphModule(_Module(), _graph(segment, live))
+        module = GraphModule(_Module(), _graph(segment, live, capture.named()))
         self._counts[capture_number] = self._counts.get(capture_number, 0) + 1
         run = type(self).backend(module, list(segment.inputs), **self.more)
         if not callable(run):
             raise TypeError(f"compile: the backend must return a callable, got {type(run).__name__}")
+        if key is not None:
+            self._of_any_size[key] = run
         return run
 
 
-def _graph(segment: Segment, live: tuple[int, ...]) -> Graph:
-    """A segment's steps as a graph whose results are some of them."""
+def _given(capture: Capture, args: Any, kwargs: Any) -> Any:
+    """The arguments with values for their tensors."""
+
+    def value(x: Any) -> Any:
+        if isinstance(x, _core.Tensor) and type(x) is not Value:
+            return capture.lift(x, "argument")
+        return x
+
+    seen: set[int] = set()
+    return tuple([_stand(x, value, seen) for x in args]), {
+        k: _stand(x, value, seen) for k, x in kwargs.items()
+    }
+
+
+def _graph(segment: Segment, live: tuple[int, ...], paths: dict[int, str]) -> Graph:
+    """A segment's steps as a graph whose results are some of them; `paths`: names of tensors by identity."""
     graph = Graph()
     placed: dict[str, list[Node]] = {"input": [], "step": []}
-    for tensor, name in zip(segment.inputs, segment.names):
+    names: list[str] = []
+    for number, (tensor, name) in enumerate(zip(segment.inputs, segment.names)):
+        name = f"L_{paths.get(id(tensor), name)}_"
+        names.append(name if name not in names else f"{name}{number}_")
+    for tensor, name in zip(segment.inputs, names):
         node = graph.placeholder("".join(c if c.isalnum() else "_" for c in name))
         node.meta["example_value"] = node.meta["val"] = tensor.detach()
         placed["input"].append(node)
@@ -150,6 +165,34 @@ def _graph(segment: Segment, live: tuple[int, ...]) -> Graph:
         if not node.users and node.target is operator.getitem:
             graph.erase_node(node)
     return graph
+
+
+def _without_sizes(segment: Segment, live: tuple[int, ...]) -> Any:
+    """What graphs have in common that differ in the sizes of their inputs alone. Sizes of 0 and 1, which
+    broadcast, are sizes of their own, and so are numbers among the arguments.
+    """
+    inputs = []
+    for x in segment.inputs:
+        shape = tuple(min(n, 2) for n in x.shape)
+        inputs.append((type(x), shape, x.dtype, x.is_contiguous(), x.requires_grad, x.is_leaf))
+    steps = [
+        (s.kind, s.target if isinstance(s.target, str) else Same(s.target), _frozen((s.args, s.kwargs)))
+        for s in segment.path
+    ]
+    return live, segment.start_modes, _core.get_default_dtype(), tuple(inputs), tuple(steps)
+
+
+def _frozen(a: Any) -> Any:
+    """Arguments as a key."""
+    if type(a) is Place:
+        return (Place, a.kind, a.number)
+    if isinstance(a, (tuple, list)):
+        return (type(a), *map(_frozen, a))
+    if isinstance(a, dict):
+        return (type(a), *a, *map(_frozen, a.values()))
+    if isinstance(a, slice):
+        return (slice, _frozen((a.start, a.stop, a.step)))
+    return look(a)
 
 
 def _run(path: list[Step], live: tuple[int, ...], *given: Any) -> Any:
@@ -180,8 +223,7 @@ def _kept(a: Any, placed: dict[str, list[Node]]) -> Any:
 
 # -- what stands for tensors while a function runs, and after it --
 
-_LOCK = RLock()
-_RUNNING = [0]
+_HOOKED: list[bool] = []
 _APPLY: Any = vars(Function)["apply"].__func__
 _NEW: Any = vars(Parameter)["__new__"]
 
@@ -193,15 +235,15 @@ _ALL_TENSORS = frozenset(
 )
 
 
-def _attribute(module: Any, name: str) -> Any:
+def _attribute(module: Any, name: str, found: Any) -> Any:
     """A module's attribute: while it is captured, what stands for a tensor."""
-    found = object.__getattribute__(module, name)
-    if name in _ALL_TENSORS and STATE.capture is not None and STATE.capture.segment.writes:
-        STATE.capture.end()  # what is found there stands for nothing
-    if isinstance(found, _core.Tensor) and not issubclass(type(found), Value):
-        capture = STATE.capture
-        if capture is not None and not capture.passing:
-            return capture.lift(found, capture.paths.get(id(found), name))
+    capture = STATE.capture
+    if capture is None or capture.passing:
+        return found
+    if isinstance(found, _core.Tensor):
+        return found if issubclass(type(found), Value) else capture.lift(found, name)
+    if capture.segment.writes and name in _ALL_TENSORS:
+        capture.end()  # what is found there stands for nothing
     return found
 
 
@@ -221,20 +263,20 @@ def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return _real(capture.at_once(partial(_NEW, cls), args, kwargs))
 
 
-_PATCHED: tuple[tuple[Any, str, Any], ...] = (
-    (_Module, "__getattribute__", _attribute),
-    (Function, "apply", classmethod(_apply)),
-    (Parameter, "__new__", _new),
-)
+def _hook() -> None:
+    """What a captured function finds is told to its capture from the first call on, in any thread. It stays:
+    setting it for each call would have Python forget what it knows of all classes of modules.
+    """
+    if not _HOOKED:
+        _HOOKED.append(True)
+        _core.hook_attributes(_Module, _attribute)
+        setattr(Function, "apply", classmethod(_apply))  # noqa: B010
+        setattr(Parameter, "__new__", _new)  # noqa: B010
 
 
 def _stood(capture: Capture, function: Any, args: Any, kwargs: Any) -> Any:
     """Calls a function; what it does with kiln is told to the capture."""
-    with _LOCK:
-        if not _RUNNING[0]:
-            for owner, name, instead in _PATCHED:
-                setattr(owner, name, instead)
-        _RUNNING[0] += 1
+    _hook()
     STATE.capturing, STATE.capture = True, capture
     before = _core.take_all(True)
     try:
@@ -242,12 +284,6 @@ def _stood(capture: Capture, function: Any, args: Any, kwargs: Any) -> Any:
     finally:
         _core.take_all(before)
         STATE.capturing, STATE.capture = False, None
-        with _LOCK:
-            _RUNNING[0] -= 1
-            if not _RUNNING[0]:
-                del _Module.__getattribute__
-                setattr(Function, "apply", classmethod(_APPLY))  # noqa: B010
-                setattr(Parameter, "__new__", _NEW)  # noqa: B010
 
 
 def _real(x: Any) -> Any:
@@ -348,7 +384,7 @@ def _owned(function: Any) -> list[tuple[str, Any]]:
     return found
 
 
-def _found_outside(function: Any, leaves: list[Any]) -> bool:
+def _found_outside(function: Any, tensors: set[int]) -> bool:
     """Whether an argument is also what the function finds outside: no stand-in would be that tensor."""
     own = getattr(function, "__func__", function)
     code = getattr(own, "__code__", None)
@@ -362,7 +398,7 @@ def _found_outside(function: Any, leaves: list[Any]) -> bool:
         if type(x) in (list, tuple, set, dict) and len(x) < 100:
             found += [*x, *x.values()] if isinstance(x, dict) else x
     outside = {id(x) for x in found if isinstance(x, _core.Tensor)}
-    return any(id(x) in outside for x in leaves)
+    return not tensors.isdisjoint(outside)
 
 
 def _argument_names(function: Any, spec: Any, leaves: list[Any]) -> list[str]:
@@ -381,7 +417,9 @@ def _argument_names(function: Any, spec: Any, leaves: list[Any]) -> list[str]:
     return found
 
 
-def backed(backend: Any, fullgraph: bool, more: dict[str, Any]) -> type[Backed]:
+def backed(backend: Any, fullgraph: bool, dynamic: bool, more: dict[str, Any]) -> type[Backed]:
     """The class of functions compiled by a backend."""
-    entries = {"backend": staticmethod(backend), "fullgraph": fullgraph, "more": more}
+    entries = {
+        "backend": staticmethod(backend), "fullgraph": fullgraph, "dynamic": dynamic, "more": more,
+    }  # fmt: skip
     return type("Backed", (Backed,), entries)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 import weakref
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -52,6 +53,7 @@ class Step:
         self.runs: dict[tuple[int, ...], Any] = {}
         self.result: Any = None  # what it looks like: a tensor whose values mean nothing
         self.same: Place | None = None  # the argument that it wrote and gave
+        self.writes = False  # into an argument
         self.line: Any = None
 
     def call(self, shadows: list[Any], inputs: list[Any]) -> Any:
@@ -74,7 +76,7 @@ class Segment:
         self.places: dict[int, int] = {}  # of tensors, by identity
         self.kept: dict[int, Any] = {}  # copies of tensors that lay about, and their versions
         self.copies: list[Any] = []
-        self.shadows: list[Any] | None = []
+        self.shadows: list[Any] | None = None  # what its steps give for the copies
         self.values: list[weakref.ref[Value]] = []
         self.writes = False  # into an input
 
@@ -89,8 +91,8 @@ class Segment:
 class Capture(TracerBase):
     """The segments of one call. `owner`, what was compiled, knows where steps begin and what runs."""
 
-    def __init__(self, owner: Any, paths: dict[int, str]) -> None:
-        self.owner, self.paths = owner, paths
+    def __init__(self, owner: Any, named: Callable[[], dict[int, str]]) -> None:
+        self.owner, self.named = owner, named  # called for the names of tensors where a graph is made
         self.graph: Any = self  # one program: values of two do not meet
         self.passing = False  # what is asked is done at once
         self.broken: Break | None = None
@@ -141,48 +143,61 @@ class Capture(TracerBase):
             found = self.broken = Break(f"{why} at {line()}")
             raise found
 
-    def _input(self, tensor: Any, path: str) -> tuple[Any, Place]:
+    def _input(self, tensor: Any, path: str) -> Any:
+        """The key of a tensor that is an input, from now on if it was none."""
         segment = self.segment
         number = segment.places.get(id(tensor))
         if number is not None:
-            return ("input", number), Place("input", number)
+            return "input", number
         number = segment.places[id(tensor)] = len(segment.inputs)
         segment.inputs.append(tensor)
-        known = path or self.paths.get(id(tensor), "")
-        if not known and not tensor.requires_grad and number not in segment.kept:
+        if not path and not tensor.requires_grad:
             segment.kept[number] = (tensor._version, tensor.detach().clone())
-        name = f"L_{known or f'tensor_{number}'}_"
-        segment.names.append(name if name not in segment.names else f"{name}{number}_")
+        segment.names.append(path or f"tensor_{number}")
         segment.copies.append(copy_of(tensor) if segment.shadows is not None else None)
-        return ("input", number, look(tensor), known), Place("input", number)
+        return "input", number, look(tensor)
 
-    def _arguments(self, a: Any) -> tuple[Any, Any]:
-        """A key of arguments, and the arguments with places instead of tensors."""
+    def _key(self, a: Any) -> Any:
+        """What must be the same of arguments for steps to be the same. TypeError: nothing tells."""
         kind = type(a)
-        if kind is _At:
-            return ("step", a.index), Place("step", a.index)
-        if issubclass(kind, Value):
-            if a.index is not None:
-                return ("step", a.index), Place("step", a.index)
-            return self._input(a.value, a.path)
+        if kind is Value or kind is _At:
+            index = a.index
+            return ("step", index) if index is not None else self._input(a.value, a.path)
+        if kind in _SIMPLE:
+            return (kind, a)
+        if kind is tuple or kind is list:
+            return (kind, *[self._key(x) for x in a])
         if isinstance(a, _core.Tensor):
             return self._input(a, "")
         if isinstance(a, (tuple, list)):
-            pairs = [self._arguments(x) for x in a]
-            items = [p for _, p in pairs]
-            key = (kind, *(k for k, _ in pairs))
-            if kind is tuple or isinstance(a, list):
-                return key, items if isinstance(a, list) else tuple(items)
-            return key, kind(*items) if hasattr(a, "_fields") else kind(items)
+            return (kind, *[self._key(x) for x in a])
         if isinstance(a, dict):
-            pairs = [self._arguments(x) for x in a.values()]
-            return (kind, *a, *(k for k, _ in pairs)), dict(zip(a, (p for _, p in pairs)))
+            return (kind, *a, *[self._key(x) for x in a.values()])
         if isinstance(a, slice):
-            key, items = self._arguments((a.start, a.stop, a.step))
-            return (slice, key), slice(*items)
-        if type(a).__module__ == "numpy" and getattr(a, "shape", ()) != ():  # an array may be another one
+            return (slice, self._key(a.start), self._key(a.stop), self._key(a.step))
+        if kind.__module__ == "numpy" and getattr(a, "shape", ()) != ():  # an array may be another one
             raise TypeError("an array is no part of a key")
-        return look(a), a
+        return look(a)
+
+    def _placed(self, a: Any) -> Any:
+        """Arguments that have a key, with places instead of tensors."""
+        kind = type(a)
+        if kind is Value or kind is _At:
+            if a.index is not None:
+                return Place("step", a.index)
+            a = a.value
+        if isinstance(a, _core.Tensor):
+            return Place("input", self.segment.places[id(a)])
+        if isinstance(a, tuple):
+            items = [self._placed(x) for x in a]
+            return tuple(items) if kind is tuple else kind(*items) if hasattr(a, "_fields") else kind(items)
+        if isinstance(a, list):
+            return [self._placed(x) for x in a]
+        if isinstance(a, dict):
+            return {k: self._placed(x) for k, x in a.items()}
+        if isinstance(a, slice):
+            return slice(*(self._placed(x) for x in (a.start, a.stop, a.step)))
+        return a
 
     # -- ops --
 
@@ -209,6 +224,10 @@ class Capture(TracerBase):
                 return self._call(kind, target, args, kwargs)
             if called in METADATA and kind == "call_function":
                 return self._call(kind, target, *mapped((args, kwargs), Value, lambda v: v.value))
+            if called not in READS and called not in AT_ONCE:
+                met = self._met(kind, target, args, kwargs)
+                if met is not None:
+                    return self._values(met, args, kwargs)
             if calls_back(target, (args, kwargs)):
                 return self._now(partial(self._call, kind, target), args, kwargs, "")
             call = partial(self._call, kind, target)
@@ -282,22 +301,26 @@ class Capture(TracerBase):
             if not found:  # what it gives is no tensor's
                 return self._call(kind, target, args, kwargs)
             return self._now(partial(self._call, kind, target), args, kwargs, f"a value was read: {called}()")
-        return self._values(step, args, kwargs, called)
+        return self._values(step, args, kwargs)
 
     def _append(self, kind: str, target: Any, args: Any, kwargs: Any) -> Step | None:
         """The segment's next step; None for what is done at once instead."""
         segment = self.segment
         before = len(segment.inputs)
         try:
-            given, placed = self._arguments((tuple(args), dict(kwargs)))
-            key = (kind, target if isinstance(target, str) else Same(target), given)
+            key = self._step_key(kind, target, args, kwargs)
             known = key in segment.at.next
             found = segment.at.next.get(key)
         except TypeError:  # no key
             known, found = True, None
         if not known:
-            found = Step(kind, target, *placed)
+            found = Step(kind, target, self._placed(tuple(args)), self._placed(dict(kwargs)))
             found = found if self._try(found) else None
+            if found is not None:
+                called = _called(found.target)
+                found.writes = (
+                    found.same is not None or "out" in kwargs or writes(called) or called in _UPDATES
+                )
             if len(segment.at.next) < 1000:
                 segment.at.next[key] = found
         elif found is not None:
@@ -305,11 +328,37 @@ class Capture(TracerBase):
         if found is None:
             segment.forget(before)
             return None
-        segment.at = found
-        segment.path.append(found)
-        called = _called(found.target)
-        if found.same is not None or "out" in kwargs or writes(called) or called in _UPDATES:
+        self._advance(found)
+        return found
+
+    def _step_key(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+        key = self._key(args if type(args) is tuple else tuple(args))
+        named = self._key(kwargs) if kwargs else None
+        return kind, target if type(target) is str else Same(target), key, named
+
+    def _advance(self, step: Step) -> None:
+        segment = self.segment
+        segment.at = step
+        segment.path.append(step)
+        if step.writes:
             segment.writes = True
+
+    def _met(self, kind: str, target: Any, args: Any, kwargs: Any) -> Step | None:
+        """The next step, if an earlier call came from here to the same: what it is was found out then."""
+        segment = self.segment
+        following = segment.at.next
+        if not following or _core.modes() != segment.modes or self._kept_changed():
+            return None
+        before = len(segment.inputs)
+        try:
+            found = following.get(self._step_key(kind, target, args, kwargs))
+        except TypeError:
+            found = None
+        if found is None:
+            segment.forget(before)
+            return None
+        segment.shadows = None
+        self._advance(found)
         return found
 
     def _try(self, step: Step) -> bool:
@@ -350,7 +399,7 @@ class Capture(TracerBase):
             step.line = f'File "{file}", line {number}, in {frame.f_code.co_name}'
         return True
 
-    def _values(self, step: Step, args: Any, kwargs: Any, called: str) -> Any:
+    def _values(self, step: Step, args: Any, kwargs: Any) -> Any:
         """What the program sees of a step's result."""
         index, result = len(self.segment.path) - 1, step.result
         if result is None:
@@ -359,7 +408,7 @@ class Capture(TracerBase):
             found: list[Any] = []
             tensors_in((args, kwargs), found)
             for x in found:
-                place_ = self._arguments(x)[1]
+                place_ = self._placed(x)
                 if (place_.kind, place_.number) == (step.same.kind, step.same.number):
                     return x if issubclass(type(x), Value) else self._behind(x)
         return self._shown(result, index)
@@ -393,10 +442,12 @@ class Capture(TracerBase):
 
     def _check_kept(self) -> None:
         """Runs what was kept before a tensor that lay about changed, with what that was then."""
-        for number, (version, _) in self.segment.kept.items():
-            if self.segment.inputs[number]._version != version:
-                self.flush()
-                return
+        if self._kept_changed():
+            self.flush()
+
+    def _kept_changed(self) -> bool:
+        inputs = self.segment.inputs
+        return any(inputs[k]._version != version for k, (version, _) in self.segment.kept.items())
 
     # -- segments --
 
@@ -420,7 +471,7 @@ class Capture(TracerBase):
             _core.set_modes(*segment.start_modes)
             run = segment.at.runs.get(live)
             if run is None:
-                run = self.owner.made(self.number, segment, live)
+                run = self.owner.made(self, segment, live)
                 segment.at.runs[live] = run
             made = run(*given)
         finally:
@@ -447,6 +498,10 @@ class Capture(TracerBase):
 def _called(target: Any) -> str:
     """What is called."""
     return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
+
+
+# by which arguments are told apart as they are
+_SIMPLE: Any = frozenset((int, str, bool, type(None), _core.dtype))
 
 
 class _At:

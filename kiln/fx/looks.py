@@ -17,8 +17,7 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), _co
 def look(x: Any) -> Any:
     """What must be the same of an input, or of an argument that is no tensor, for steps to be the same."""
     if isinstance(x, _core.Tensor):
-        shown = (tuple(x.shape), tuple(x.stride()), x.storage_offset(), x.dtype)
-        return (type(x), shown, x.requires_grad, x.is_leaf)
+        return (type(x), _core.place(x)[1:], x.dtype, x.requires_grad, x.is_leaf)
     if isinstance(x, _PLAIN):
         return (type(x), repr(x) if isinstance(x, (float, complex)) else x)
     if type(x) is range or (type(x).__module__ == "numpy" and hasattr(x, "dtype")):

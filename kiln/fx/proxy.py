@@ -244,7 +244,7 @@ class StandIn:
         kwargs = kwargs or {}
         tracers: dict[Any, None] = {}
         _find_proxies((args, kwargs), lambda p: tracers.setdefault(p.tracer))
-        if len({id(t.graph) for t in tracers}) > 1:
+        if len(tracers) > 1 and len({id(t.graph) for t in tracers}) > 1:
             raise RuntimeError(
                 f"Found multiple different tracers {list(tracers)} while trying to trace {orig_method}"
             )
@@ -376,12 +376,16 @@ class TensorMethod:
         self.__name__ = name
 
 
+_PLAIN: Any = frozenset((int, float, str, bool, type(None), _core.dtype))
+
+
 def _find_proxies(value: Any, found: Any) -> None:
-    if isinstance(value, StandIn):
-        found(value)
-    elif isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)):
         for item in value:
-            _find_proxies(item, found)
+            if type(item) not in _PLAIN:
+                _find_proxies(item, found)
+    elif isinstance(value, StandIn):
+        found(value)
     elif isinstance(value, dict):
         _find_proxies(tuple(value.values()), found)
     elif isinstance(value, slice):

@@ -73,7 +73,33 @@ PyObject* take_all(PyObject*, PyObject* flag) {
     return PyBool_FromLong(before);
 }
 
+PyObject* attribute_hook = nullptr;
+
+// `__getattribute__` of a hooked class: where all calls are taken, what may hold tensors goes by the hook.
+PyObject* hooked_attribute(PyObject* self, PyObject* name) {
+    Object found = Object::steal(PyObject_GenericGetAttr(self, name));
+    if (!all_taken || !found ||
+        !(is_tensor(found.get()) || PyDict_Check(found.get()) || PyMethod_Check(found.get())))
+        return found.release();
+    const Object hook = Object::borrow(attribute_hook);
+    return PyObject_CallFunctionObjArgs(hook.get(), self, name, found.get(), nullptr);
+}
+PyMethodDef hooked_method = {"__getattribute__", hooked_attribute, METH_O, "The attribute of a name."};
+
+PyObject* hook_attributes(PyObject*, PyObject* args) {
+    PyObject *type, *hook;
+    if (!PyArg_ParseTuple(args, "O!O:hook_attributes", &PyType_Type, &type, &hook)) return nullptr;
+    const Object method =
+        Object::steal(PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type), &hooked_method));
+    if (!method || PyObject_SetAttrString(type, "__getattribute__", method.get()) < 0) return nullptr;
+    Py_XSETREF(attribute_hook, Py_NewRef(hook));
+    Py_RETURN_NONE;
+}
+
 PyMethodDef functions[] = {
+    {"hook_attributes", hook_attributes, METH_VARARGS,
+     "hook_attributes(type, hook): while all calls of a thread are taken, attributes of the type's objects "
+     "that are tensors, dicts or methods are what hook(object, name, attribute) gives."},
     {"take_all", take_all, METH_O,
      "take_all(flag): whether all calls of this thread go to take_over; gives what was so before."},
     {"set_symbolic_types", set_symbolic_types, METH_O, "Types whose arguments make a call be traced."},

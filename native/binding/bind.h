@@ -211,7 +211,14 @@ inline void ready(Tensor& tensor) {
     note_value_read(tensor);
     if (tensor.storage) settle(*tensor.storage);
 }
-// The same of memory that others get to know: nobody tells when they are done with it.
+// What is told of each value that the program asks for (kiln/capture/whole.py), by a call that may raise.
+inline PyObject* told_of_reads = nullptr;
+inline void ready_to_read(Tensor& tensor) {
+    if (told_of_reads) [[unlikely]]
+        checked(in_python([] { return PyObject_CallNoArgs(Object::borrow(told_of_reads).get()); }));
+    ready(tensor);
+}
+// Values whose memory others get to know: nobody tells when they are done with it.
 inline void ready_for_others(Tensor& tensor) {
     note_value_read(tensor);
     settle(*tensor.storage, true);

@@ -158,14 +158,14 @@ PyObject* nested_list(const Tensor& x, int dim, const std::byte* at) {
 PyObject* tensor_tolist(PyObject* self, PyObject*) {
     // Held: making lists may run finalizers, which may replace the tensor (x.data = y).
     const TensorRef x(&tensor_of(self));
-    ready(*x);
+    ready_to_read(*x);
     return nested_list(*x, 0, x->data());
 }
 
 PyObject* tensor_item(PyObject* self, PyObject*) {
     const TensorRef x(&tensor_of(self));
     KILN_CHECK(x->numel == 1, runtime, "a Tensor with ", x->numel, " elements cannot be converted to Scalar");
-    ready(*x);
+    ready_to_read(*x);
     return number_object(read_element(x->dtype, x->data()));
 }
 

@@ -287,7 +287,7 @@ Number single(PyObject* self, const char* what) {
     KILN_CHECK(x->numel == 1, value, what,
                ": only one element tensors can be converted to Python scalars, got shape ",
                shape_text(x->sizes));
-    ready(*x);
+    ready_to_read(*x);
     return read_element(x->dtype, x->data());
 }
 

@@ -441,10 +441,23 @@ void forgotten(Region& region, const RegionEntry& entry) {
 
 }  // namespace compiler
 
+namespace {
+PyObject* tell_reads(PyObject*, PyObject* listener) {
+    Py_XSETREF(told_of_reads, listener == Py_None ? nullptr : Py_NewRef(listener));
+    Py_RETURN_NONE;
+}
+PyMethodDef region_functions[] = {
+    {"tell_reads", tell_reads, METH_O,
+     "Calls `listener()` before bool(x), int(x), x.item(), x.tolist() ...; None: no more."},
+    {nullptr, nullptr, 0, nullptr},
+};
+}  // namespace
+
 int add_regions(PyObject* module) {
     region_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&region_spec));
     Object recorder = Object::steal(PyType_FromSpec(&recorder_spec));
     if (!region_type || !recorder.get()) return -1;
+    if (PyModule_AddFunctions(module, region_functions) < 0) return -1;
     if (PyModule_AddObjectRef(module, "Recorder", recorder.get()) < 0) return -1;
     return PyModule_AddObjectRef(module, "Region", reinterpret_cast<PyObject*>(region_type));
 }

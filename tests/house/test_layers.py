@@ -134,6 +134,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/capture/compile.py": {
         "kiln.capture.pure.cell": "few functions are pure, and what traces captures",
         "kiln.fx.backends": "few programs have a backend of their own",
+        "kiln.capture.whole": "few programs ask for one graph",
     },
     "kiln/scripting/context.py": {
         "kiln.scripting.sizes": "numbers, which need a run that knows of them",
