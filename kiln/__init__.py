@@ -72,7 +72,6 @@ from kiln.layout import (  # noqa: E402
     preserve_format as preserve_format,
     strided as strided,
 )
-from kiln.printing import get_printoptions as get_printoptions, set_printoptions as set_printoptions  # noqa: E402
 
 if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes what they take and give
     from kiln._typed.functions import *  # noqa: F403
@@ -203,6 +202,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
     )
     from kiln.serialization import load as load, save as save
     from kiln.bars import progress as progress
+    from kiln.printing import get_printoptions as get_printoptions, set_printoptions as set_printoptions
     from kiln.viz.profile import profile as profile
     from kiln.viz.summary import summary as summary
 
@@ -247,6 +247,7 @@ _LATER = {
     "save": "kiln.serialization",
     "profile": "kiln.viz.profile",
     "progress": "kiln.bars",
+    **dict.fromkeys("get_printoptions set_printoptions".split(), "kiln.printing"),
     "summary": "kiln.viz.summary",
     "vmap": "kiln.func",
     **dict.fromkeys("cond while_loop".split(), "kiln.func.control_flow"),

@@ -147,6 +147,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.export.graph_module": "for who changes a program",
         "kiln.export.reading": "for who changes a program",
         "kiln.graph.verify": "for who asks whether a program is right",
+        "copy": "for who copies a program",
     },
     "kiln/export/__init__.py": {"*": "as kiln's own parts"},
     "kiln/export/files.py": {
@@ -250,6 +251,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     # what few programs need
     "kiln/batching/strands.py": {"ctypes": "Ctrl-C for a strand that is a thread", "greenlet": "an extra"},
     "kiln/tensor.py": {
+        "kiln.printing": "when a tensor is shown",
         "kiln.ops.creation.legacy": "constructors of old",
         "kiln.ops.indexing.getitem": "for indices that the core does not know",
     },
@@ -257,6 +259,8 @@ LATE_IN: dict[str, dict[str, str]] = {
         "contextvars": "a backward nested deeply runs on another thread",
         "threading": "a backward nested deeply runs on another thread",
     },
+    "kiln/autograd/graph.py": {"weakref": "for who changes what is saved"},
+    "kiln/ops/creation/data.py": {"copy": "for who copies a tensor with what it holds"},
     "kiln/autograd/gradcheck.py": {"kiln.ops.random.generator": "draws its directions"},
     "kiln/func/batched.py": {"kiln.func.custom": "a user's Function with samples"},
     "kiln/func/rules.py": {
