@@ -167,6 +167,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     },
     "kiln/tracing/program.py": {
         "kiln.tracing.ops": "a program that was loaded runs without the ops of its steps",
+        "kiln.tracing.nested": "few programs are called by what is traced",
         "kiln.amp": "only calls under autocast cast",
     },
     "kiln/tracing/nested.py": {
@@ -235,7 +236,10 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.table.mistakes": "when a call fails",
         "kiln.ops.indexing.getitem": "for who indexes a value of a graph",
     },
-    "kiln/nn/module.py": {"kiln.table.mistakes": "when a call fails"},
+    "kiln/nn/module.py": {
+        "kiln.table.mistakes": "when a call fails",
+        "kiln.nn.placement": "a program that was loaded is where it is",
+    },
     "kiln/nn/calls.py": {"kiln.capture.compile": "when a module is compiled"},
     "kiln/_utils.py": {"*": "what a program names"},
     "kiln/absent.py": {
@@ -246,6 +250,9 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/capture/service.py": {
         "kiln.capture.make": "a process that finds its answers on disk captures, plans and compiles nothing",
         "kiln.capture.background": "nor has it a thread for that",
+        "kiln.capture.policy": "no region was measured",
+        "kiln.capture.view_errors": "when a view may not be written",
+        "kiln.capture.log": "when something is said",
     },
     "kiln/capture/log.py": {"logging": "10 ms, when something is said"},
     # what few programs need
