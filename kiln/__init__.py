@@ -7,15 +7,16 @@ A name imported as itself is public: to type checkers too.
 from __future__ import annotations
 
 import gc as _gc
-import math as _math
-import os as _os
-import typing as _typing
-from importlib import import_module as _import_module
-
-from kiln import _core as _core
 
 _collects = _gc.isenabled()
 _gc.disable()  # nothing of what follows is garbage: looking for it takes a tenth of the time
+
+import math as _math  # noqa: E402
+import os as _os  # noqa: E402
+import typing as _typing  # noqa: E402
+from importlib import import_module as _import_module  # noqa: E402
+
+from kiln import _core as _core  # noqa: E402
 
 _core.set_package_folder(_os.path.dirname(__file__) + _os.sep)
 _core.set_compiler("kiln.capture.service")
@@ -71,7 +72,6 @@ from kiln.layout import (  # noqa: E402
     preserve_format as preserve_format,
     strided as strided,
 )
-from kiln.printing import get_printoptions as get_printoptions, set_printoptions as set_printoptions  # noqa: E402
 
 if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes what they take and give
     from kiln._typed.functions import *  # noqa: F403
@@ -202,6 +202,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
     )
     from kiln.serialization import load as load, save as save
     from kiln.bars import progress as progress
+    from kiln.printing import get_printoptions as get_printoptions, set_printoptions as set_printoptions
     from kiln.viz.profile import profile as profile
     from kiln.viz.summary import summary as summary
 
@@ -246,6 +247,7 @@ _LATER = {
     "save": "kiln.serialization",
     "profile": "kiln.viz.profile",
     "progress": "kiln.bars",
+    **dict.fromkeys("get_printoptions set_printoptions".split(), "kiln.printing"),
     "summary": "kiln.viz.summary",
     "vmap": "kiln.func",
     **dict.fromkeys("cond while_loop".split(), "kiln.func.control_flow"),
@@ -316,5 +318,8 @@ def __dir__() -> list[str]:
 
 
 _Beside("einops._backends", "kiln.einops")
+if not _gc.get_freeze_count():  # all that is here goes to the oldest generation, where few collections look
+    _gc.freeze()
+    _gc.unfreeze()
 if _collects:
     _gc.enable()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from kiln import _core, absent, autograd, ops, printing
+from kiln import _core, absent, autograd, ops
 from kiln.device import CPU, NO_ACCELERATOR, check, not_compiled
 from kiln.device import device as Device
 from kiln.errors import describe, message, warn
@@ -212,8 +212,8 @@ METHODS: dict[str, Any] = {
     "backward": backward,
     "__iter__": _iterate,
     "__contains__": _contains,
-    "__repr__": printing.tensor_repr,
-    "__format__": printing.tensor_format,
+    "__repr__": later("kiln.printing", "tensor_repr"),
+    "__format__": later("kiln.printing", "tensor_format"),
 }
 
 

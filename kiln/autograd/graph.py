@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet
 
 from kiln import _core
 from kiln._core import Tensor
 from kiln.autograd.node import Node as Node
+from kiln.late import later
 from kiln.tuples import NamedTuple
+
+_weak_set = later("weakref", "WeakSet")
 
 
 class GradientEdge(NamedTuple):
@@ -195,7 +197,7 @@ class _AllowMutation:
     """What allow_mutation_on_saved_tensors gives: `clear()` drops what is kept."""
 
     def __init__(self) -> None:
-        self._kept: Any = WeakSet()
+        self._kept: Any = _weak_set()
 
     def pack(self, tensor: Tensor) -> _Kept:
         kept = _Kept(tensor.detach().clone())

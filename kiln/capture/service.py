@@ -29,14 +29,12 @@ import sys
 from typing import Any
 
 from kiln import _core
-from kiln.capture import policy
 from kiln.capture.answers import kernels_of
 from kiln.capture.handle import Handle, derivative_of, forward_of
-from kiln.capture.log import log
-from kiln.capture.view_errors import view_error
 from kiln.codegen.fork import PENDING, at_fork
 from kiln.codegen.store import kept
 from kiln.codegen.store.identity import digest
+from kiln.late import later
 from kiln.table.record import find
 
 KEPT = frozenset({"classify", "pointwise", "program", "saves", "derivative", "recipe"})
@@ -171,13 +169,13 @@ _ANSWERS: dict[str, Any] = {
     "op": lambda name: find(name).handle,
     "kernel": _kernel,
     "explain": _explain,
-    "view error": view_error,
+    "view error": later("kiln.capture.view_errors", "view_error"),
     "stored region": _stored_region,
     "region": _region,
     "region later": _region_later,
     "settle": wait,
-    "decide": policy.decide,
-    "forgotten": policy.forgotten,
-    "judge": policy.judge,
-    "log": log,
+    "decide": later("kiln.capture.policy", "decide"),
+    "forgotten": later("kiln.capture.policy", "forgotten"),
+    "judge": later("kiln.capture.policy", "judge"),
+    "log": later("kiln.capture.log", "log"),
 }

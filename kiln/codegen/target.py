@@ -151,7 +151,7 @@ def legal(op: str, type: str, target: Target) -> bool:
 def _cpuinfo() -> dict[str, str]:
     """The first processor of /proc/cpuinfo as a dictionary; empty where there is none."""
     try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             text = file.read(16384)
     except OSError:
         return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from kiln.tracing.trees import build, flatten
 
 _settled = later("kiln.export.shapes", "settled")
 _save = later("kiln.export.files", "save")
+_copy, _deep_copy = later("copy", "copy"), later("copy", "deepcopy")
 
 
 class _Part(Module):
@@ -161,10 +161,10 @@ class ExportedProgram(Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExportedProgram:
         state = [
-            own._replace(tensor=copy.deepcopy(held[key], memo))
+            own._replace(tensor=_deep_copy(held[key], memo))
             for own, (held, key) in zip(self._captured.state, self._homes)
         ]
-        captured = copy.copy(self._captured)
+        captured = _copy(self._captured)
         captured.state = state
         made = memo[id(self)] = ExportedProgram(captured, *self._source)
         made.train(self.training)

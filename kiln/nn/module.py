@@ -23,7 +23,6 @@ from kiln.late import later
 from kiln.nn.calls import HOOKS, Calls
 from kiln.nn.hooks import registered
 from kiln.nn.parameter import Buffer, Parameter, is_lazy
-from kiln.nn.placement import placement
 from kiln.nn.state import State
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="Module")
 
 _describe = later("kiln.table.mistakes", "describe_layer")
+_placement = later("kiln.nn.placement", "placement")
 
 _KINDS = ("_parameters", "_buffers", "_modules")
 
@@ -470,7 +470,7 @@ class Module(Calls, State):
 
         `memory_format` is for tensors of 4 or 5 dims.
         """
-        place = placement(args, kwargs)
+        place = _placement(args, kwargs)
 
         def convert(x: Tensor) -> Tensor:
             y = x if place.device is None else x.to(device=place.device)

@@ -24,11 +24,10 @@ def python_files(folder: str) -> list[tuple[str, os.stat_result]]:
     for folder in folders:  # those inside come after
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.endswith(".py") and not entry.name.startswith(
-                    "."
-                ):  # an editor's own, a dangling link
+                name = entry.name
+                if name.endswith(".py") and not name.startswith("."):  # an editor's own, a dangling link
                     found.append((entry.path, entry.stat()))
-                elif entry.is_dir():
+                elif name != "__pycache__" and entry.is_dir():
                     folders.append(entry.path)
     return found
 

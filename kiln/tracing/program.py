@@ -11,7 +11,6 @@ from kiln.graph.graph import Value
 from kiln.graph.size import Size, evaluate
 from kiln.late import later
 from kiln.table.arguments import recorder_here
-from kiln.tracing import nested
 from kiln.tracing.captured import Captured, Check
 from kiln.tracing.trees import Tree, alike, build, constants, flatten
 
@@ -21,6 +20,7 @@ _OFTEN, _EVERY = (
 )  # of the calls that the core does not know, the first are told it, then one of so many
 
 _called = later("kiln.tracing.ops", "called")
+_inlined, _within = later("kiln.tracing.nested", "inlined"), later("kiln.tracing.nested", "within")
 _cast_arguments = later("kiln.amp.autocast_mode", "cast_arguments")
 
 Home = tuple[dict[str, Any], str]  # where a tensor of a program is: the dict that holds it, and its key
@@ -71,7 +71,7 @@ class Program:
         leaves = self.leaves(args, kwargs)
         operands = [*leaves, *self.state()]
         if any(type(x) is Value for x in leaves):
-            return nested.inlined(self.captured, operands)
+            return _inlined(self.captured, operands)
         results = self._results(operands)
         if due is False and self._is_told(operands, results):
             self._tell(args, kwargs, operands, results)
@@ -92,7 +92,7 @@ class Program:
         tensors = [*operands, *(operands[k] for k in found.again)]
         recorder = recorder_here(*tensors)
         if recorder is not None:
-            followed: tuple[Any, ...] = recorder.during(partial(nested.within, found, recorder, tensors))
+            followed: tuple[Any, ...] = recorder.during(partial(_within, found, recorder, tensors))
             return followed
         numbers = found.draw(operands)
         if not _are_tensors(tensors):  # of a batch, or of a graph

@@ -148,6 +148,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.export.graph_module": "for who changes a program",
         "kiln.export.reading": "for who changes a program",
         "kiln.graph.verify": "for who asks whether a program is right",
+        "copy": "for who copies a program",
     },
     "kiln/export/__init__.py": {"*": "as kiln's own parts"},
     "kiln/export/files.py": {
@@ -167,6 +168,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     },
     "kiln/tracing/program.py": {
         "kiln.tracing.ops": "a program that was loaded runs without the ops of its steps",
+        "kiln.tracing.nested": "few programs are called by what is traced",
         "kiln.amp": "only calls under autocast cast",
     },
     "kiln/tracing/nested.py": {
@@ -235,7 +237,10 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.table.mistakes": "when a call fails",
         "kiln.ops.indexing.getitem": "for who indexes a value of a graph",
     },
-    "kiln/nn/module.py": {"kiln.table.mistakes": "when a call fails"},
+    "kiln/nn/module.py": {
+        "kiln.table.mistakes": "when a call fails",
+        "kiln.nn.placement": "a program that was loaded is where it is",
+    },
     "kiln/nn/calls.py": {"kiln.capture.compile": "when a module is compiled"},
     "kiln/_utils.py": {"*": "what a program names"},
     "kiln/absent.py": {
@@ -246,11 +251,15 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/capture/service.py": {
         "kiln.capture.make": "a process that finds its answers on disk captures, plans and compiles nothing",
         "kiln.capture.background": "nor has it a thread for that",
+        "kiln.capture.policy": "no region was measured",
+        "kiln.capture.view_errors": "when a view may not be written",
+        "kiln.capture.log": "when something is said",
     },
     "kiln/capture/log.py": {"logging": "10 ms, when something is said"},
     # what few programs need
     "kiln/batching/strands.py": {"ctypes": "Ctrl-C for a strand that is a thread", "greenlet": "an extra"},
     "kiln/tensor.py": {
+        "kiln.printing": "when a tensor is shown",
         "kiln.ops.creation.legacy": "constructors of old",
         "kiln.ops.indexing.getitem": "for indices that the core does not know",
     },
@@ -258,6 +267,8 @@ LATE_IN: dict[str, dict[str, str]] = {
         "contextvars": "a backward nested deeply runs on another thread",
         "threading": "a backward nested deeply runs on another thread",
     },
+    "kiln/autograd/graph.py": {"weakref": "for who changes what is saved"},
+    "kiln/ops/creation/data.py": {"copy": "for who copies a tensor with what it holds"},
     "kiln/autograd/gradcheck.py": {"kiln.ops.random.generator": "draws its directions"},
     "kiln/func/batched.py": {"kiln.func.custom": "a user's Function with samples"},
     "kiln/func/rules.py": {

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from copy import deepcopy as deep_copy
 from typing import Any
 
 from kiln import _core
 from kiln.errors import describe, message, warn
+from kiln.late import later
 from kiln.ops.creation.constants import settle
 from kiln.ops.elementwise.arithmetic import clone, convert
 from kiln.table.arguments import dtype_name, recorder_here
 from kiln.table.public import methods, public
 from kiln.table.record import Tensor
 from kiln.table.registry import forms
+
+_deep_copy = later("copy", "deepcopy")
 
 
 def _is_buffer(data: Any) -> bool:
@@ -273,7 +275,7 @@ def deepcopy(self: Any, memo: dict[Any, Any]) -> Any:
             made.grad = deepcopy(grad, memo)
             # alive as long as memo knows its id, as copy.deepcopy keeps what it copies
             memo.setdefault(id(memo), []).append(grad)
-        set_attributes(made, deep_copy(attributes(self), memo))
+        set_attributes(made, _deep_copy(attributes(self), memo))
     return memo[id(self)]
 
 
