@@ -66,6 +66,7 @@ def save(
 
 
 def _chunks(ep: ExportedProgram, extra: dict[str, Any]) -> Iterator[Any]:
+    ep._program.state()  # refused where its tensors are of no program
     captured = ep._captured
     kept, checks = asked_last(captured)  # what checks of ops look at is found again
     graph, values = _clone(captured.graph)

@@ -12,12 +12,13 @@ from kiln.late import later
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
 from kiln.tracing.captured import Captured, Kept, State
-from kiln.tracing.program import Program
+from kiln.tracing.program import Program, above
 from kiln.tracing.trees import build, flatten
 
 _settled = later("kiln.export.shapes", "settled")
 _save = later("kiln.export.files", "save")
 _copy, _deep_copy = later("copy", "copy"), later("copy", "deepcopy")
+above["converted"] = later("kiln.export.converted", "converted")
 
 
 class _Part(Module):
@@ -37,7 +38,6 @@ class ExportedProgram(Module):
         self, captured: Captured, source: Callable[..., Any] | None = None, example: Any = None
     ) -> None:
         super().__init__()
-        self._captured = captured
         self._source = source, example  # what it was made of; not in a file
         self._constants: dict[str, Any] = {}
         homes: list[tuple[dict[str, Any], str]] = []
@@ -45,6 +45,10 @@ class ExportedProgram(Module):
             homes.append(_home(self, state, state.name not in captured.unsaved))
         self._homes = homes
         self._program = Program(captured, homes)
+
+    @property
+    def _captured(self) -> Captured:
+        return self._program.current()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._program.fast(*args, **kwargs)
@@ -275,7 +279,9 @@ def draft_export(
         ...
     RuntimeError: ... read True when the program was made, which goes by that value; here it is False
     """
-    made = _exported("draft_export", mod, args, kwargs, dynamic_shapes, "check", preserve_module_call_signature)
+    made = _exported(
+        "draft_export", mod, args, kwargs, dynamic_shapes, "check", preserve_module_call_signature
+    )
     lines = dict.fromkeys(check.line for check in made._captured.checks if isinstance(check, Kept))
     if lines:
         warn(

@@ -42,7 +42,7 @@ from kiln.tracing.captured import Captured
 from kiln.tracing.modules import TopLevelTracedModule, TracerWarning
 from kiln.tracing.program import Program, held_in
 from kiln.tracing.recorder import WAYS, TracingError
-from kiln.tracing.scripts import ScriptFunction, ScriptModule, above, captured_twice
+from kiln.tracing.scripts import ScriptFunction, ScriptModule, TracedModule, above, captured_twice
 from kiln.tracing.trees import build, constants, flatten
 
 KEPT = 64  # looks of one function
@@ -506,8 +506,13 @@ def save(made: Any, f: Any, extra_files: Any = None) -> None:
         raise TypeError(message("jit.save", "what jit.trace or jit.script gives", describe(made)))
     if isinstance(made, TopLevelTracedModule) and set(made._methods) != {"forward"}:
         raise NotImplementedError("jit.save: a file holds forward alone, not further methods")
-    program = export.ExportedProgram(made.captured)
-    export.save(program, f, extra_files=extra_files)
+    program = made.__dict__.get("_program")
+    captured = made.captured
+    if isinstance(program, Program):  # of the tensors that it has now
+        tensors = program.state()
+        captured = copy.copy(program.captured)
+        captured.state = [s._replace(tensor=x) for s, x in zip(captured.state, tensors)]
+    export.save(export.ExportedProgram(captured), f, extra_files=extra_files)
 
 
 above["save"] = save
@@ -515,7 +520,8 @@ above["save"] = save
 
 def load(f: Any, extra_files: Any = None) -> Any:
     """A program that `save` wrote."""
-    return export.load(f, extra_files=extra_files)
+    made = export.load(f, extra_files=extra_files)
+    return TracedModule(made, made._captured, made._captured.name)
 
 
 def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs: Any) -> Any:

@@ -120,7 +120,7 @@ class FrozenModule(TracedModule):
     def __init__(self, module: TracedModule, preserved: list[str]) -> None:
         super().__init__(Module(), module.captured)
         self._name, self.training = module._name, False
-        found = self.captured = copy(module.captured)
+        found = self._found = copy(module.captured)
         found.state = [
             State(f"constant{k}", "constant", x.detach().clone()) for k, x in enumerate(module.tensors())
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ _called = later("kiln.tracing.ops", "called")
 _inlined, _within = later("kiln.tracing.nested", "inlined"), later("kiln.tracing.nested", "within")
 _cast_arguments = later("kiln.amp.autocast_mode", "cast_arguments")
 
+above: dict[str, Any] = {}  # what makes a program of converted tensors: kiln/export's
 Home = tuple[dict[str, Any], str]  # where a tensor of a program is: the dict that holds it, and its key
 
 
@@ -36,11 +38,17 @@ class Program:
 
     `fast` is the call: the core runs those that look like an earlier one (dtypes, sizes, containers, modes,
     the program's tensors where they were) by itself. The others, one of every 256, and those that fail come
-    here.
+    here. Where the tensors were converted since (`half()`, `to(dtype)`), it becomes the program of those.
     """
 
     def __init__(self, captured: Captured, homes: list[Home]) -> None:
-        self.captured, self.homes = captured, homes
+        self.homes = homes
+        self.fast = _core.Cell(self._slow)
+        self._set(captured)
+        self._first = captured, self._looks
+
+    def _set(self, captured: Captured) -> None:
+        self.captured = captured
         self._looks = [(s.name, s.tensor.dtype, tuple(s.tensor.shape)) for s in captured.state]
         self._is_one = captured.out_tree.kind == "leaf"
         self._is_tuple = captured.out_tree.kind == "tuple" and captured.out_tree.type is None
@@ -50,26 +58,37 @@ class Program:
         self._is_plain = _is_plain(captured)
         self._missed = 0
         self._told: tuple[int, ...] = ()
-        self.fast = _core.Cell(self._slow)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the function gives of these arguments."""
         return self.fast(*args, **kwargs)
 
     def state(self) -> list[Any]:
-        """The tensors it has, as they are now; RuntimeError for one that looks otherwise than it did."""
+        """The tensors it has, as they are now; RuntimeError where there is no such program of them."""
         found = [held[key] for held, key in self.homes]
         for x, (name, dtype, shape) in zip(found, self._looks):
             if x.dtype is not dtype or tuple(x.shape) != shape:
-                raise RuntimeError(
-                    f"{name}: was {dtype.name}{list(shape)} when it was traced, is {describe(x)}: trace it "
-                    "again"
-                )
+                try:
+                    self._set(above["converted"](*self._first, found))
+                except Exception as error:
+                    raise RuntimeError(
+                        f"{name}: was {dtype.name}{list(shape)} when it was traced, is {describe(x)}, which "
+                        f"its program cannot become ({error}): trace it again"
+                    ) from None
+                self.fast.forget()
+                break
         return found
 
+    def current(self) -> Captured:
+        """What it computes with its tensors as they are, or did where they are of no such program."""
+        with suppress(RuntimeError):
+            self.state()
+        return self.captured
+
     def _slow(self, due: bool | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        state = self.state()
         leaves = self.leaves(args, kwargs)
-        operands = [*leaves, *self.state()]
+        operands = [*leaves, *state]
         if any(type(x) is Value for x in leaves):
             return _inlined(self.captured, operands)
         results = self._results(operands)

@@ -68,20 +68,25 @@ class ScriptFunction:
 
 
 class TracedModule(ScriptModule):
-    """A module that was traced; see `kiln.jit.trace`."""
+    """A module that was traced, see `kiln.jit.trace`, or read from a file."""
 
-    def __init__(self, module: Module, captured: Captured) -> None:
+    def __init__(self, module: Module, captured: Captured, name: str | None = None) -> None:
         super().__init__()
         _mirror(self, module)
         self.training = module.training
-        self._name = type(module).__name__
-        self.captured = captured
+        self._name = type(module).__name__ if name is None else name
+        self._found = captured
         self.set_state({s.name: s.tensor for s in captured.state if s.kind == "constant"})
+
+    @property
+    def captured(self) -> Captured:
+        """The program; of the tensors as they are, where it can be."""
+        return self._program.current()
 
     def set_state(self, constants: dict[str, Any]) -> None:
         """Finds where the program's tensors are: in this module and those in it, or among constants."""
         self._constants = constants
-        self._program = self.program_of(self.captured)
+        self._program = self.program_of(self._found)
 
     def program_of(self, captured: Captured) -> Program:
         """What runs a graph with this module's tensors."""

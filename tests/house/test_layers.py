@@ -147,6 +147,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.export.shown": "for who looks at a program",
         "kiln.export.graph_module": "for who changes a program",
         "kiln.export.reading": "for who changes a program",
+        "kiln.export.converted": "for who changes a program",
         "kiln.graph.verify": "for who asks whether a program is right",
         "copy": "for who copies a program",
     },

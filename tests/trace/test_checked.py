@@ -215,8 +215,9 @@ def test_several_methods_and_copies() -> None:
         traced.b.weight.zero_()
     assert (traced.back(kiln.ones(2, 2)) == traced.b.bias).all()
     assert (twin.back(kiln.ones(2, 2)) == net.back(kiln.ones(2, 2))).all()
-    with pytest.raises(RuntimeError, match="was float32.*trace it again"):
-        traced.double()(x)
+    assert (twin.double()(x.double()).dtype) is kiln.float64
+    with pytest.raises(RuntimeError, match="x: expected float64, got float32"):
+        twin(x)
 
 
 def test_a_frozen_module_has_constants() -> None:
