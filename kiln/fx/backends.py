@@ -132,7 +132,7 @@ def _given(capture: Capture, args: Any, kwargs: Any) -> Any:
     """The arguments with values for their tensors."""
 
     def value(x: Any) -> Any:
-        if isinstance(x, _core.Tensor) and type(x) is not Value:
+        if isinstance(x, _core.Tensor) and not issubclass(type(x), Value):
             return capture.lift(x, "argument")
         return x
 

@@ -414,16 +414,34 @@ def _take_over(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], met
         path = getattr(function, "__qualname__", "") or ""
         if name in _OF_ANYTHING or "." in path.rpartition("<locals>.")[2]:
             return NotImplemented
+    capture = STATE.capture
+    if capture is not None and _are_of(capture, (*args, *kwargs.values())):
+        kind = "call_function" if method is None else "call_method"
+        target = function if method is None else function.__name__
+        return capture.create_proxy(kind, target, args, kwargs)
     found: list[Any] = []
     _find_proxies((args, kwargs), found.append)
-    if not found and STATE.capture is not None:
-        return STATE.capture.plain(function, args, kwargs, sys._getframe(1))
+    if not found and capture is not None:
+        return capture.plain(function, args, kwargs, sys._getframe(1))
     if not found:
         return NotImplemented
     kinds = tuple(dict.fromkeys(type(p) for p in found))
     # the most derived class is asked, as Python asks the right operand's
     first = next((k for k in kinds if all(issubclass(k, other) for other in kinds)), kinds[0])
     return first.__torch_function__(function, kinds, args, kwargs)
+
+
+def _are_of(capture: Any, given: tuple[Any, ...]) -> bool:
+    """Whether these are what stands for tensors in one capture, and plain values besides: nearly all are."""
+    found = False
+    for x in given:
+        if isinstance(x, StandIn):
+            if x.tracer is not capture:
+                return False
+            found = True
+        elif type(x) not in _PLAIN:
+            return False
+    return found
 
 
 def _operator(function: Any, reflected: bool = False) -> Any:

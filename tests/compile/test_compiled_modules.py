@@ -356,6 +356,7 @@ def public(kind: type) -> set[str]:
 def test_the_scan_asks_for_all_of_it() -> None:
     """Every public method and special method of Module and of the container types has an entry."""
     common = {"__init__", "__call__", "__setattr__", "__delattr__", "__repr__", "__setstate__", "__dir__"}
+    common.add("__getattribute__")  # there behind the first program that was captured for a backend
     assert public(nn.Module) - set(METHODS) - common == set()
     for make, acts in CONTAINERS:
         assert public(type(make())) - set(METHODS) - common - set(acts) == set()

@@ -411,3 +411,84 @@ def test_a_stance_runs_functions_as_they_are_and_ends_with_its_block() -> None:
         kiln.compiler.set_stance("loud")
     with pytest.raises(NotImplementedError, match="a call that looks new is compiled"):
         kiln.compiler.set_stance("fail_on_recompile")
+
+
+def test_a_graph_of_any_size_is_asked_for_once() -> None:
+    """With dynamic=True; sizes of 1 broadcast, and sizes that the program reads are numbers in the graph."""
+
+    def f(x, y):
+        return (x * 2 + y).relu().sum(dim=0), x.shape[0]
+
+    seen = Backend()
+    compiled = kiln.compile(f, backend=seen, dynamic=True)
+    for n in (2, 3, 5, 8, 13, 2):
+        x, y = kiln.randn(n, 3), kiln.randn(3)
+        ours, theirs = compiled(x, y), f(x, y)
+        assert kiln.equal(ours[0], theirs[0]) and ours[1] == theirs[1] == n
+    assert len(seen.graphs) == 1
+    for x in (kiln.randn(1, 3), kiln.randn(4, 3).double(), kiln.randn(3, 4).T):
+        assert kiln.equal(compiled(x, y)[0], f(x, y)[0])
+    assert len(seen.graphs) == 4
+
+    flat = kiln.compile(lambda x: x.reshape(x.shape[0] * 3), backend=seen, dynamic=True)
+    assert [flat(kiln.ones(n, 3)).numel() for n in (2, 4, 2, 4)] == [6, 12, 6, 12] and len(seen.graphs) == 6
+
+    module = kiln.nn.Linear(3, 2)
+    linear = kiln.compile(module, backend=seen, dynamic=True)
+    for n in range(2, 12):  # more than would be captured one by one
+        x = kiln.randn(n, 3)
+        assert kiln.equal(linear(x), module(x))
+    assert len(seen.graphs) == 7
+
+
+class _Attributes(kiln.nn.Module):
+    """Tensors wherever a module may have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = kiln.nn.Parameter(kiln.ones(2))
+        self.register_buffer("count", kiln.zeros(2))
+        self.plain, self.listed = kiln.ones(2), [kiln.ones(2)]
+
+    def forward(self, x: Any) -> Any:
+        self.count.add_(1)
+        self.plain *= 2
+        self.listed[0] += x
+        seen = self._buffers["count"] + self.__dict__["plain"]
+        total = sum(p.sum() for p in self.parameters()) + self.state_dict()["count"]
+        return x * self.weight + seen * self.listed[0] + total, getattr(self, "count"), self.plain.clone()  # noqa: B009
+
+
+def test_modules_are_what_they_were_outside_and_inside() -> None:
+    """What a captured program finds in modules, and what others find there then, before and after."""
+    model, twin = _Attributes(), _Attributes()
+    compiled = kiln.compile(model, backend=Backend())
+    for _ in range(3):
+        ours, theirs = compiled(kiln.ones(2)), twin(kiln.ones(2))
+        assert all(map(kiln.equal, ours, theirs))
+        assert ours[1] is model.count and type(model.plain) is kiln.Tensor
+        assert kiln.equal(model.listed[0], twin.listed[0])
+    assert isinstance(kiln.fx.symbolic_trace(kiln.nn.Linear(2, 2)), kiln.fx.GraphModule)
+    again = kiln.compile(model, backend=Backend())
+    assert all(map(kiln.equal, again(kiln.ones(2)), twin(kiln.ones(2))))
+    with pytest.raises(AttributeError, match="'_Attributes' object has no attribute 'missing'"):
+        model.missing  # noqa: B018
+
+
+def test_the_same_call_with_other_tensors_is_the_same_steps() -> None:
+    """Which of its tensors are one, and which are written, is part of what is found again."""
+    seen = Backend()
+
+    def f(a, b):
+        a.add_(b)
+        return a * b
+
+    compiled = kiln.compile(f, backend=seen)
+    for _ in range(2):
+        for same in (False, True):
+            a, b = kiln.ones(2), kiln.full((2,), 3.0)
+            c, d = a.clone(), b.clone()
+            ours = compiled(a, a if same else b)
+            theirs = f(c, c if same else d)
+            assert kiln.equal(ours, theirs) and kiln.equal(a, c)
+    assert len(seen.graphs) == 2
