@@ -25,7 +25,6 @@ from kiln.errors import describe, message, warn
 from kiln.export.known import program
 from kiln.export.program import ExportedProgram
 from kiln.export.signature import asked_last, read_name, signature
-from kiln.files import write_atomically, write_to
 from kiln.graph.graph import Graph
 from kiln.graph.text import TextError, text
 from kiln.late import later
@@ -36,6 +35,7 @@ from kiln.version import __version__
 
 _clone, _expand = later("kiln.passes.rewrite", "clone"), later("kiln.tracing.expand", "expand")
 _digest = later("kiln.codegen.store.identity", "digest")
+_write_atomically, _write_to = later("kiln.files", "write_atomically"), later("kiln.files", "write_to")
 
 FORMAT = "2"
 _KEYS = ("kiln.program", "kiln.version", "kiln.graph", "kiln.signature", "kiln.expanded")
@@ -60,9 +60,9 @@ def save(
         raise TypeError(message("export.save", "an ExportedProgram", describe(ep), "export.export makes one"))
     chunks = _chunks(ep, dict(extra_files or {}))
     if isinstance(f, (str, os.PathLike)):
-        write_atomically(os.fspath(f), chunks)
+        _write_atomically(os.fspath(f), chunks)
     else:
-        write_to(f, chunks)
+        _write_to(f, chunks)
 
 
 def _chunks(ep: ExportedProgram, extra: dict[str, Any]) -> Iterator[Any]:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln.late import later
-from kiln.nn.backward_hooks import Call, watch_node
 from kiln.nn.hooks import Everywhere, Post, RemovableHandle, after, before, call_after_error
 
 _compiled_in_place = later("kiln.capture.compile", "in_place")
+_watched_call = later("kiln.nn.backward_hooks", "Call")
+_watch_node = later("kiln.nn.backward_hooks", "watch_node")
 
 # by number, in the order of calls: functions; of some of them that they take keyword arguments, or are
 # always called
@@ -69,7 +70,7 @@ class Calls:
                 args, kwargs = before(pre, number in self._forward_pre_hooks_with_kwargs, self, args, kwargs)
             leading, (full, of_node) = list(Everywhere.backward_pre.values()), self._backward_ends()
             leading += self._backward_pre_hooks.values()
-            call = Call(self, leading, full) if leading or full else None
+            call = _watched_call(self, leading, full) if leading or full else None
             if call is not None:
                 args = call.enter(args)
             result = self.forward(*args, **kwargs)
@@ -78,7 +79,7 @@ class Calls:
             if call is not None:
                 result = call.leave(result)
             if of_node:
-                watch_node(self, of_node, args, result)
+                _watch_node(self, of_node, args, result)
             return result
         except Exception:
             call_after_error(posts, self, args, kwargs, result)

@@ -13,9 +13,11 @@ from typing import IO, Any, Union
 from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
-from kiln.files import not_regular
+from kiln.late import later
 from kiln.ops.creation.interop import lent
 from kiln.ops.elementwise.arithmetic import clone
+
+_not_regular = later("kiln.files", "not_regular")
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -126,7 +128,7 @@ def _open_regular(path: str) -> IO[bytes]:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise not_regular("load", path, mode)
+        raise _not_regular("load", path, mode)
     return open(descriptor, "rb", buffering=0)
 
 

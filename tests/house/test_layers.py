@@ -154,6 +154,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/export/__init__.py": {"*": "as kiln's own parts"},
     "kiln/export/files.py": {
         "kiln.codegen.store.identity": "for who writes a program",
+        "kiln.files": "for who writes a program",
         "kiln.passes.rewrite": "for who writes a program",
         "kiln.tracing.expand": "for who writes a program",
     },
@@ -242,7 +243,11 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.table.mistakes": "when a call fails",
         "kiln.nn.placement": "a program that was loaded is where it is",
     },
-    "kiln/nn/calls.py": {"kiln.capture.compile": "when a module is compiled"},
+    "kiln/nn/calls.py": {
+        "kiln.capture.compile": "when a module is compiled",
+        "kiln.nn.backward_hooks": "for who watches gradients pass",
+    },
+    "kiln/serialization/source.py": {"kiln.files": "when a path is no file"},
     "kiln/_utils.py": {"*": "what a program names"},
     "kiln/absent.py": {
         "re": "when a name is missing",
