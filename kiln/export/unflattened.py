@@ -223,7 +223,7 @@ class _Unflattening:
             holder, module = self._module_at(path), self.modules[own]
             if holder._modules.get(key) is module:
                 continue
-            check_free(holder, key, name)
+            check_free(holder, key, name, "module")
             if name != own and any(m is holder for m in module.modules()):
                 raise ValueError(f"unflatten: {name}: the module {own} would hold itself")
             holder._modules[key] = module
