@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kiln import _core
 from kiln.export.graph_module import Steps
 from kiln.export.program import ExportedProgram, check_free
 from kiln.fx import Graph, Interpreter, Node
@@ -74,7 +75,20 @@ class InterpreterModule(Module):
         raise TypeError(f"unflatten: {told or 'other arguments than in the example'}")
 
     def _run(self, which: int, tensors: Sequence[Any]) -> Any:
-        return Interpreter(self, graph=self._graphs[which]).run(*tensors)
+        graph = self._graphs[which]
+        return Interpreter(self, graph=graph).run(*tensors, *_drawn(graph, len(tensors)))
+
+
+def _drawn(graph: Graph, given: int) -> list[int]:
+    """The random numbers of a call by itself, which gives none: (kind, place, end) of each are in `meta`."""
+    rest = [node for node in graph.nodes if node.op == "placeholder"][given:]
+    if not rest or any("drawn" not in node.meta for node in rest):
+        return []
+    found = [node.meta["drawn"] for node in rest]
+    places = [(at, end) for kind, at, end in found if kind != "seed"]
+    first = min((at for at, _ in places), default=0)
+    seed, start = _core.next_random(max((end for _, end in places), default=first) - first)
+    return [seed if kind == "seed" else start + at - first for kind, at, _ in found]
 
 
 class UnflattenedModule(InterpreterModule):
@@ -404,7 +418,16 @@ class _Building(Steps):
             self.values.setdefault(key[1], node)
         else:
             self._others[key] = node
+            self._say_drawn(node, key[1])
         return node
+
+    def _say_drawn(self, node: Node, which: int) -> None:
+        """Which of the numbers that a call draws one is, and where those of the next one begin."""
+        found = self.whole.found
+        kind, at = found.random[which]
+        places = [n for other, n in found.random if other != "seed"]
+        if all(isinstance(n, int) for n in (*places, found.drawn)):
+            node.meta["drawn"] = kind, at, min((n for n in places if n > at), default=found.drawn)
 
     def _insert(self, make: Callable[[], Node]) -> Node:
         """A placeholder behind the others."""

@@ -213,6 +213,18 @@ def test_modules_are_called_and_exchanged() -> None:
     assert kiln.equal(whole(x)["o"], model(x)["o"]) and not kiln.equal(copied(x)["o"], model(x)["o"])
 
 
+def test_modules_that_draw() -> None:
+    """A module by itself draws as the model's does, wherever it stands among others."""
+    model = Normed()
+    whole: Any = unflatten(export(copy.deepcopy(model), (x,)))
+    for name in ("a.2", "a"):
+        found = []
+        for m in (model, whole):
+            kiln.manual_seed(5)
+            found.append((m.get_submodule(name)(x), kiln.rand(1)))
+        assert kiln.equal(found[0][0], found[1][0]) and kiln.equal(found[0][1], found[1][1])
+
+
 def test_kept_signatures() -> None:
     """A module is called as the model calls it, in each of its ways; the entries are PyTorch's."""
     model = Twice()
