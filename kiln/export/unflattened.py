@@ -293,12 +293,18 @@ class _Unflattening:
             if not 0 <= call.first <= call.last < len(rest.begins):
                 raise ValueError(f"unflatten: a call of {call.module} is none of the program's nodes")
             part = _Part(call.module, rest.begins[call.first], rest.begins[call.last], call)
-            while len(around) > 1 and not (around[-1].first <= part.first and part.last <= around[-1].last):
+            while len(around) > 1 and not self._holds(around[-1], part):
                 around.pop()
             if part.first < part.last or call.in_tree is not None:
                 self._enter(part, around, number)
         self._find_returned(root)
         return root
+
+    def _holds(self, around: _Part, part: _Part) -> bool:
+        """Whether a call is inside of another one; one without steps at its end by whose module it is."""
+        if part.first == part.last == around.last:
+            return self.inside(self.names[part.name], around.name) is not None
+        return around.first <= part.first and part.last <= around.last
 
     def _enter(self, part: _Part, around: list[_Part], number: Callable[[int], int]) -> None:
         call = part.call
