@@ -221,11 +221,11 @@ def _home(root: Module, state: State, saved: bool) -> tuple[dict[str, Any], str]
     return module._buffers, key
 
 
-def check_free(module: Module, key: str, name: str) -> None:
+def check_free(module: Module, key: str, name: str, what: str = "tensor") -> None:
     """ValueError where a module has something of a name already, its own tables among that."""
     if key in vars(module) or any(key in x for x in (module._parameters, module._buffers, module._modules)):
         raise ValueError(
-            f"export: a program holds nothing called {name!r:.80}: it has something else as {key!r:.40}"
+            f"export: a program holds no {what} called {name!r:.80}: it has something else as {key!r:.40}"
         )
 
 

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kiln import _core
 from kiln.export.graph_module import Steps
 from kiln.export.program import ExportedProgram, check_free
 from kiln.fx import Graph, Interpreter, Node
@@ -74,7 +75,20 @@ class InterpreterModule(Module):
         raise TypeError(f"unflatten: {told or 'other arguments than in the example'}")
 
     def _run(self, which: int, tensors: Sequence[Any]) -> Any:
-        return Interpreter(self, graph=self._graphs[which]).run(*tensors)
+        graph = self._graphs[which]
+        return Interpreter(self, graph=graph).run(*tensors, *_drawn(graph, len(tensors)))
+
+
+def _drawn(graph: Graph, given: int) -> list[int]:
+    """The random numbers of a call by itself, which gives none: (kind, place, end) of each are in `meta`."""
+    rest = [node for node in graph.nodes if node.op == "placeholder"][given:]
+    if not rest or any("drawn" not in node.meta for node in rest):
+        return []
+    found = [node.meta["drawn"] for node in rest]
+    places = [(at, end) for kind, at, end in found if kind != "seed"]
+    first = min((at for at, _ in places), default=0)
+    seed, start = _core.next_random(max((end for _, end in places), default=first) - first)
+    return [seed if kind == "seed" else start + at - first for kind, at, _ in found]
 
 
 class UnflattenedModule(InterpreterModule):
@@ -223,7 +237,7 @@ class _Unflattening:
             holder, module = self._module_at(path), self.modules[own]
             if holder._modules.get(key) is module:
                 continue
-            check_free(holder, key, name)
+            check_free(holder, key, name, "module")
             if name != own and any(m is holder for m in module.modules()):
                 raise ValueError(f"unflatten: {name}: the module {own} would hold itself")
             holder._modules[key] = module
@@ -279,12 +293,18 @@ class _Unflattening:
             if not 0 <= call.first <= call.last < len(rest.begins):
                 raise ValueError(f"unflatten: a call of {call.module} is none of the program's nodes")
             part = _Part(call.module, rest.begins[call.first], rest.begins[call.last], call)
-            while len(around) > 1 and not (around[-1].first <= part.first and part.last <= around[-1].last):
+            while len(around) > 1 and not self._holds(around[-1], part):
                 around.pop()
             if part.first < part.last or call.in_tree is not None:
                 self._enter(part, around, number)
         self._find_returned(root)
         return root
+
+    def _holds(self, around: _Part, part: _Part) -> bool:
+        """Whether a call is inside of another one; one without steps at its end by whose module it is."""
+        if part.first == part.last == around.last:
+            return self.inside(self.names[part.name], around.name) is not None
+        return around.first <= part.first and part.last <= around.last
 
     def _enter(self, part: _Part, around: list[_Part], number: Callable[[int], int]) -> None:
         call = part.call
@@ -404,7 +424,16 @@ class _Building(Steps):
             self.values.setdefault(key[1], node)
         else:
             self._others[key] = node
+            self._say_drawn(node, key[1])
         return node
+
+    def _say_drawn(self, node: Node, which: int) -> None:
+        """Which of the numbers that a call draws one is, and where those of the next one begin."""
+        found = self.whole.found
+        kind, at = found.random[which]
+        places = [n for other, n in found.random if other != "seed"]
+        if all(isinstance(n, int) for n in (*places, found.drawn)):
+            node.meta["drawn"] = kind, at, min((n for n in places if n > at), default=found.drawn)
 
     def _insert(self, make: Callable[[], Node]) -> Node:
         """A placeholder behind the others."""

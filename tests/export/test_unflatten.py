@@ -118,6 +118,17 @@ class Branching(nn.Module):
         return kiln.graph.cond(x.sum() > 0, lambda x: self.l(x), lambda x: -x, (self.k(x),))
 
 
+class Passing(nn.Module):
+    """A module that gives back what another one made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l, self.same = nn.Linear(3, 3), nn.Identity()
+
+    def forward(self, x: Any) -> Any:
+        return self.same(self.l(x)), x
+
+
 class Borrowed(nn.Module):
     """Modules and weights that are used without a call of who has them."""
 
@@ -149,6 +160,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]] = 
     ),
     "written": (Written, (x,), {}, {}),
     "branching": (Branching, (x,), {}, {}),
+    "passing": (Passing, (x,), {}, {"preserve_module_call_signature": ("same",)}),
     "borrowed": (Borrowed, (x,), {}, {}),
 }  # fmt: skip
 
@@ -213,6 +225,18 @@ def test_modules_are_called_and_exchanged() -> None:
     assert kiln.equal(whole(x)["o"], model(x)["o"]) and not kiln.equal(copied(x)["o"], model(x)["o"])
 
 
+def test_modules_that_draw() -> None:
+    """A module by itself draws as the model's does, wherever it stands among others."""
+    model = Normed()
+    whole: Any = unflatten(export(copy.deepcopy(model), (x,)))
+    for name in ("a.2", "a"):
+        found = []
+        for m in (model, whole):
+            kiln.manual_seed(5)
+            found.append((m.get_submodule(name)(x), kiln.rand(1)))
+        assert kiln.equal(found[0][0], found[1][0]) and kiln.equal(found[0][1], found[1][1])
+
+
 def test_kept_signatures() -> None:
     """A module is called as the model calls it, in each of its ways; the entries are PyTorch's."""
     model = Twice()
@@ -237,6 +261,12 @@ def test_kept_signatures() -> None:
         nodes = {node.name for node in made.graph_module.graph.nodes}
         given, gives = sub.inputs[0].name, [y.name for y in sub.outputs]
         assert given == gives[1] == "x" and set(gives) <= nodes
+
+
+def test_a_module_that_does_nothing_keeps_its_signature() -> None:
+    """It is called where it was called, and gives back what it is given."""
+    whole: Any = unflatten(export(Passing(), (x,), preserve_module_call_signature=("same",)))
+    assert whole.same(x) is x and "same" in [n.target for n in whole.graph.nodes if n.op == "call_module"]
 
 
 def test_refusals() -> None:

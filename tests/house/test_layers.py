@@ -74,7 +74,7 @@ ALLOWED = {
     },
     "export": {
         "_core", "graph", "ops", "codegen", "passes", "table", "tracing", "nn", "files", "serialization",
-        "version", "viz", "random", "capture", "fx",
+        "version", "viz", "random", "capture", "fx", "utils",
     },
     # graphs that are defined, and what is made of them: run, saved, drawn
     "symbolic": {
@@ -145,6 +145,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.export.files": "for who saves one",
         "kiln.export.verification": "with NumPy, for who verifies",
         "kiln.export.shown": "for who looks at a program",
+        "kiln.export.call_graph": "for who asks for calls of modules",
         "kiln.export.graph_module": "for who changes a program",
         "kiln.export.reading": "for who changes a program",
         "kiln.export.converted": "for who changes a program",
