@@ -148,6 +148,10 @@ MISTAKES = {
         "could not convert",
     ),
     "of a device and a flag": (lambda: x23.cuda(0, "text"), TypeError, "non_blocking"),
+    "of a storage's element": (lambda: kiln.FloatStorage(2)[None], RuntimeError, "can't index a kiln.Typed"),
+    "of a byte": (lambda: kiln.UntypedStorage(2)["a"], TypeError, "can't index a kiln.Untyped"),
+    "of memory to copy": (lambda: kiln.FloatStorage(2).copy_((0, 0)), TypeError, "argument 'src'"),
+    "of an operator's device": (lambda: kiln.library.impl("a::b", (0,), len), TypeError, "library.impl"),
     "of no samples": (lambda: kiln.utils.data.default_collate({}), IndexError, "default_collate: list index"),
 }
 
