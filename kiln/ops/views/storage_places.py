@@ -16,6 +16,6 @@ def element(storage: Any, index: Any) -> Any:
         name = type(storage).__name__
         wrong = RuntimeError if name == "TypedStorage" else TypeError
         raise wrong(f"can't index a kiln.{name} with {describe(index)}")
-    if not -len(storage) <= index < len(storage):
+    if not -len(storage) <= int(index) < len(storage):
         raise IndexError(f"index {index} out of range for storage of size {len(storage)}")
     return index
