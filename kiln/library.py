@@ -112,7 +112,9 @@ def define(qualname: str, schema: str, *, lib: Any = None, tags: Any = ()) -> No
 def impl(qualname: str, types: Any = "", func: Any = None, *, lib: Any = None) -> Any:
     """`@impl("mine::twice", "cpu")`: what the operator does; functions for other devices are kept aside."""
     name = _split(qualname, "impl")
-    wanted = [types] if isinstance(types, str) else list(types)
+    wanted = [types] if isinstance(types, str) else list(types or ("default",))
+    if not all(isinstance(key, str) for key in wanted):
+        raise TypeError(message("library.impl", "names of devices", repr(types)))
 
     def register(function: Any) -> Any:
         if any(key in _CALLED or key.lower() in ("cpu", "default") for key in wanted):

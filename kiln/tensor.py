@@ -15,6 +15,7 @@ from kiln.device import CPU, NO_ACCELERATOR, check, not_compiled
 from kiln.device import device as Device
 from kiln.errors import describe, message, warn
 from kiln.late import later
+from kiln.layout import memory_format as FormOfMemory
 from kiln.layout import strided
 from kiln.ops.creation import data, interop
 from kiln.ops.elementwise import arithmetic
@@ -71,7 +72,7 @@ def ipu(self: Any, device: Any = None, non_blocking: bool = False, memory_format
 def _moved(kind: str, device: Any, non_blocking: Any, form: Any) -> NoReturn:
     if not isinstance(non_blocking, (bool, int, float)):
         raise TypeError(message(kind, "argument 'non_blocking' to be a bool", describe(non_blocking)))
-    if form is not None and not isinstance(form, _core.memory_format):
+    if form is not None and not isinstance(form, FormOfMemory):
         raise TypeError(message(kind, "argument 'memory_format' to be a memory_format", describe(form)))
     if device is not None and not isinstance(device, int) and Device(device).type != kind:
         raise RuntimeError(f"Invalid device, must be {kind} device")

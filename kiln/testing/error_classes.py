@@ -226,6 +226,11 @@ CALLED: dict[str, tuple[Any, ...]] = {
     "func.grad": (_doubled,),
     "func.vjp": (_doubled, kiln.ones(2)),
     "func.jvp": (_doubled, (kiln.ones(2),), (kiln.ones(2),)),
+    "jit.freeze": (_linear,),
+    "jit.optimize_for_inference": (_linear,),
+    "accelerator.current_stream": (),
+    "cuda.current_device": (),
+    "cuda.Event": (),
     "amp.autocast": ("cpu",),
     "amp.GradScaler": ("cpu",),
 }  # fmt: skip

@@ -46,6 +46,11 @@ UNNAMED: Differences = [
     ("func", "internal AttributeError", "of the function that is differentiated, given no tensor"),
     ("distributions.Wishart", "internal AssertionError", "PyTorch's type here, raised on purpose"),
     ("progress", "inside|lines of kiln's", "tqdm's, which makes the bar"),
+    (
+        "(cuda|xpu|mtia)[.]",
+        "internal AssertionError: Torch not compiled",
+        "PyTorch's type here, raised on purpose",
+    ),
     ("utils.data", "inside TypeError", "Python's, of what is no batch"),
     (
         "Tensor.(cuda|xpu|mtia)",
@@ -368,6 +373,7 @@ KNOWN: Differences = [
     ("distributions.Normal.expand", _TAKES + "TypeError", "any object is filled"),
     ("autograd.functional|func", "(raises|refuses).*(truth|Boolean) value", "a flag is one truth"),
     ("optim.Optimizer.load_state_dict", "raises ValueError: dictionary", "Python's, of what is no dict"),
+    ("(cuda|xpu|mtia|accelerator)[.]", "raises|refuses", "refused whatever it is given"),
     ("Tensor.(cuda|xpu|mtia)", "PyTorch: TypeError: descriptor", "a function and its method are one"),
     (
         "Tensor.(cuda|xpu|mtia)",

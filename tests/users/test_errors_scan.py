@@ -11,6 +11,7 @@ import pytest
 from backend import needs_torch
 
 import kiln
+from kiln.bars import Quiet
 from kiln.testing import error_cases
 from kiln.testing.error_cases import ErrorCall
 from kiln.testing.error_scan import Found, Outcome, Scan, own_difference, peer_difference, run
@@ -118,3 +119,50 @@ def test_a_layers_error_keeps_the_traceback_of_its_call() -> None:
         "test_a_layers_error_keeps_the_traceback_of_its_call"
     ]
     assert caught.value.__suppress_context__
+
+
+MISTAKES = {
+    "of outputs and inputs": (
+        lambda: kiln.autograd.grad(x23, x23),
+        RuntimeError,
+        "element 0 of tensors does not require grad",
+    ),
+    "of v and the function": (
+        lambda: kiln.autograd.functional.vhp(None, kiln.ones(2)),
+        RuntimeError,
+        "The vector v can only be None",
+    ),
+    "of two matrices": (
+        lambda: kiln.distributions.Wishart(3.0, kiln.eye(2), kiln.ones(2)),
+        AssertionError,
+        "Exactly one of",
+    ),
+    "of a size and a ratio": (
+        lambda: kiln.nn.FractionalMaxPool3d(2, 2, output_ratio=x23),
+        ValueError,
+        "only one of output_size",
+    ),
+    "of a norm without gradients": (
+        lambda: kiln.nn.utils.clip_grad_norm_([], 1.0, "text"),
+        ValueError,
+        "could not convert",
+    ),
+    "of a device and a flag": (lambda: x23.cuda(0, "text"), TypeError, "non_blocking"),
+    "of a storage's element": (lambda: kiln.FloatStorage(2)[None], RuntimeError, "can't index a kiln.Typed"),
+    "of a byte": (lambda: kiln.UntypedStorage(2)["a"], TypeError, "can't index a kiln.Untyped"),
+    "of memory to copy": (lambda: kiln.FloatStorage(2).copy_((0, 0)), TypeError, "argument 'src'"),
+    "of an operator's device": (lambda: kiln.library.impl("a::b", (0,), len), TypeError, "library.impl"),
+    "of no samples": (lambda: kiln.utils.data.default_collate({}), IndexError, "default_collate: list index"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_of_several_mistakes_pytorchs_is_told(name: str) -> None:
+    call, error, text = MISTAKES[name]
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_a_bar_takes_what_has_no_one_truth() -> None:
+    """A tensor is gone through as any items are."""
+    assert [float(x) for x in Quiet(kiln.tensor([0.0, 2.0]))] == [0.0, 2.0]

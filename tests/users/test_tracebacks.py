@@ -249,6 +249,23 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str, list[str]]] = {
         ["<lambda>"],
     ),
     "of a list": (lambda: kiln.cat(3), TypeError, "cat", ["<lambda>"]),
+    "device": (lambda: kiln.cuda.current_device(), AssertionError, "^Torch not compiled", ["<lambda>"]),
+    "event": (lambda: kiln.cuda.Event(), RuntimeError, "^torch.cuda.Event requires CUDA", ["<lambda>"]),
+    "branches": (
+        lambda: kiln.cond(kiln.tensor(True), 1, 2),
+        RuntimeError,
+        "^cond: Expect both branches to be callable",
+        ["<lambda>"],
+    ),
+    "script": (lambda: kiln.jit.script(x23), TypeError, "^jit.script: expected a function", ["<lambda>"]),
+    "registered operator": (
+        lambda: kiln.library.define([], ""),
+        ValueError,
+        "^library.define: ",
+        ["<lambda>"],
+    ),
+    "storage": (lambda: kiln.BoolStorage(1.5), TypeError, "^kiln.BoolStorage.__new__ rec", ["<lambda>"]),
+    "program": (lambda: kiln.export.draft_export(len, 1), TypeError, "^draft_export: exp", ["<lambda>"]),
 }
 
 

@@ -12,6 +12,7 @@ from kiln.absent import leave_out
 from kiln.device import CPU, check, device
 from kiln.errors import describe, message
 from kiln.ops.creation.constants import empty, settle, sizes_given
+from kiln.ops.views.storage_places import element
 from kiln.table.arguments import dtype_name, numel, recorder_here, type_name
 from kiln.table.public import methods, public
 from kiln.table.record import Tensor, find
@@ -178,9 +179,7 @@ class UntypedStorage:
     def __getitem__(self, index: int | slice) -> Any:
         """An element as a Python number; of untyped memory a stretch too, which shares it."""
         if not isinstance(index, slice):
-            if not -len(self) <= index < len(self):
-                raise IndexError(f"index {index} out of range for storage of size {len(self)}")
-            return self._elements()[index].item()
+            return self._elements()[element(self, index)].item()
         start, stop, step = index.indices(len(self))
         if step != 1:
             raise RuntimeError(f"Trying to slice with a step of {step}, but only a step of 1 is supported")
@@ -191,9 +190,7 @@ class UntypedStorage:
 
     def __setitem__(self, index: int | slice, value: Any) -> None:
         """Write a number to an element, or to each of a stretch."""
-        if not isinstance(index, slice) and not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} out of range for storage of size {len(self)}")
-        self._elements()[index] = value
+        self._elements()[index if isinstance(index, slice) else element(self, index)] = value
 
     def fill_(self, value: Any) -> Any:
         """Write a number to every element; the storage itself."""
@@ -202,6 +199,8 @@ class UntypedStorage:
 
     def copy_(self, source: UntypedStorage, non_blocking: bool | None = None) -> Any:
         """Write the elements of another storage of as many; the storage itself. RuntimeError for others."""
+        if not isinstance(source, UntypedStorage):
+            raise TypeError(f"copy_(): argument 'src' must be a storage, not {type(source).__name__}")
         if len(source) != len(self):
             raise RuntimeError(f"copy_: expected a storage of {len(self)} elements, got {len(source)}")
         self._elements().copy_(source._elements())
@@ -303,7 +302,7 @@ class TypedStorage(UntypedStorage):
 
 def _made_of(given: Any, dtype: Any) -> Any:
     """The elements of a new storage: as many as a number says, or those of a sequence; else TypeError."""
-    if isinstance(given, int) and not isinstance(given, bool):
+    if isinstance(given, int):
         if given < 0:
             raise RuntimeError(message("storage", "a number of elements", str(given)))
         return empty(given, dtype=dtype).zero_()
