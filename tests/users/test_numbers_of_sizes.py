@@ -1,4 +1,4 @@
-"""`sym_max` and its kin, of numbers and of sizes that vary; the order of bytes of files that do not say it."""
+"""`sym_max` and its kin, of numbers and of sizes that vary; the byte order of files that do not say it."""
 
 from __future__ import annotations
 

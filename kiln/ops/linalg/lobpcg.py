@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core
+from kiln.ops.creation.dtypes import finfo
+from kiln.ops.indexing.concatenation import cat, stack
 from kiln.ops.linalg.decompositions import cholesky, eigh, qr
 from kiln.ops.linalg.systems import matmul, solve_triangular
 from kiln.ops.products.matrix_products import swapped
 from kiln.ops.random import sampling
-from kiln.ops.creation.dtypes import finfo
-from kiln.ops.indexing.concatenation import cat, stack
 from kiln.table import drawn as d
 from kiln.table.public import public
 from kiln.table.record import Tensor
@@ -47,8 +47,8 @@ def lobpcg(
     """(E [.., k], V [.., m, k]): the `k` largest eigenvalues of the symmetric `A` [.., m, m], or the smallest
     if not `largest`, and their vectors: A V = B V diag(E), `B` the identity if it is not given.
 
-    `X` [.., m, n] is where to start, random if not given; `iK` is near the inverse of A. At most `niter` steps
-    (1000; -1: no limit) are done, until every residual is below `tol` (the root of the dtype's eps) of the
+    `X` [.., m, n] is where to start, random if not given; `iK` is near the inverse of A. At most `niter`
+    steps (1000; -1: no limit) are done, until every residual is below `tol` (the root of the dtype's eps) of the
     norms of A, B and the vector. Both methods, "basic" and "ortho", are one here, and `ortho_*params` change
     nothing. Where gradients of A or B are wanted, all eigenvalues are computed. After Knyazev (2001), Toward
     the Optimal Preconditioned Eigensolver, with an orthonormal basis of each subspace.
