@@ -193,6 +193,8 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
     )
     from kiln.futures import Future as Future
     from kiln.types import SymBool as SymBool, SymFloat as SymFloat, SymInt as SymInt
+    from kiln.types import sym_float as sym_float, sym_int as sym_int, sym_ite as sym_ite, sym_max as sym_max
+    from kiln.types import sym_min as sym_min, sym_not as sym_not, sym_sqrt as sym_sqrt, sym_sum as sym_sum
     from kiln.jit import ScriptFunction as ScriptFunction, ScriptModule as ScriptModule, script as script
     from kiln.nn.recurrent_steps import (
         gru as gru,
@@ -216,6 +218,7 @@ _PARTS = (
     "export func futures fx hub jit library linalg masked mps mtia multiprocessing nn onnx optim overrides "
     "profiler quasirandom random serialization signal special storage testing types utils version viz xpu"
 )
+_SYM = "sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt sym_sum"
 _SWITCHES = (
     "are_deterministic_algorithms_enabled get_default_dtype get_deterministic_debug_mode "
     "get_float32_matmul_precision get_num_interop_threads get_num_threads "
@@ -266,7 +269,7 @@ _LATER = {
     "_assert": "kiln.switches",
     "_check": "kiln.switches",
     "Future": "kiln.futures",
-    **dict.fromkeys("SymBool SymFloat SymInt".split(), "kiln.types"),
+    **dict.fromkeys(f"SymBool SymFloat SymInt {_SYM}".split(), "kiln.types"),
     **dict.fromkeys("ScriptFunction ScriptModule script".split(), "kiln.jit"),
     "get_device_module": "kiln.accelerator",
     "AcceleratorError": "kiln.cuda.classes",

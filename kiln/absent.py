@@ -87,8 +87,8 @@ _HINTS = (
     ),
     (
         "kiln.save and kiln.load do what their arguments say",
-        r"skip_data (set|get)_(crc32_options|default_(load_endianness|mmap_options)) register_package "
-        r"LoadEndianness utils\.serialization(\..+)? .*SerializationStorageContext",
+        r"skip_data (set|get)_(crc32_options|default_mmap_options) register_package "
+        r"utils\.serialization(\..+)? .*SerializationStorageContext",
     ),
     (
         "it is for phones; kiln runs where Python does",
@@ -113,7 +113,7 @@ _HINTS = (
         "PyTorch has it, kiln has not",
         r"const_data_ptr grad_dtype index module_load volatile (conv_tb|ctc_los)[cs] __future__(\..+)? "
         "(grouped|scaled|scaled_grouped)_mm convolution airy_ai grid_sampler.* "
-        "affine_grid_generator native_.+ batch_norm_.+ norm_except_dim lobpcg "
+        "affine_grid_generator native_.+ batch_norm_.+ norm_except_dim "
         "(frobenius|nuclear)_norm hash_tensor slice_inverse init_num_threads "
         "has_(lapack|mkl|openmp|spectral) .+Storage thread_safe_generator "
         "transfer_parametrizations_and_params .*DataPipe functionalize "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
+from numbers import Real
 from typing import IO, Any, TypeAlias, Union
 
 from kiln._core import Size, Tensor
@@ -41,6 +43,87 @@ class SymFloat(_Symbolic):
 
 class SymBool(_Symbolic):
     """A truth that is not known yet: no value is one."""
+
+
+def _numbers(*given: Any) -> tuple[Any, ...]:
+    """Numbers as `max` and `min` compare them: all floats where one is. AssertionError for what is none."""
+    for x in given:
+        assert isinstance(x, Real) or hasattr(x, "terms"), f"expected a number, got {type(x)}"
+    return tuple(map(float, given)) if any(isinstance(x, float) for x in given) else given
+
+
+def sym_max(a: Any, b: Any) -> Any:
+    """The larger of two numbers or sizes, a float where one of them is.
+
+    >>> kiln.sym_max(1, 2.0)
+    2.0
+    """
+    return max(_numbers(a, b))
+
+
+def sym_min(a: Any, b: Any) -> Any:
+    """The smaller of two numbers or sizes, a float where one of them is.
+
+    >>> kiln.sym_min(1, 2.0)
+    1.0
+    """
+    return min(_numbers(a, b))
+
+
+def sym_int(a: Any) -> Any:
+    """A number as a whole one, towards zero; a size as it is.
+
+    >>> kiln.sym_int(-2.7)
+    -2
+    """
+    return a if hasattr(a, "terms") else int(a)
+
+
+def sym_float(a: Any) -> float:
+    """A number or a size as a float.
+
+    >>> kiln.sym_float(3)
+    3.0
+    """
+    return float(a)
+
+
+def sym_not(a: Any) -> bool:
+    """Whether something is not true.
+
+    >>> kiln.sym_not(3 > 4)
+    True
+    """
+    return not a
+
+
+def sym_ite(b: Any, t: Any, f: Any) -> Any:
+    """`t` if `b` holds, else `f`; AssertionError where they are of two types, or `b` is no truth.
+
+    >>> kiln.sym_ite(3 > 4, 1, 2)
+    2
+    """
+    assert isinstance(b, bool), f"expected SymBool or bool, got {type(b)}"
+    assert type(t) is type(f), f"type mismatch: {type(t)} vs {type(f)}"
+    return t if b else f
+
+
+def sym_sum(*args: Any) -> Any:
+    """The sum of numbers or sizes, given by themselves or as a list.
+
+    >>> kiln.sym_sum([1, 2, 3])
+    6
+    """
+    return sum(args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args)
+
+
+def sym_sqrt(a: Any) -> float:
+    """The root of a number or a size; ValueError for one below 0.
+
+    >>> kiln.sym_sqrt(4)
+    2.0
+    """
+    return math.sqrt(a)
 
 
 _leave_out(_Symbolic, "as_integer_ratio bit_length conjugate hex is_integer", "sizes are numbers")

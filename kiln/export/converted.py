@@ -1,4 +1,4 @@
-"""A program with its parameters and buffers of other dtypes: `half()`, `double()`, `to(dtype)` of a module."""
+"""A program with parameters and buffers of other dtypes: `half()`, `double()`, `to(dtype)` of a module."""
 
 from __future__ import annotations
 

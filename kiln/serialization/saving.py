@@ -14,6 +14,11 @@ from kiln.device import device
 from kiln.errors import describe, message, warn
 from kiln.files import write_atomically, write_to
 from kiln.ops.views.storage import UntypedStorage
+from kiln.serialization.endianness import (
+    LoadEndianness,
+    get_default_load_endianness,
+    set_default_load_endianness,
+)
 from kiln.serialization.listing import get_unsafe_globals_in_checkpoint
 from kiln.serialization.location import default_restore_location, location_tag
 from kiln.serialization.safe import add_safe_globals, clear_safe_globals, get_safe_globals, safe_globals
@@ -24,15 +29,18 @@ from kiln.serialization.words import Missing
 from kiln.serialization.writer import archive_chunks, check_protocol, row_chunks
 
 __all__ = [
+    "LoadEndianness",
     "add_safe_globals",
     "clear_safe_globals",
     "default_restore_location",
+    "get_default_load_endianness",
     "get_safe_globals",
     "get_unsafe_globals_in_checkpoint",
     "load",
     "location_tag",
     "safe_globals",
     "save",
+    "set_default_load_endianness",
 ]
 
 Place = Callable[[UntypedStorage, str], UntypedStorage | None] | Any

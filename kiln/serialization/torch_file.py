@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from kiln import ops
 from kiln.ops.views.storage import TypedStorage, UntypedStorage
 from kiln.serialization.archive import Archive
+from kiln.serialization.endianness import default_order
 from kiln.serialization.location import mapping
 from kiln.serialization.machine import Machine, Window, storage_named
 from kiln.serialization.safe import here
@@ -63,7 +64,7 @@ def read_archive(source: Source, how: How) -> Any:
     archive = Archive(source)
     if "constants.pkl" in archive and not how.pickles:
         missing("a TorchScript program; save its state_dict()")
-    order = archive.read("byteorder") if "byteorder" in archive else b"little"
+    order = archive.read("byteorder") if "byteorder" in archive else default_order()
     need(order in (b"little", b"big"), "byteorder little or big, got {}", order.decode("latin1"))
     content = source.mapped() if how.mapped else None
 

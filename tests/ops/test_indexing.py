@@ -307,3 +307,30 @@ def test_numbers_put_where_a_mask_holds(answers: Any) -> None:
     x = kiln.zeros(2, dtype=kiln.uint8)
     with pytest.raises(RuntimeError, match="overflow"):
         x[x == 0] = 300
+
+
+@pytest.mark.parametrize("key", [[0, 2], kiln.tensor([0]), kiln.tensor([True, False, True]), (None, [0, 1])])
+def test_what_is_put_by_arrays_has_the_tensors_dtype(key: Any) -> None:
+    """Tensors of another dtype, and numbers that it does not hold, are refused; slices convert."""
+    x = kiln.zeros(3, dtype=kiln.uint8)
+    count = x[key].numel()
+    if count > 1 or not isinstance(key, kiln.Tensor):
+        with pytest.raises(RuntimeError, match="source and destination dtypes match, got .*uint8.*float64"):
+            x[key] = kiln.ones(count, dtype=kiln.float64)
+    for number in (300, -300, 256.5):
+        with pytest.raises(RuntimeError, match="to type uint8 without overflow"):
+            x[key] = number
+    assert not x.any()
+    x[key] = -1
+    assert x[key].tolist() == kiln.full(x[key].shape, 255).tolist()
+
+
+def test_what_is_put_elsewhere_is_converted() -> None:
+    """By slices, positions and masks of one element's worth."""
+    for key in (slice(0, 2), kiln.tensor(1), True, kiln.tensor([True, False, True])):
+        x = kiln.zeros(3)
+        x[key] = kiln.tensor(1.0, dtype=kiln.float64)
+        assert x.sum() == x[key].numel() and x.dtype is kiln.float32
+    x = kiln.zeros(3)
+    x[kiln.tensor([True, False, True])] = kiln.tensor([2])
+    assert x.tolist() == [2.0, 0.0, 2.0]

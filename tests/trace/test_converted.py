@@ -77,8 +77,8 @@ class _Reads(nn.Linear):
 
 
 def test_what_no_program_can_become_is_refused_by_calls_and_by_saving() -> None:
-    """Where one operand of a product alone was converted, and where a value was read in the old dtype; nothing
-    is written that could not be read. Converted back, it is what it was.
+    """Where one operand of a product alone was converted, and where a value was read in the old dtype;
+    nothing is written that could not be read. Converted back, it is what it was.
     """
     x = kiln.ones(1, 2)
     two = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -107,7 +107,7 @@ def test_a_file_holds_the_tensors_that_a_trace_has_now() -> None:
 
 
 def test_what_is_loaded_is_a_script_module() -> None:
-    """With its name, its graph as code, modules that are such too, and a file of its own; it can be frozen."""
+    """With its name, its graph as code, modules that are such too, and a file; it can be frozen."""
     net = _Net().eval()
     loaded = _again(kiln.jit.trace(net, kiln.ones(2, 4)))
     assert isinstance(loaded, kiln.jit.ScriptModule) and isinstance(loaded.first, kiln.jit.ScriptModule)

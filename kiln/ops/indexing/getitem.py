@@ -283,10 +283,27 @@ def setitem(x: Tensor, key: Tensor, value: Any) -> None:
     view, blocks = _viewed(x, _entries(x, key))
     if not blocks:
         copy_(view, _fitted(value, view) if _is_array(value) else value)
-    elif len(blocks) == 1 and dtype_name(blocks[0].array.dtype) == "bool" and not getattr(value, "ndim", 0):
+    elif _is_mask(blocks) and not getattr(value, "ndim", 0):
         _masked(view, blocks[0], value)
     else:
+        one = _is_mask(blocks) and _is_array(value) and numel(value.shape) == 1
+        if _is_array(value) and not one and not isinstance(key, bool):
+            _check_dtypes(x, value)
         _put_at(view, _merged(view, blocks), value, scatter_set)
+
+
+def _is_mask(blocks: list[_Block]) -> bool:
+    """Whether one mask says where to put; one element, of any dtype, is put there as a number is."""
+    return len(blocks) == 1 and dtype_name(blocks[0].array.dtype) == "bool"
+
+
+def _check_dtypes(x: Tensor, value: Tensor) -> None:
+    """RuntimeError for values of another dtype, which are not converted where an index is an array."""
+    if dtype_name(value.dtype) != dtype_name(x.dtype):
+        raise RuntimeError(
+            f"Index put requires the source and destination dtypes match, got {x.dtype} for the destination "
+            f"and {value.dtype} for the source."
+        )
 
 
 def _masked(view: Any, block: _Block, value: Any) -> None:
@@ -307,7 +324,7 @@ def _put_at(view: Any, merged: _Merged, value: Any, scatter: Any) -> None:
     result = (*merged.shape[:dim], *places.shape, *merged.shape[dim + 1 :])
     count = numel(places.shape)
     if not _is_array(value):
-        value = run(full, value, (), dtype)
+        value = run(full, fitting(value, dtype), (), dtype)
     elif dtype_name(value.dtype) != dtype:
         value = p.convert(value, dtype)
     source = reshape(_broadcast(value, result), (*merged.shape[:dim], count, *merged.shape[dim + 1 :]))
@@ -342,11 +359,8 @@ def index_put_(x: Tensor, indices: Tensor, values: Any, accumulate: bool = False
     >>> kiln.zeros(3).index_put_((kiln.tensor([0, 0]),), kiln.ones(2), accumulate=True)
     tensor([2., 0., 0.])
     """
-    if _is_array(values) and dtype_name(values.dtype) != dtype_name(x.dtype):
-        raise RuntimeError(
-            f"Index put requires the source and destination dtypes match, got {x.dtype} for the destination "
-            f"and {values.dtype} for the source."
-        )
+    if _is_array(values):
+        _check_dtypes(x, values)
     key = tuple(slice(None) if i is None else i for i in indices)
     if not accumulate:
         setitem(x, key, values)

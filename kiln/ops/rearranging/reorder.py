@@ -535,3 +535,13 @@ def channel_shuffle(input: Any, groups: int) -> Any:
         )
     parts = _reshape(input, (n, groups, c // groups, *rest))
     return _reshape(_copied(transpose(parts, 1, 2)), (n, c, *rest))
+
+
+@public("native_channel_shuffle", method=False, dtypes="float32 bfloat16")
+def native_channel_shuffle(input: Any, groups: int) -> Any:
+    """`channel_shuffle`, under the name of PyTorch's kernel for it.
+
+    >>> kiln.native_channel_shuffle(kiln.arange(4.0).reshape(1, 4, 1), 2).flatten()
+    tensor([0., 2., 1., 3.])
+    """
+    return channel_shuffle(input, groups)
