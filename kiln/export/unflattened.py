@@ -352,7 +352,6 @@ class _Unflattening:
                         f"unflatten: {part.name} is given or returns a tensor that the program has not, as "
                         "nothing uses it: leave it out of preserve_module_call_signature"
                     )
-                part.returned = list(part.returned)
                 continue
             made = [k for step in self.rest.steps[part.first : part.last] for k in step.outs]
             used = [k for k in made if last.get(k, -1) >= part.last and k not in self.versions]
