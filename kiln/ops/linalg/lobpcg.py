@@ -48,10 +48,10 @@ def lobpcg(
     if not `largest`, and their vectors: A V = B V diag(E), `B` the identity if it is not given.
 
     `X` [.., m, n] is where to start, random if not given; `iK` is near the inverse of A. At most `niter`
-    steps (1000; -1: no limit) are done, until every residual is below `tol` (the root of the dtype's eps) of the
-    norms of A, B and the vector. Both methods, "basic" and "ortho", are one here, and `ortho_*params` change
-    nothing. Where gradients of A or B are wanted, all eigenvalues are computed. After Knyazev (2001), Toward
-    the Optimal Preconditioned Eigensolver, with an orthonormal basis of each subspace.
+    steps (1000; -1: no limit) are done, until every residual is below `tol` (the root of the dtype's eps) of
+    the norms of A, B and the vector. Both methods, "basic" and "ortho", are one here, and `ortho_*params`
+    change nothing. Where gradients of A or B are wanted, all eigenvalues are computed. After Knyazev (2001),
+    Toward the Optimal Preconditioned Eigensolver, with an orthonormal basis of each subspace.
 
     ValueError where m < 3 k, and for another method; NotImplementedError for a `tracker`.
 
