@@ -29,20 +29,20 @@ forms("lobpcg", "-> tuple[Tensor, Tensor]")
     ),
 )
 def lobpcg(
-    A: Any,
-    k: Any = None,
-    B: Any = None,
-    X: Any = None,
-    n: Any = None,
-    iK: Any = None,
-    niter: Any = None,
-    tol: Any = None,
-    largest: Any = None,
-    method: Any = None,
-    tracker: Any = None,
-    ortho_iparams: Any = None,
-    ortho_fparams: Any = None,
-    ortho_bparams: Any = None,
+    A: Tensor,
+    k: int | None = None,
+    B: Tensor | None = None,
+    X: Tensor | None = None,
+    n: int | None = None,
+    iK: Tensor | None = None,
+    niter: int | None = None,
+    tol: float | None = None,
+    largest: bool | None = None,
+    method: str | None = None,
+    tracker: object = None,
+    ortho_iparams: object = None,
+    ortho_fparams: object = None,
+    ortho_bparams: object = None,
 ) -> Any:
     """(E [.., k], V [.., m, k]): the `k` largest eigenvalues of the symmetric `A` [.., m, m], or the smallest
     if not `largest`, and their vectors: A V = B V diag(E), `B` the identity if it is not given.
@@ -78,7 +78,7 @@ def lobpcg(
         return _projected(A, B, None, count, largest)
     if A.ndim > 2:
         many = A.shape[:-2]
-        flat = [None if x is None else x.expand(*many, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
+        flat: list[Any] = [None if x is None else x.expand(*many, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
                 for x in (A, B, X, iK)]  # fmt: skip
         found = [
             lobpcg(flat[0][j], count, *(None if x is None else x[j] for x in flat[1:3]), n,

@@ -70,7 +70,7 @@ def _quantized(input: Any, scale: Any, zero_point: Any, low: int, high: int, *, 
     differs="a zero point that is a tensor is not compared with the bounds",
 )
 def fake_quantize_per_tensor_affine(
-    input: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int
+    input: Any, scale: float | Tensor, zero_point: int | Tensor, quant_min: int, quant_max: int
 ) -> Any:
     """`input`, floats of any shape, rounded to the numbers that integers from `quant_min` to `quant_max`
     stand for: `(q - zero_point) * scale` for q. `scale` and `zero_point` are numbers or tensors of one
@@ -94,7 +94,7 @@ def fake_quantize_per_tensor_affine(
     differs="zero points are not compared with the bounds",
 )
 def fake_quantize_per_channel_affine(
-    input: Any, scale: Any, zero_point: Any, axis: int, quant_min: int, quant_max: int
+    input: Any, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int
 ) -> Any:
     """As `fake_quantize_per_tensor_affine`, with a scale and a zero point for each place along `axis`:
     `scale` float32 and `zero_point` int32 or float, vectors as long as that dim.
