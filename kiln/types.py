@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import IO, Any, TypeAlias, Union
 
+from kiln import _core
 from kiln._core import Size, Tensor
 from kiln._core import dtype as _DType
 from kiln.absent import leave_out as _leave_out
 from kiln.device import device as _Device
+from kiln.errors import describe as _describe
 from kiln.ops.views.storage import TypedStorage, UntypedStorage
 
 __all__ = ["Device", "FileLike", "Number", "Size", "Storage", "SymBool", "SymFloat", "SymInt", "Tensor"]
@@ -45,31 +47,35 @@ class SymBool(_Symbolic):
     """A truth that is not known yet: no value is one."""
 
 
-def _numbers(*given: Any) -> tuple[Any, ...]:
-    """Numbers as `max` and `min` compare them: all floats where one is. AssertionError for what is none."""
+def _numbers(name: str, *given: Any) -> tuple[Any, ...]:
+    """Numbers as `max` and `min` compare them: all floats where one is. TypeError for what is none."""
     for x in given:
-        assert isinstance(x, Real) or hasattr(x, "terms"), f"expected a number, got {type(x)}"
+        if not (isinstance(x, Real) or hasattr(x, "terms")):
+            raise TypeError(f"{name}: expected a number, got {_describe(x)}")
     return tuple(map(float, given)) if any(isinstance(x, float) for x in given) else given
 
 
+@_core.Function
 def sym_max(a: Any, b: Any) -> Any:
     """The larger of two numbers or sizes, a float where one of them is.
 
     >>> kiln.sym_max(1, 2.0)
     2.0
     """
-    return max(_numbers(a, b))
+    return max(_numbers("sym_max", a, b))
 
 
+@_core.Function
 def sym_min(a: Any, b: Any) -> Any:
     """The smaller of two numbers or sizes, a float where one of them is.
 
     >>> kiln.sym_min(1, 2.0)
     1.0
     """
-    return min(_numbers(a, b))
+    return min(_numbers("sym_min", a, b))
 
 
+@_core.Function
 def sym_int(a: Any) -> Any:
     """A number as a whole one, towards zero; a size as it is.
 
@@ -79,6 +85,7 @@ def sym_int(a: Any) -> Any:
     return a if hasattr(a, "terms") else int(a)
 
 
+@_core.Function
 def sym_float(a: Any) -> float:
     """A number or a size as a float.
 
@@ -88,6 +95,7 @@ def sym_float(a: Any) -> float:
     return float(a)
 
 
+@_core.Function
 def sym_not(a: Any) -> bool:
     """Whether something is not true.
 
@@ -97,6 +105,7 @@ def sym_not(a: Any) -> bool:
     return not a
 
 
+@_core.Function
 def sym_ite(b: Any, t: Any, f: Any) -> Any:
     """`t` if `b` holds, else `f`; AssertionError where they are of two types, or `b` is no truth.
 
@@ -108,6 +117,7 @@ def sym_ite(b: Any, t: Any, f: Any) -> Any:
     return t if b else f
 
 
+@_core.Function
 def sym_sum(*args: Any) -> Any:
     """The sum of numbers or sizes, given by themselves or as a list.
 
@@ -117,6 +127,7 @@ def sym_sum(*args: Any) -> Any:
     return sum(args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args)
 
 
+@_core.Function
 def sym_sqrt(a: Any) -> float:
     """The root of a number or a size; ValueError for one below 0.
 

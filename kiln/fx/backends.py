@@ -270,8 +270,8 @@ def _hook() -> None:
     if not _HOOKED:
         _HOOKED.append(True)
         _core.hook_attributes(_Module, _attribute)
-        setattr(Function, "apply", classmethod(_apply))  # noqa: B010
-        setattr(Parameter, "__new__", _new)  # noqa: B010
+        setattr(Function, "apply", classmethod(_core.Function(_apply, True)))  # noqa: B010
+        setattr(Parameter, "__new__", staticmethod(_core.Function(_new, True)))  # noqa: B010
 
 
 def _stood(capture: Capture, function: Any, args: Any, kwargs: Any) -> Any:

@@ -58,9 +58,8 @@ class Definition(Recorder):
         self.drawn_by: list[Expression] = []  # how many random numbers each op draws
         # of numbers that are positions: which draw, and how far behind its first; of a seed: (0, 0)
         self.places: list[tuple[int, int]] = []
-        self.asked_of_sizes: dict[
-            tuple[Expression, str, Expression], set[str]
-        ] = {}  # what was asked of sizes: lines
+        # what was asked of sizes: the lines
+        self.asked_of_sizes: dict[tuple[Expression, str, Expression], set[str]] = {}
         self._counts: dict[int, Expression] = {}  # of draws, by position: how many in general
         self._last = (0, 0)  # the last draw before an op: from, to
         self._rewound = -1  # where the generator was before it

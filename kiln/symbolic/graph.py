@@ -61,15 +61,15 @@ class Graph:
     ValueError where the outputs depend on a placeholder that is no input; TypeError for what is no node.
 
     >>> import kiln
-    >>> x = kiln.graph.placeholder("x", (None,))
+    >>> x = kiln.graph.placeholder("x", ("n",))
     >>> g = kiln.graph.Graph(x, x * x + 3 * x + 1)
     >>> g(kiln.tensor([0.0, 1.0, 2.0]))
     tensor([ 1.,  5., 11.])
     >>> print(g.gradient())  # 3 + x + x
     graph graph_gradient
-      input x: float32[x_0]
-      %1 = add(3.0, x): float32[x_0]
-      %2 = add(%1, x): float32[x_0]
+      input x: float32[n]
+      %1 = add(3.0, x): float32[n]
+      %2 = add(%1, x): float32[n]
       return %2
     """
 

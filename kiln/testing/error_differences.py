@@ -281,6 +281,7 @@ KNOWN: Differences = [
     ),
     ("nn.functional.max_pool3d", "refuses: RuntimeError", "of bool"),
     ("broadcast_shapes", "raises RuntimeError: .*; PyTorch: AssertionError", "PyTorch fails inside"),
+    ("lobpcg", "raises ValueError: .*; PyTorch: AssertionError", "PyTorch fails inside"),
     ("", "refuses: TypeError: .*must be .*, not complex", "there are no complex numbers yet"),
     ("nn.functional.max_pool", "refuses: RuntimeError: .*bool tensor", "sizes are Python's numbers"),
     ("detach_", _TAKES + ".*detach views", "PyTorch's arguments here are views of their memory"),

@@ -11,6 +11,7 @@ from kiln.utils import checkpoint, data
 
 if _typing.TYPE_CHECKING:
     from kiln.utils import _foreach_utils as _foreach_utils
+    from kiln.utils import _pytree as _pytree
     from kiln.utils import benchmark as benchmark
     from kiln.utils import collect_env as collect_env
     from kiln.utils import deterministic as deterministic
@@ -24,8 +25,8 @@ if _typing.TYPE_CHECKING:
 __all__ = ["checkpoint", "data"]
 
 _LATER = (
-    "_foreach_utils", "benchmark", "collect_env", "deterministic", "dlpack", "flop_counter", "hooks",
-    "model_zoo", "safetensors", "tensorboard",
+    "_foreach_utils", "_pytree", "benchmark", "collect_env", "deterministic", "dlpack", "flop_counter",
+    "hooks", "model_zoo", "safetensors", "tensorboard",
 )  # fmt: skip
 
 

@@ -254,6 +254,8 @@ PyObject* stream_here(PyObject*, PyObject* which) {
     const long k = PyLong_AsLong(which);
     KILN_CHECK(k == 0 || k == 1, value, "stream_here: 0 for sys.stdout or 1 for sys.stderr");
     PyObject* found = current ? current->own[k].get() : beneath[k].get();
+    if (!found && !entered)  // they have ended since it was asked for
+        found = PyDict_GetItemWithError(sys_names, stream_names[k]);
     return Py_NewRef(found ? found : Py_None);
 }
 PyObject* set_standing(PyObject*, PyObject* args) {

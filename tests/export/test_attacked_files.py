@@ -125,7 +125,7 @@ def _called(raw: bytes, names: dict[str, str]) -> io.BytesIO:
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        ({"weight": "_captured"}, "no tensor called '_captured'"),
+        ({"weight": "_modules"}, "no tensor called '_modules'"),
         ({"weight": "_parameters.x"}, "no tensor called '_parameters.x': it has something else"),
         ({"weight": "a", "bias": "a.b"}, "no tensor called 'a.b': it has something else as 'a'"),
         ({"weight": "a.b", "bias": "a"}, "no tensor called 'a': it has something else as 'a'"),

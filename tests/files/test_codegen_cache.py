@@ -240,7 +240,7 @@ def test_shared_parts_are_made_once(place: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(compiler._Work, "_object", noted)
     host, plain = LEVELS["x86-64-v3"], product("int32")
     compiler.compile_parts(gemm_parts(plain, host), host)
-    assert sorted(made) == ["copy", "finish", "kernel", "tile", "transpose", "zeros"]
+    assert sorted(made) == ["copy", "finish", "kernel", "tile", "tile_turned", "transpose", "zeros"]
     for spec, own in (
         (plain._replace(window=True), ["finish", "kernel", "offsets", "tile_indirect", "window"]),
         (product("int16"), ["copy", "finish", "kernel", "transpose", "zeros"]),
@@ -303,7 +303,7 @@ def test_names_tell_machines_apart(place: Path, monkeypatch: pytest.MonkeyPatch)
 # (what kiln.fx captures for a backend of the program's own is no kernel)
 SHAPELESS = set(
     "_core _typed absent autograd device errors files fx late layout nn printing random serialization tensor "
-    "tuples version viz".split()
+    "tuples utils version viz".split()
 )
 
 

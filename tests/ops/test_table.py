@@ -240,7 +240,11 @@ def check_gradient(
 
 
 # detach hides what differences see
-DIFFERENTIABLE = [op for op in OPS if op.differentiable and not op.tests.underived and op.name != "detach"]
+DIFFERENTIABLE = [
+    op
+    for op in OPS
+    if op.differentiable and not (op.tests.underived or op.tests.passes) and op.name != "detach"
+]
 
 
 @pytest.mark.parametrize("op", DIFFERENTIABLE, ids=lambda op: op.name)

@@ -142,11 +142,6 @@ MISTAKES = {
         ValueError,
         "only one of output_size",
     ),
-    "of a norm without gradients": (
-        lambda: kiln.nn.utils.clip_grad_norm_([], 1.0, "text"),
-        ValueError,
-        "could not convert",
-    ),
     "of a device and a flag": (lambda: x23.cuda(0, "text"), TypeError, "non_blocking"),
     "of a storage's element": (lambda: kiln.FloatStorage(2)[None], RuntimeError, "can't index a kiln.Typed"),
     "of a byte": (lambda: kiln.UntypedStorage(2)["a"], TypeError, "can't index a kiln.Untyped"),

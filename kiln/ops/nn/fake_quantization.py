@@ -11,14 +11,23 @@ from kiln.ops.elementwise.arithmetic import convert, detach, where
 from kiln.ops.elementwise.comparison import ge, le, logical_and
 from kiln.ops.views.core_views import reshape
 from kiln.scalars.scalar import rint, select
+from kiln.table import drawn as d
 from kiln.table import kinds
 from kiln.table.arguments import dtype_name, type_name
 from kiln.table.public import public
-from kiln.table.record import Operand, Tensor, pointwise
+from kiln.table.record import Operand, Tensor, Tests, pointwise
 
 
-# without samples: its gradient is not what differences give (tests/ops/test_fake_quantization.py)
-@pointwise(public=False)
+@pointwise(
+    public=False,
+    tests=Tests(peer=None, passes=True),  # its gradient: tests/ops/test_fake_quantization.py
+    samples=d.samples(lambda rng, dtype: ((d.array(rng, (3, 5), dtype), 4.0, 0.25, 1.0, 0.0, -3.0, 5.0), {})),
+    reference=d.reference(
+        lambda np, x, inverse, scale, zero, inner, low, high: (
+            (np.clip(np.rint(x * inverse + inner) + zero - inner, low, high) - zero) * scale
+        )
+    ),
+)
 def on_grid(
     input: Operand,
     inverse: Operand,
