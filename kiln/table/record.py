@@ -112,7 +112,7 @@ class Tests(NamedTuple):
     kinks          the arguments of a call (of the numpy module, in float64) at kinks, poles and limits, where
                    values and subgradients are PyTorch's
     steps          it changes by steps: differences see the jumps, its derivative is 0 between
-    passes         its derivative is on purpose not that of its values: gradients pass through its steps
+    straight_through  its derivative is on purpose not that of its values: gradients pass through its steps
     underived      by its first argument it has no derivative: asked for one, it raises
     regular        its matrices may not be singular, as one is whose last column is repeated
     sees_layout    its result depends on how its argument lies in memory, as PyTorch's does
@@ -127,7 +127,7 @@ class Tests(NamedTuple):
     rounding: float = 1.0
     kinks: Callable[[Any], tuple[Any, ...]] | None = None
     steps: bool = False
-    passes: bool = False
+    straight_through: bool = False
     underived: bool = False
     regular: bool = False
     sees_layout: bool = False

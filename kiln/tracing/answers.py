@@ -9,6 +9,10 @@ from kiln import _core
 from kiln.late import later
 from kiln.tuples import NamedTuple
 
+_SWITCHES = (
+    "are_deterministic_algorithms_enabled is_deterministic_algorithms_warn_only_enabled "
+    "get_deterministic_debug_mode is_warn_always_enabled get_num_interop_threads get_float32_matmul_precision"
+)
 MODES: dict[str, Callable[[], Any]] = {
     "is_grad_enabled": _core.grad_enabled,
     "is_inference_mode_enabled": lambda: _core.modes()[1],
@@ -17,14 +21,7 @@ MODES: dict[str, Callable[[], Any]] = {
     "is_autocast_cache_enabled": later("kiln.amp.autocast_mode", "is_autocast_cache_enabled"),
     "get_default_dtype": lambda: _core.get_default_dtype().name,
     "get_num_threads": _core.get_num_threads,
-    "are_deterministic_algorithms_enabled": later("kiln.switches", "are_deterministic_algorithms_enabled"),
-    "is_deterministic_algorithms_warn_only_enabled": later(
-        "kiln.switches", "is_deterministic_algorithms_warn_only_enabled"
-    ),
-    "get_deterministic_debug_mode": later("kiln.switches", "get_deterministic_debug_mode"),
-    "is_warn_always_enabled": later("kiln.switches", "is_warn_always_enabled"),
-    "get_num_interop_threads": later("kiln.switches", "get_num_interop_threads"),
-    "get_float32_matmul_precision": later("kiln.switches", "get_float32_matmul_precision"),
+    **{name: later("kiln.switches", name) for name in _SWITCHES.split()},
     "is_anomaly_enabled": _core.anomaly_enabled,
 }
 

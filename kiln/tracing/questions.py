@@ -202,4 +202,4 @@ class Questions(Reads):
 
 
 def _call(what: str) -> str:
-    return what if what == "_base" else f"{what}()" if what != "_version" else what
+    return what if what in ("_base", "_version") else f"{what}()"

@@ -240,7 +240,7 @@ def test_shared_parts_are_made_once(place: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(compiler._Work, "_object", noted)
     host, plain = LEVELS["x86-64-v3"], product("int32")
     compiler.compile_parts(gemm_parts(plain, host), host)
-    assert sorted(made) == ["copy", "finish", "kernel", "tile", "tile_turned", "transpose", "zeros"]
+    assert sorted(made) == ["copy", "finish", "kernel", "tile", "tile_transposed", "transpose", "zeros"]
     for spec, own in (
         (plain._replace(window=True), ["finish", "kernel", "offsets", "tile_indirect", "window"]),
         (product("int16"), ["copy", "finish", "kernel", "transpose", "zeros"]),

@@ -33,12 +33,13 @@ def test_numbers(make: Callable[[], Any], expected: Any) -> None:
 
 
 def test_what_is_no_number() -> None:
+    with pytest.raises(TypeError, match="sym_max: expected a number"):
+        kiln.sym_max("a", 1)
     for make in (
-        lambda: kiln.sym_max("a", 1),
         lambda: kiln.sym_ite(1, 1, 2),
         lambda: kiln.sym_ite(True, 1, 2.0),
     ):
-        with pytest.raises((TypeError, AssertionError), match="expected|type mismatch"):
+        with pytest.raises(AssertionError, match="expected|type mismatch"):
             make()
     with pytest.raises(ValueError, match="math domain|nonnegative"):
         kiln.sym_sqrt(-1)

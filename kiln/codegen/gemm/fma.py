@@ -22,7 +22,7 @@ from kiln.codegen.gemm.pack import clear, copy, transpose, zeros
 from kiln.codegen.gemm.problem import Problem, Run
 from kiln.codegen.gemm.spec import GemmSpec
 from kiln.codegen.gemm.swapped import Swapped
-from kiln.codegen.gemm.turned import TURNED_ROWS, tile_turned
+from kiln.codegen.gemm.transposed import TRANSPOSED_ROWS, tile_transposed
 from kiln.codegen.gemm.window import offsets, window
 from kiln.codegen.gemm.workspace import OFFSETS, ROW_PITCH, ROWS, Workspace, masked_panels
 from kiln.codegen.ir.index import Condition, Index, Integer, Pointer, every
@@ -69,8 +69,8 @@ class Fma(Blocks):
         self.b_place, self.b_step = self.code.slot("ptr"), self.code.variable()
 
     def parts(self) -> list[Part]:
-        turned = [shared_part(self.code.target, self.element, tile_turned)] if self.by_panels else []
-        return shared_parts(self.problem.spec, self.code.target) + turned
+        few = [shared_part(self.code.target, self.element, tile_transposed)] if self.by_panels else []
+        return shared_parts(self.problem.spec, self.code.target) + few
 
     def constants(self) -> list[str]:
         return [nothing(self.code.target, self.element)]
@@ -313,19 +313,19 @@ class Fma(Blocks):
                 work.pack(transposed, here, (step, column), work.packed, self.panel_bytes, depth, columns)
 
             self._factor_a(run, from_k, depth)
-            done = self._turned(run, src, column, from_k, depth, transposed)
+            done = self._multiply_transposed(run, src, column, from_k, depth, transposed)
             self._panels(run, code.index(0), from_k, depth, pack, done)
 
-    def _turned(
+    def _multiply_transposed(
         self, run: Run, src: Pointer, column: Index, from_k: Index, depth: Index, transposed: Condition
     ) -> Index:
-        """Multiplies whole panels of few enough rows while their columns are turned; how many columns, from
+        """Multiplies whole panels of few rows while their columns are transposed; how many columns, from
         the first, are done. If these are all k, the last panel may begin among columns that are done: it
         repeats what is there.
         """
         code, work, panel, segments = self.code, self.work, self.panel, self.problem.segments
         apart = (column & (work.blocking.crowded_bytes - 1)).differs(0) & (column > 0)
-        few = transposed & apart & (run.rows >= TURNED_ROWS[0]) & (run.rows <= TURNED_ROWS[-1])
+        few = transposed & apart & (run.rows >= TRANSPOSED_ROWS[0]) & (run.rows <= TRANSPOSED_ROWS[-1])
         whole = few.choose(run.columns & -panel, 0)
         some = whole > 0
         first = from_k.equals(segments.from_k)
@@ -335,11 +335,11 @@ class Fma(Blocks):
         with code.when(some):
             part = run._replace(columns=code.index(panel))
             into, pitch, _ = self._sums(part, code.index(0), work.sums, code.condition(True))
-            work.tile_turned(run._replace(columns=whole), (src, column), (into, pitch), first, depth)
+            work.tile_transposed(run._replace(columns=whole), (src, column), (into, pitch), first, depth)
             with code.when(ragged):
                 last = run.columns - panel
                 into = into[last * self.element.bytes]
-                work.tile_turned(part, (src[last * column], column), (into, pitch), first, depth)
+                work.tile_transposed(part, (src[last * column], column), (into, pitch), first, depth)
         return ragged.choose(run.columns, whole)
 
     def _panels(

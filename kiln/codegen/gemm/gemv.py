@@ -3,7 +3,7 @@
 B is read once and nothing else is large, so nothing is packed: each column is a lane, and B is read in place.
 
     contiguous    unit stride along n:  a few rows at a time, their columns from the first to the last
-    row_turned    unit stride along k:  16 columns, four k of each at a time, in registers (turned.py)
+    row_transposed    unit stride along k:  16 columns, four k of each at a time, in registers (transposed.py)
     crowded       the same where columns share cache sets:  fewer columns, by turns
     gathered      any strides, or fewer columns than lanes:  one vector, columns past the last repeat it
 
@@ -28,7 +28,7 @@ from kiln.codegen.gemm.pack import interleave, load, side_by_side, stored_type, 
 from kiln.codegen.gemm.problem import KERNEL, Batch, batch_indices
 from kiln.codegen.gemm.spec import GemmSpec
 from kiln.codegen.gemm.split_k import Segments
-from kiln.codegen.gemm.turned import COLUMN_AT, row_turned
+from kiln.codegen.gemm.transposed import COLUMN_AT, row_transposed
 from kiln.codegen.ir.code import IOTA64, Loop
 from kiln.codegen.ir.index import Condition, Index, Integer, Pointer
 from kiln.codegen.ir.memory import Memory
@@ -47,7 +47,7 @@ PARAMS = "ptr %a, i64 %ak, ptr %b, i64 %bk, i64 %bs, ptr %c, i64 %k, i64 %cols, 
 
 def shared_parts(spec: GemmSpec, target: Target) -> list[Part]:
     """What all kernels of one row share."""
-    return [shared_part(target, element_of(spec.dtype), contiguous, row_turned, crowded, gathered)]
+    return [shared_part(target, element_of(spec.dtype), contiguous, row_transposed, crowded, gathered)]
 
 
 class _Sums:
@@ -342,7 +342,7 @@ class RowDriver:
         ways: list[tuple[str, Integer, Condition]] = [
             ("contiguous", whole, self.unit & (whole > 0)),
             ("crowded", LANES, several & (self.b_column & (CROWDED - 1)).equals(0)),
-            ("row_turned", panels, turns),
+            ("row_transposed", panels, turns),
             ("gathered", LANES, code.condition(True)),
         ]
         out = code.label()

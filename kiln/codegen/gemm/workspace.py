@@ -162,7 +162,7 @@ class Workspace:
                 next(evenly)
                 code.run("tile", a, row, self.a_k.get(), b[0], b[1], *rest)
 
-    def tile_turned(
+    def tile_transposed(
         self,
         run: Run,
         b: tuple[Pointer, Index],
@@ -176,7 +176,7 @@ class Workspace:
         old = first.choose(code.pointer("@nothing"), into)
         old_steps = first.choose(0, pitch), first.choose(0, self.panel_bytes)
         a, row, k = self.a_place.pointer(), self.a_row.get(), self.a_k.get()
-        code.run("tile_turned", a, row, k, *b, into, pitch, old, *old_steps, depth, run.rows, run.columns)
+        code.run("tile_transposed", a, row, k, *b, into, pitch, old, *old_steps, depth, run.rows, run.columns)
 
 
 def masked_panels(spec: GemmSpec, target: Target) -> bool:

@@ -20,7 +20,7 @@ from kiln.table.record import Operand, Tensor, Tests, pointwise
 
 @pointwise(
     public=False,
-    tests=Tests(peer=None, passes=True),  # its gradient: tests/ops/test_fake_quantization.py
+    tests=Tests(peer=None, straight_through=True),  # its gradient: tests/ops/test_fake_quantization.py
     samples=d.samples(lambda rng, dtype: ((d.array(rng, (3, 5), dtype), 4.0, 0.25, 1.0, 0.0, -3.0, 5.0), {})),
     reference=d.reference(
         lambda np, x, inverse, scale, zero, inner, low, high: (

@@ -1,4 +1,4 @@
-"""Register tiles of very few rows by columns whose k lie side by side: turned in registers on their way.
+"""Register tiles of very few rows by columns whose k lie side by side: transposed in registers on their way.
 
 A tile is 2 to 4 rows, or the only one, by a panel of columns, several vectors. Some k of all its columns are
 loaded as they lie, transposed and multiplied at once; nothing is packed. The sums are the chains of any tile,
@@ -16,7 +16,7 @@ from kiln.codegen.ir.value import LLVM, Value
 from kiln.codegen.target import Target
 from kiln.table.order import LANES
 
-TURNED_ROWS = range(2, 5)  # as many as leave registers for transposing, where there are 16
+TRANSPOSED_ROWS = range(2, 5)  # as many as leave registers for transposing, where there are 16
 ROW_BITS = 256  # of a vector of columns of one row: 16 columns are at least two chains
 # Eight columns from a base, as in x86 addresses: base + scale * index, (element type that scales, index).
 COLUMN_AT = [
@@ -29,19 +29,19 @@ K_AT = [("i8", "0"), ("i8", "%ks"), ("i16", "%ks"), ("i8", "%ks3")]
 Sums = list[list[Value]]  # chains, by row and vector
 
 
-class _Turned:
+class _Transposed:
     """A routine under construction; `lanes` columns to a vector, `vectors` of them to a panel."""
 
     def __init__(self, code: Routine, element: Element, lanes: int, vectors: int) -> None:
         self.code, self.element, self.lanes, self.vectors = code, element, lanes, vectors
-        self.part = 16 // element.bytes  # k that are turned at once
+        self.part = 16 // element.bytes  # k that are transposed at once
         self.kind = LLVM[element.summed]
         self.vector = f"<{lanes} x {self.kind}>"
         self.ks, self.bs, self.k = code.indices("ks", "bs", "k")
         for step, times in (("bs", 3), ("bs", 5), ("bs", 7), ("ks", 3)):
             code.line(f"%{step}{times} = mul i64 %{step}, {times}")
         self.taken = code.slot(self.vector, self.part * vectors)  # columns, by k and vector
-        self.sums = code.slot(self.vector, TURNED_ROWS[-1] * vectors)
+        self.sums = code.slot(self.vector, TRANSPOSED_ROWS[-1] * vectors)
 
     def panels(self, heights: range) -> None:
         """Tiles of `rows` rows by panels of columns, from the first to the last."""
@@ -58,8 +58,8 @@ class _Turned:
                 with code.when(rows.equals(height)):
                     self._whole(places[:height], bases)
             with code.when(start < part):
-                turned = self._columns([base[last] for base in bases])
-                for n, column in enumerate(x for xs in turned for x in xs):
+                transposed = self._columns([base[last] for base in bases])
+                for n, column in enumerate(x for xs in transposed for x in xs):
                     self._put(self.taken, code.index(n), column)
             with code.times(rows) as row:
                 chains = [self._value(x) for x in self._get(self.sums, row)]
@@ -90,7 +90,7 @@ class _Turned:
     # -- chains -------------------------------------------------------------------------------------
 
     def _whole(self, rows: list[Pointer], bases: list[Pointer]) -> None:
-        """Leaves the chains over all k that can be turned together in `sums`."""
+        """Leaves the chains over all k that can be transposed together in `sums`."""
         code, part, size = self.code, self.part, self.element.stored_bytes
         starts: list[Pointer] = [*rows, *bases]
         steps: list[Integer] = [*[self.ks * part] * len(rows), *[part * size] * len(bases)]
@@ -138,7 +138,7 @@ class _Turned:
         return Value(text, self.element.summed, self.lanes)
 
     def _columns(self, bases: list[Pointer]) -> list[list[str]]:
-        """The columns from the bases on, turned: by k and vector."""
+        """The columns from the bases on, transposed: by k and vector."""
         code, element, part, lanes = self.code, self.element, self.part, self.lanes
         kind = stored_type(element, part)
         columns = [base.element(scale, code.index(at)) for base in bases for scale, at in COLUMN_AT]
@@ -175,7 +175,7 @@ class _Turned:
         return after
 
 
-class _Row(_Turned):
+class _Row(_Transposed):
     """The same of one row, whose elements are widened where they are read."""
 
     def x(self, place: Pointer) -> str:
@@ -189,34 +189,34 @@ class _Row(_Turned):
         self.add(before, chain, into)
 
 
-def tile_turned(target: Target, element: Element) -> Routine:
-    """The routine tile_turned: a segment of tiles of TURNED_ROWS rows, side by side; A and sums of summed
-    type.
+def tile_transposed(target: Target, element: Element) -> Routine:
+    """The routine tile_transposed: a segment of tiles of TRANSPOSED_ROWS rows, side by side; A and sums are
+    of the summed type.
 
         each panel of the columns, which are whole ones:
             sum[r][v] = 0
             each L of k, where a 128-bit lane holds L sums:
                 load L elements of each column, interleave them until b[j] holds k + j of all
                 each j < L, r:  sum[r][..] = fma(splat(load a + r * rs + j * ks), b[j][..], sum[r][..])
-            each k left:  the same, from the last L of k turned once more
+            each k left:  the same, from the last L of k transposed once more
             store old[r * os + v * vector] + sum[r][v] at c + r * cs + v * vector;  next panel, old += op
 
-    Strides are bytes, k >= L, bs > 0. Two vectors are turned together, as one alone has fewer chains than a
-    fused multiply-add takes cycles.
+    Strides are bytes, k >= L, bs > 0. Two vectors are transposed together, as one alone has fewer chains
+    than a fused multiply-add takes cycles.
     """
     factors = "ptr %a, i64 %rs, i64 %ks, ptr %b, i64 %bs"
     sums = "ptr %c, i64 %cs, ptr %old, i64 %os, i64 %op"
-    code = Routine(target, "tile_turned", f"{factors}, {sums}, i64 %k, i64 %rows, i64 %cols")
-    _Turned(code, element, element.lanes(target), target.fma.vectors).panels(TURNED_ROWS)
+    code = Routine(target, "tile_transposed", f"{factors}, {sums}, i64 %k, i64 %rows, i64 %cols")
+    _Transposed(code, element, element.lanes(target), target.fma.vectors).panels(TRANSPOSED_ROWS)
     return code
 
 
-def row_turned(target: Target, element: Element) -> Routine:
-    """The routine row_turned: the same of one row, 16 columns at a time and elements of A as they lie in
+def row_transposed(target: Target, element: Element) -> Routine:
+    """The routine row_transposed: the same of one row, 16 columns at a time and elements of A as they lie in
     memory; c takes the sums of the first segment, later ones are added.
     """
     params = "ptr %a, i64 %ks, ptr %b, i64 %bk, i64 %bs, ptr %c, i64 %k, i64 %cols, i1 %first"
-    code = Routine(target, "row_turned", params)
+    code = Routine(target, "row_transposed", params)
     code.line("%rs = add i64 0, 0")
     code.line("%rows = add i64 0, 1")
     lanes = min(target.vector_bits, ROW_BITS) // 8 // element.bytes
