@@ -115,13 +115,13 @@ class _Rows:
         return tuple([ops.cat(parts) for parts in zip(self.state, *reversed(self.ended))])
 
 
-def _turned(steps: Steps) -> bool:
+def _reverse(steps: Steps) -> bool:
     return steps[0][0] > steps[-1][0]
 
 
-def _joined(parts: list[Any], turned: bool) -> Any:
+def _joined(parts: list[Any], reverse: bool) -> Any:
     """What the steps gave, in the order of the rows."""
-    return ops.cat(parts[::-1] if turned else parts)
+    return ops.cat(parts[::-1] if reverse else parts)
 
 
 def _unrolled(
@@ -142,7 +142,7 @@ def _unrolled(
         if keep:
             trail.append((before, kept, state))
     rows.state = state
-    return _joined(outputs, _turned(steps)), rows.whole(), trail
+    return _joined(outputs, _reverse(steps)), rows.whole(), trail
 
 
 def _laid(w: Weights, steps: Steps) -> Weights:
@@ -182,12 +182,12 @@ def _at_once(
         cell,
         w.bias,
         mode,
-        _turned(steps),
+        _reverse(steps),
         keep,
     )
     y, *rest = found if isinstance(found, tuple) else (found,)
     states = (y, rest[0]) if len(given) > 1 else (y,)
-    end = 0 if _turned(steps) else -1
+    end = 0 if _reverse(steps) else -1
     last, trail, before = tuple([s[end] for s in states]), list[Any](), given
     for t in [start // rows for start, _ in steps] if keep else ():
         now = tuple([s[t] for s in states])
@@ -240,17 +240,17 @@ def _back(
         found.append((*parts, projected))
     rows.state = of_state
     found.reverse()
-    turned = _turned(steps)
-    of_x = _joined([f[0] for f in found], turned)
-    of_recurrent = of_x if mode != "GRU" else _joined([f[1] for f in found], turned)
+    reverse = _reverse(steps)
+    of_x = _joined([f[0] for f in found], reverse)
+    of_recurrent = of_x if mode != "GRU" else _joined([f[1] for f in found], reverse)
     of_w: list[Any] = [None, None, None]
     if wanted.recurrent:
-        of_w[0] = of_recurrent.t() @ _joined([before[0] for before, _, _ in trail], turned)
+        of_w[0] = of_recurrent.t() @ _joined([before[0] for before, _, _ in trail], reverse)
     if wanted.bias:
         of_w[1] = of_recurrent.sum(0)
     if wanted.projection:
-        of_w[2] = _joined([f[2] for f in found], turned).t() @ _joined(
-            [kept[1] for _, kept, _ in trail], turned
+        of_w[2] = _joined([f[2] for f in found], reverse).t() @ _joined(
+            [kept[1] for _, kept, _ in trail], reverse
         )
     return [of_x, *rows.whole(), *of_w]
 

@@ -189,8 +189,8 @@ def oscillation(a: Scalar, order: int) -> Pair:
     u = fma(five * five, 2.0, -1.0)
     quarter, r, lo = reduce_quarter(a)
     sine, cosine = sin_cos(r, lo)
-    turned, negative = (quarter & 1).ne(0), (quarter & 2).ne(0)
-    sine, cosine = select(turned, cosine, sine), select(turned, -sine, cosine)
+    odd, negative = (quarter & 1).ne(0), (quarter & 2).ne(0)
+    sine, cosine = select(odd, cosine, sine), select(odd, -sine, cosine)
     sine, cosine = select(negative, -sine, sine), select(negative, -cosine, cosine)
     # sqrt(2) cos and sin of a - pi / 4, or of a - 3 pi / 4
     less, more = sine - cosine, sine + cosine

@@ -104,7 +104,7 @@ def _strided(x: Any) -> Any:
     return wide[..., ::2]
 
 
-def _turned(x: Any) -> Any:
+def _transposed(x: Any) -> Any:
     if x.ndim < 2:
         raise Unfit
     return x.detach().transpose(0, -1).contiguous().transpose(0, -1)
@@ -159,7 +159,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     "no elements": _nothing,
     "a leaf": _leaf,
     "strided": _strided,
-    "turned": _turned,
+    "transposed": _transposed,
     "one row": _one_row,
     "expanded": _expanded,
     "overlapping": _overlapping,

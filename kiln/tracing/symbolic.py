@@ -42,7 +42,7 @@ class Shape(tuple):  # type: ignore[type-arg]
         return product(tuple(self))
 
 
-_TURNED = {"==": "eq", "!=": "ne", "<": "gt", "<=": "ge", ">": "lt", ">=": "le"}
+_SWAPPED = {"==": "eq", "!=": "ne", "<": "gt", "<=": "ge", ">": "lt", ">=": "le"}
 
 
 class TracedSize(Size):
@@ -55,7 +55,7 @@ class TracedSize(Size):
         if isinstance(other, float) and not other.is_integer():
             raise self.recorder.size_read(plain(self), f"compared with {other}")
         if isinstance(other, _core.Tensor):
-            return ops.OPERATORS[_TURNED[sign]](other, self)
+            return ops.OPERATORS[_SWAPPED[sign]](other, self)
         if not isinstance(other, (int, Size, float)):
             return NotImplemented
         other = int(other) if isinstance(other, float) else other
@@ -151,12 +151,12 @@ class TracedSize(Size):
 def _arithmetic(name: str) -> Callable[[TracedSize, Any], Any]:
     own = getattr(Size, name)
 
-    turned = name[2] == "r"
+    swapped = name[2] == "r"
     function = ops.OPERATORS[name.strip("_").removeprefix("r")]
 
     def method(self: TracedSize, other: Any) -> Any:
         if isinstance(other, _core.Tensor):
-            return function(other, self) if turned else function(self, other)
+            return function(other, self) if swapped else function(self, other)
         if not isinstance(other, (int, Size)):
             if isinstance(other, float):
                 return getattr(float(self), name)(other)

@@ -39,9 +39,9 @@ TensorRef in_steps_of(const Tensor* owner, const TensorRef& x) {
                      [&](int64_t a, int64_t b) { return like.strides[a] > like.strides[b]; });
     if (!view_permute(like, widest_first)->contiguous) return contiguous(x);
     TensorRef values = contiguous(like.contiguous ? x : view_permute(*x, widest_first));
-    TensorRef turned = new_view(*values, x->sizes, like.strides, 0);
-    set_history(*turned, x->node, x->output);
-    return turned;
+    TensorRef permuted = new_view(*values, x->sizes, like.strides, 0);
+    set_history(*permuted, x->node, x->output);
+    return permuted;
 }
 
 // The gradient if nobody else can reach its memory, else a copy. Gradients given by the caller stay theirs:

@@ -228,7 +228,7 @@ namespace {
 
 // The parameter that an operand shows transposed, `w.t()`: each call has a view of its own, all of one
 // matrix.
-const Tensor* turned_parameter(const Tensor& x, bool wants) {
+const Tensor* transposed_parameter(const Tensor& x, bool wants) {
     const Tensor* w = x.base.get();
     if (!w || x.ndim() != 2 || !w->meta || !w->meta->requires_grad || w->node || w->ndim() != 2)
         return nullptr;
@@ -245,7 +245,7 @@ const Tensor* turned_parameter(const Tensor& x, bool wants) {
 
 Pattern& CallList::pattern_of(Fn& fn, std::span<const Operand> operands) {
     const bool grad = grad_enabled();
-    BitSet shared, turned, needed;
+    BitSet shared, transposed, needed;
     Key key;
     key.push(uint64_t(fn.id) | uint64_t(grad) << 32 | uint64_t(inference_mode()) << 33);
     for (size_t i = 0; i < operands.size(); ++i) {
@@ -257,12 +257,12 @@ Pattern& CallList::pattern_of(Fn& fn, std::span<const Operand> operands) {
         }
         const bool wants = grad && fn.op->differentiable && takes_part(*x);
         const bool there = !is_listed(*x->storage);
-        const Tensor* matrix = there && x->base ? turned_parameter(*x, wants) : nullptr;
+        const Tensor* matrix = there && x->base ? transposed_parameter(*x, wants) : nullptr;
         const bool fixed =
             there && (matrix || (x->meta && x->meta->requires_grad && !x->node) || x->numel >= large_row);
         if (wants) needed.add(i);
         if (fixed) shared.add(i);
-        if (matrix) turned.add(i);
+        if (matrix) transposed.add(i);
         key.push(uint64_t(x->dtype) | uint64_t(x->ndim()) << 8 | uint64_t(fixed) << 16 |
                  uint64_t(wants) << 17 | uint64_t(matrix != nullptr) << 18);
         for (int64_t size : x->sizes) key.push(uint64_t(size));
@@ -270,7 +270,7 @@ Pattern& CallList::pattern_of(Fn& fn, std::span<const Operand> operands) {
         if (matrix) key.push(reinterpret_cast<uint64_t>(x->storage.get()));
     }
     if (Pattern** found = known_.find(key)) return **found;
-    return new_pattern(fn, operands, key, std::move(shared), std::move(turned), std::move(needed));
+    return new_pattern(fn, operands, key, std::move(shared), std::move(transposed), std::move(needed));
 }
 
 namespace {
@@ -297,11 +297,11 @@ std::vector<CallGives> given_by(Fn& fn, std::span<const Operand> operands) {
 }  // namespace
 
 [[gnu::noinline]] Pattern& CallList::new_pattern(Fn& fn, std::span<const Operand> operands, const Key& key,
-                                                 BitSet shared, BitSet turned, BitSet needed) {
+                                                 BitSet shared, BitSet transposed, BitSet needed) {
     auto pattern = std::make_unique<Pattern>();
     pattern->fn = &fn;
     pattern->shared = std::move(shared);
-    pattern->turned = std::move(turned);
+    pattern->transposed = std::move(transposed);
     if (needed) pattern->needed = needed &= differentiable_operands(fn, operands);
     if (pattern->needed) pattern->saved = saved_operands(fn, operands, pattern->needed);
     pattern->grad = grad_enabled();

@@ -41,7 +41,7 @@ struct CallGives {
 struct Pattern {
     Fn* fn = nullptr;
     BitSet shared;                         // operands that are a parameter, the same in all calls
-    BitSet turned;                         // of these, those that are a parameter transposed for the call
+    BitSet transposed;                     // of these, those that are a parameter transposed for the call
     BitSet needed;                         // operands that take part in backward
     BitSet saved;                          // operands that are kept for backward
     bool grad = false, inference = false;  // the modes of its calls
@@ -125,7 +125,7 @@ private:
     const char* refuses(Fn& fn, std::span<const Operand> operands) const;
     Pattern& pattern_of(Fn& fn, std::span<const Operand> operands);
     Pattern& new_pattern(Fn& fn, std::span<const Operand> operands, const Key& key, BitSet shared,
-                         BitSet turned, BitSet needed);
+                         BitSet transposed, BitSet needed);
     int32_t value_of(const Tensor& x) const;
     bool wait_until_idle();
     void add(Pattern& pattern, std::span<const Operand> operands, std::span<const TensorRef> results);

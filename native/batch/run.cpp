@@ -111,7 +111,7 @@ void ListRun::run() {
             if (launches % 8 == 0) stop_if_interrupted();
             Pattern& pattern = *next();
             const std::vector<uint32_t> calls = std::exchange(pattern.ready, {});
-            pattern.turned ? launch_apart(pattern, calls) : launch(pattern, calls);
+            pattern.transposed ? launch_apart(pattern, calls) : launch(pattern, calls);
             for (uint32_t call : calls) mark_done(call);
         }
     } catch (...) {
@@ -142,7 +142,7 @@ void ListRun::launch_apart(Pattern& pattern, std::span<const uint32_t> calls) {
         std::vector<const Tensor*> held;
         for (uint32_t i = 0; i < list_.calls_[c].operands; ++i) {
             const TensorRef& x = operand_of(c, i).tensor;
-            if (!pattern.turned.has(i)) continue;
+            if (!pattern.transposed.has(i)) continue;
             const bool apart = x->refcount > 1 || (pattern.needed.has(i) && !gives_product(c, *x));
             held.push_back(apart ? x.get() : nullptr);
         }

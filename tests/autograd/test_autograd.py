@@ -153,7 +153,7 @@ def gradients_by_layout(framework: Any, name: str, create_graph: bool, way: Any)
     step(lambda x: (x.reshape(-1) ** 2).sum(), None)
     step(lambda x: (x * x).sum(), framework.zeros(x.shape))  # the user's keeps its own steps
     if x.ndim == 2:
-        step(lambda x: (x.t() @ framework.ones(x.shape[0], 2)).sum(), None)  # of a product, turned
+        step(lambda x: (x.t() @ framework.ones(x.shape[0], 2)).sum(), None)  # of a product, transposed
     if create_graph:
         x.grad = None
         (x * x * x).sum().backward(create_graph=True)

@@ -132,7 +132,7 @@ def reads(n: int, e: Any, u: Any) -> Any:
     return h @ u
 
 
-def turned(n: int, e: Any, u: Any) -> Any:
+def transposed(n: int, e: Any, u: Any) -> Any:
     """A row's own matrix, transposed at each use."""
     m = kiln.tanh(u * float(n + 1))
     h = e[n % 4]
@@ -154,7 +154,7 @@ CELL = kiln.compile(lambda h, u: kiln.tanh(u @ h), pure=True) if kiln else None
 
 @pytest.mark.parametrize("inside", [True, False], ids=["in the block", "after it"])
 @pytest.mark.parametrize("way", ["block", "map"])
-@pytest.mark.parametrize("program", [picked, reads, turned, one_by_one], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("program", [picked, reads, transposed, one_by_one], ids=lambda f: f.__name__)
 def test_sums_in_the_order_of_the_loop(program: Callable[..., Any], way: str, inside: bool) -> None:
     """Gradients have the loop's bits, whoever ran when."""
     want = gradients("loop", program, (4, 4), (4, 4))

@@ -124,10 +124,10 @@ def narrow_weight(p: Tensors) -> Any:
 def both_ways(p: Tensors) -> Any:
     """One matrix from both sides, and as it is."""
     parts = [(p["q"] * p["q"]).sum()]
-    turned = p["q"].t()
+    transposed = p["q"].t()
     for x, y in zip(data(COUNT, 12), data(COUNT, 2, 12, seed=2)):
         h = kiln.tanh(linear(x, p["q"]))
-        parts.append((h @ turned @ p["q"]).sum())
+        parts.append((h @ transposed @ p["q"]).sum())
         parts.append(kiln.tanh(y @ p["q"]).sum())
         parts.append(kiln.tanh(y @ p["q"].t()).sum())
     return kiln.stack(parts).sum()

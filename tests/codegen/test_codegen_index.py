@@ -157,7 +157,7 @@ def test_operators_compute_what_python_does() -> None:
 
 
 def test_places_are_read_and_written() -> None:
-    """A table of pointers and i64: the second array takes the first one's words, turned around."""
+    """A table of pointers and i64: the second array takes the first one's entries, reversed."""
     code = Code(TARGET)
     count = code.argument(0)
     src, dst = code.operand(0), code.operand(1)

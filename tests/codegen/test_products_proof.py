@@ -223,12 +223,12 @@ def test_batches_of_several_dims(
 @given(
     dtype=st.sampled_from(["float32", "float64", "bfloat16", "int8"]), batch=st.sampled_from([1, 2]),
     groups=st.sampled_from([1, 2, 3, 5, 40]), m=ROWS, n=COLUMNS, k=DEPTHS, order=st.permutations(range(4)),
-    b_turned=st.booleans(), at_end=st.booleans(), cuts=CUTS, at_once=st.sampled_from([0, 0, 1, 2]),
+    b_transposed=st.booleans(), at_end=st.booleans(), cuts=CUTS, at_once=st.sampled_from([0, 0, 1, 2]),
     seed=st.integers(0, 99),
 )  # fmt: skip
 def test_rows_of_two_dims(
     target: Target, dtype: str, batch: int, groups: int, m: int, n: int, k: int, order: tuple[int, ...],
-    b_turned: bool, at_end: bool, cuts: list[float], at_once: int, seed: int,
+    b_transposed: bool, at_end: bool, cuts: list[float], at_once: int, seed: int,
 ) -> None:  # fmt: skip
     """A first factor whose rows are two dims in any order of memory has the bits of its copy."""
     m = min(m, WORK // max(n * batch * groups, 1))
@@ -237,7 +237,7 @@ def test_rows_of_two_dims(
     values = guarded.place(draw(rng, dtype, batch, groups, m + 1, k).transpose(order), at_end)
     a = values.transpose(np.argsort(order))[:, :, int(at_end) :][:, :, :m]
     b = draw(rng, dtype, batch, k, n)
-    b = np.asfortranarray(b) if b_turned else b
+    b = np.asfortranarray(b) if b_transposed else b
     rows = groups * m
     expected = multiply(np.ascontiguousarray(a).reshape(batch, rows, k), b, dtype, target)
     out = guarded.place(np.zeros((batch, rows, n), expected.dtype), at_end)
@@ -339,27 +339,27 @@ OUTER = st.tuples(st.just("dense"), WAYS, WAYS)  # neighbours are side by side, 
 @drawn(40)
 @given(
     dtype=st.sampled_from([*DTYPES, "bfloat16", "bfloat16", "bfloat16", "int8"]),
-    batch=st.sampled_from([1, 1, 2, 3]), m=ROWS, n=COLUMNS, k=DEEP, turned=st.booleans(),
+    batch=st.sampled_from([1, 1, 2, 3]), m=ROWS, n=COLUMNS, k=DEEP, transposed=st.booleans(),
     sides=st.sampled_from([(True, False), (False, True), (True, True)]), ways=st.tuples(OUTER, OUTER),
     at_end=st.booleans(), cuts=CUTS, seed=st.integers(0, 99),
 )  # fmt: skip
 def test_computed_factors(
-    target: Target, dtype: str, batch: int, m: int, n: int, k: int, turned: bool, sides: tuple[bool, bool],
-    ways: tuple[Any, Any], at_end: bool, cuts: list[float], seed: int,
+    target: Target, dtype: str, batch: int, m: int, n: int, k: int, transposed: bool,
+    sides: tuple[bool, bool], ways: tuple[Any, Any], at_end: bool, cuts: list[float], seed: int,
 ) -> None:  # fmt: skip
     """Factors computed where they are packed have the bits of arrays of them; nothing else is touched."""
     m, k = min(m, WORK // max(n * batch, 1)), min(k, WORK // max(m * n * batch, 1))
     rng, guarded = np.random.default_rng(seed), Guarded()
     x, w, scale = (draw(rng, dtype, *s) for s in ((batch, m, k), (batch, k, n), (1, k, 1)))
-    lying = [v.swapaxes(1, 2) if turned else v for v in (x, w, scale)]
+    lying = [v.swapaxes(1, 2) if transposed else v for v in (x, w, scale)]
     held = [lay(guarded, v, Layout((2, 1, 0), way, at_end)) for v, way in zip(lying, ways)]
     held.append(np.broadcast_to(guarded.place(lying[2], at_end), lying[1].shape))
-    x, w = (v.swapaxes(1, 2) if turned else v for v in held[:2])
+    x, w = (v.swapaxes(1, 2) if transposed else v for v in held[:2])
     # what a way lays over itself is not what was drawn
     a, b = (v if own else u for v, u, own in zip(factors(dtype, x, w, scale), (x, w), sides))
     nowhere = np.full((1, 1, 1), 0x5A, a.dtype)
     read = [np.broadcast_to(nowhere, v.shape) if own else v for v, own in zip((a, b), sides)]
-    spec, expected = scaled(dtype, *sides, turned), multiply(a.copy(), b.copy(), dtype, target)
+    spec, expected = scaled(dtype, *sides, transposed), multiply(a.copy(), b.copy(), dtype, target)
     out = guarded.place(np.full_like(expected, 0x5A), at_end)
     run(spec, *read, [out, *held], target=target, cuts=places(cuts, spec.units(batch, m, n)))
     assert same(out, expected)

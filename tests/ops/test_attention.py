@@ -194,7 +194,7 @@ def test_leading_dims_broadcast() -> None:
 
 @both_dtypes
 def test_layouts_do_not_matter(dtype: str) -> None:
-    """Heads beside each other as a projection leaves them, columns of one array, turned: the same bits."""
+    """Heads beside each other as a projection leaves them, columns of one array, last dims transposed."""
     rng = np.random.default_rng(3)
     whole = kiln.tensor(rng.standard_normal((2, 50, 3, 4, 19)).astype("float32")).to(getattr(kiln, dtype))
     views = [whole[:, :, i].transpose(1, 2) for i in range(3)]
@@ -205,11 +205,11 @@ def test_layouts_do_not_matter(dtype: str) -> None:
     apart = [x.contiguous().requires_grad_() for x in views]
     attention(*apart, is_causal=True).sum().backward()
     assert_bits([leaf.grad[:, :, i].transpose(1, 2) for i in range(3)], [x.grad for x in apart])
-    turned = [x.transpose(-1, -2).contiguous().requires_grad_() for x in views]
-    out = attention(*(x.transpose(-1, -2) for x in turned), is_causal=True)
+    transposed = [x.transpose(-1, -2).contiguous().requires_grad_() for x in views]
+    out = attention(*(x.transpose(-1, -2) for x in transposed), is_causal=True)
     out.backward(kiln.ones(2, 4, 19, 50).to(out.dtype).transpose(-1, -2))
     assert_bits([out.detach()], [expected])
-    assert_bits([x.grad.transpose(-1, -2) for x in turned], [x.grad for x in apart])
+    assert_bits([x.grad.transpose(-1, -2) for x in transposed], [x.grad for x in apart])
 
 
 @both_dtypes

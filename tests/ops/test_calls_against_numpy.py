@@ -22,7 +22,7 @@ def norm_of64(order: float) -> Callable[..., Any]:
     return lambda x: norm_of(order)(x.astype("float64"))
 
 
-def turned(k: int, *dims: int) -> Call:
+def rotated(k: int, *dims: int) -> Call:
     return (
         (CUBE,),
         lambda f, x: f(x, k, *((dims,) if dims else ())),
@@ -151,7 +151,7 @@ CALLS: dict[str, list[Call]] = {
         ((ROW.astype("float32"),), lambda f, x: f(x, dtype=kiln.float64), norm_of64(2)),
         ((ROW.astype("float32"),), lambda f, x: f(x, 3, 0, dtype=kiln.float64), norm_of64(3)),
     ],
-    "rot90": [turned(k, *dims) for k in (-2, 0, 3, 4, 5) for dims in ((), (2, 0))],
+    "rot90": [rotated(k, *dims) for k in (-2, 0, 3, 4, 5) for dims in ((), (2, 0))],
     "unravel_index": [
         (
             (abs(INTS).astype("int32"),),

@@ -68,11 +68,11 @@ def of(library: Any, key: list[Any]) -> Any:
     return entries if len(entries) != 1 else entries[0]
 
 
-def outcome(library: Any, shape: tuple[int, ...], key: list[Any], turned: bool, how: str) -> Any:
+def outcome(library: Any, shape: tuple[int, ...], key: list[Any], transposed: bool, how: str) -> Any:
     """Value, gradient and x after an assignment; or the exception's type."""
     data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     x = library.tensor(data)
-    if turned:
+    if transposed:
         order = tuple(reversed(range(len(shape))))
         x = x.permute(order).contiguous().permute(order)
     x.requires_grad_()
@@ -116,9 +116,9 @@ def test_recorded_is_eager(seed: int) -> None:
     """Inside a compiled region: the same bits, the same errors."""
     rng = random.Random(seed)
     shape, key = keys(rng)
-    turned = rng.random() < 0.5
-    want = outcome(kiln, shape, key, turned, "whole")
-    inside = kiln.compile(lambda: outcome(kiln, shape, key, turned, "whole"))
+    transposed = rng.random() < 0.5
+    want = outcome(kiln, shape, key, transposed, "whole")
+    inside = kiln.compile(lambda: outcome(kiln, shape, key, transposed, "whole"))
     for _ in range(2):
         got = inside()
         if isinstance(want, list):
@@ -139,13 +139,13 @@ def test_accumulate_adds_in_order() -> None:
     assert x.tolist() == [1, 4, 0, 3]
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_in_place_is_at_places(turned: bool) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+def test_in_place_is_at_places(transposed: bool) -> None:
     """Values go where they belong and nowhere else, with operands that share the memory written to."""
     data = np.arange(12.0, dtype=np.float32).reshape(3, 4)
     x, index = kiln.tensor(data), kiln.tensor([[1, 0, 1, 2]])
-    view, want = (x.t(), data.copy().T) if turned else (x, data.copy())
-    dim, index = (1, index.t()) if turned else (0, index)
+    view, want = (x.t(), data.copy().T) if transposed else (x, data.copy())
+    dim, index = (1, index.t()) if transposed else (0, index)
     for source in (kiln.ones(index.shape), view.narrow(dim, 0, 1)):
         given, places = np.array(source).copy(), list(np.indices(index.shape))
         places[dim] = np.array(index)

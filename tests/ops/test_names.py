@@ -282,8 +282,8 @@ def test_factors(answers: Any) -> None:
         ld, rows = k.linalg.ldl_factor(k.tensor(a))
         packed, scales = k.geqrf(k.tensor(tall))
         ways: tuple[dict[str, bool], ...] = ({}, {"left": False}, {"transpose": True})
-        turned = [k.ormqr(packed, scales, k.tensor(c), **how) for how in ways]
-        return rows.tolist(), [ld, packed, scales, *turned]
+        multiplied = [k.ormqr(packed, scales, k.tensor(c), **how) for how in ways]
+        return rows.tolist(), [ld, packed, scales, *multiplied]
 
     for batch in ((), (2,)):
         a, b = rng.normal(size=(*batch, 4, 4)), rng.normal(size=(*batch, 4, 2))

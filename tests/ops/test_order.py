@@ -59,14 +59,14 @@ def test_topk_is_the_head_of_the_order(dtype: str, largest: bool, rng: Any) -> N
                 np.testing.assert_array_equal(found.numpy(), order(x, largest)[:k])
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_topk_of_long_rows_in_any_order(turned: bool, rng: Any) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+def test_topk_of_long_rows_in_any_order(transposed: bool, rng: Any) -> None:
     """Rows whose elements are all, seldom or never among the largest so far; side by side or far apart."""
     random, size = rng.permutation(5000).astype(np.float32), 5000
     late = np.where(np.arange(size) < 4900, random // 100, random + size)  # the largest are the last
     rows = np.stack([random, np.sort(random), np.sort(random)[::-1], random // 100, late, np.roll(random, 8)])
     rows[5, [3, 4000, 4999]] = np.nan
-    x = kiln.tensor(rows.T.copy()).t() if turned else kiln.tensor(rows.copy())
+    x = kiln.tensor(rows.T.copy()).t() if transposed else kiln.tensor(rows.copy())
     for k in (1, 5, 6, 7, 50, 300, 1300):
         for largest in (True, False):
             values, indices = x.topk(k, largest=largest)
@@ -110,9 +110,11 @@ def test_every_dim_and_thread_count(shape: tuple[int, ...], dim: int, rng: Any) 
         for threads in (1, 2, 4):
             kiln.set_num_threads(threads)
             np.testing.assert_array_equal(kiln.argsort(kiln.tensor(x), dim).numpy(), want)
-            turned = kiln.tensor(x).permute(2, 0, 1)[..., :] if x.ndim == 3 else kiln.tensor(x).t()
+            transposed = kiln.tensor(x).permute(2, 0, 1)[..., :] if x.ndim == 3 else kiln.tensor(x).t()
             axes = (2, 0, 1) if x.ndim == 3 else (1, 0)
-            np.testing.assert_array_equal(kiln.argsort(turned, axes.index(dim)).numpy(), want.transpose(axes))
+            np.testing.assert_array_equal(
+                kiln.argsort(transposed, axes.index(dim)).numpy(), want.transpose(axes)
+            )
     finally:
         kiln.set_num_threads(before)
 
@@ -136,8 +138,8 @@ def test_scans(shape: tuple[int, ...], dim: int, rng: Any) -> None:
     x = rng.normal(size=shape).astype(np.float32)
     want = np.cumsum(x.astype(np.float64), dim).astype(np.float32)
     np.testing.assert_array_equal(kiln.cumsum(kiln.tensor(x), dim).numpy(), want)
-    turned = kiln.tensor(np.ascontiguousarray(x.T)).permute(*reversed(range(x.ndim)))
-    np.testing.assert_array_equal(kiln.cumsum(turned, dim).numpy(), want)
+    transposed = kiln.tensor(np.ascontiguousarray(x.T)).permute(*reversed(range(x.ndim)))
+    np.testing.assert_array_equal(kiln.cumsum(transposed, dim).numpy(), want)
     np.testing.assert_array_equal(
         kiln.cummax(kiln.tensor(x), dim).values.numpy(), np.maximum.accumulate(x, dim) if x.size else x
     )

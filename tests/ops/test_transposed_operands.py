@@ -24,13 +24,13 @@ def test_same_bits_as_in_order(name: str) -> None:
     rng = np.random.default_rng(0)
     for shape in SHAPES:
         for dtype in ("float32", "float64", "bfloat16", "int8"):
-            turned = kiln.from_numpy(rng.integers(-90, 90, shape) / 8).to(getattr(kiln, dtype)).mT
-            y = kiln.from_numpy(rng.integers(-90, 90, turned.shape) / 8).to(getattr(kiln, dtype))
-            straight = kiln.from_numpy(turned.double().numpy().copy()).to(getattr(kiln, dtype))
-            assert straight.is_contiguous() and not turned.is_contiguous()
-            for x in (turned, turned[..., 1:], turned[..., ::2]):
+            transposed = kiln.from_numpy(rng.integers(-90, 90, shape) / 8).to(getattr(kiln, dtype)).mT
+            y = kiln.from_numpy(rng.integers(-90, 90, transposed.shape) / 8).to(getattr(kiln, dtype))
+            straight = kiln.from_numpy(transposed.double().numpy().copy()).to(getattr(kiln, dtype))
+            assert straight.is_contiguous() and not transposed.is_contiguous()
+            for x in (transposed, transposed[..., 1:], transposed[..., ::2]):
                 same = straight[..., 1:] if x.shape[-1] == shape[-2] - 1 else straight
-                same = straight[..., ::2] if x.stride(-1) == 2 * turned.stride(-1) else same
+                same = straight[..., ::2] if x.stride(-1) == 2 * transposed.stride(-1) else same
                 other = y[..., : x.shape[-1]]
                 got, want = OPS[name](x, other), OPS[name](same.contiguous(), other)
                 assert got.dtype == want.dtype and got.tolist() == want.tolist(), (shape, dtype)

@@ -65,7 +65,7 @@ def test_gradients_of_strided_convolutions_go_where_they_belong(kernel: int, lau
 
 @pytest.mark.parametrize("groups", [(1, 0), (4, 3)])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_turned_weights_are_read_where_they_lie(stride: int, groups: tuple[int, int]) -> None:
+def test_transposed_weights_are_read_where_they_lie(stride: int, groups: tuple[int, int]) -> None:
     """By the products alone: k is output channels and taps, of the phases every other tap."""
     rest = ((3, 3), (stride,) * 2, (1, 1), (1, 1), groups)
     plan = plan_of(lambda g, w: products.convolve_input(g, w, None, (28, 28), *rest))
@@ -224,10 +224,10 @@ def test_every_layout_gives_the_same_bits() -> None:
     kiln.manual_seed(0)
     x, w = kiln.randn(2, 6, 9, 10), kiln.randn(4, 6, 3, 3)
     expected = kiln.nn.functional.conv2d(x, w, padding=1).numpy()
-    turned = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    channels_last = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
     wide = kiln.randn(2, 6, 18, 10)
     wide[:, :, ::2] = x
-    for other in (turned, wide[:, :, ::2], x.expand(2, 6, 9, 10)):
+    for other in (channels_last, wide[:, :, ::2], x.expand(2, 6, 9, 10)):
         assert same_bits(expected, kiln.nn.functional.conv2d(other, w, padding=1).numpy())
     weight = w.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
     assert same_bits(expected, kiln.nn.functional.conv2d(x, weight, padding=1).numpy())
@@ -249,11 +249,11 @@ def test_convolutions_are_products_of_their_dtype(dtype: str) -> None:
     dx, dw = kiln.autograd.grad(y, leaves, g)
     seen = f.unfold(x, 3, padding=1)
     rows, seen_by_tap = g.transpose(0, 1).reshape(33, -1), seen.transpose(1, 2).reshape(-1, 360)
-    turned = w.transpose(0, 1).reshape(40, -1)
+    transposed = w.transpose(0, 1).reshape(40, -1)
     backwards = f.unfold(g, 3, padding=1).reshape(2, 33, 9, -1).flip(2).reshape(2, 297, -1)
     for mine, written_out in (
         (y, w.reshape(33, -1) @ seen),
-        (dx, turned @ backwards),
+        (dx, transposed @ backwards),
         (dw, rows @ seen_by_tap),
     ):
         assert same_bits(mine.detach().double().numpy().ravel(), written_out.double().numpy().ravel())

@@ -67,14 +67,14 @@ def lie(k: Any, x: Any, way: str) -> Any:
         return x.permute(order).contiguous().permute(back)
     if way == "spaced":
         return k.stack([x, x * 0 + 7], -1)[..., 0]
-    if way == "turned":
+    if way == "permuted":
         return x.transpose(0, x.ndim - 1).contiguous().transpose(0, x.ndim - 1)
     if way == "inside":
         return k.nn.functional.pad(x, (1, 2))[..., 1 : x.shape[-1] + 1]
     return x
 
 
-WAYS = st.sampled_from(["plain", "plain", "channels last", "spaced", "turned", "inside"])
+WAYS = st.sampled_from(["plain", "plain", "channels last", "spaced", "permuted", "inside"])
 
 
 def outcome(k: Any, f: Any, arrays: list[Array], weights: Array, dtype: str, ways: list[str]) -> list[Any]:

@@ -204,7 +204,7 @@ def test_products_of_narrow_integers(dtype: str) -> None:
 MOVES = {
     "gathered": lambda x, i: embedding(i, x),
     "padded": lambda x, i: surround(x, 0, (1,), (1,), (2,)),
-    "turned": lambda x, i: x.graph.add(find("concat"), (x, x), (0,)).t(),
+    "transposed": lambda x, i: x.graph.add(find("concat"), (x, x), (0,)).t(),
     "joined": lambda x, i: x.graph.add(find("concat"), (x, x), (0,)),
     "scattered": lambda x, i: x.graph.add(find("scatter_set"), (x, i, x), (0,)),
     "chosen": lambda x, i: find("where")(i > 2, x, x.t().t()),

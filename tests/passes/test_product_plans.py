@@ -129,8 +129,8 @@ def test_products(name: str) -> None:
 def test_what_is_before_reshapes() -> None:
     """Also of something repeated along a first dim; not along another."""
     links, base, permuted = Links(), contiguous((2, 3, 4)), (1, 0, 2)
-    turned = links.make("permute", permuted, None, None)
-    assert resolve(base, turned) == Layout((3, 2, 4), (4, 12, 1), 0)
+    transposed = links.make("permute", permuted, None, None)
+    assert resolve(base, transposed) == Layout((3, 2, 4), (4, 12, 1), 0)
 
     def before(shape: Any, repeated: Any) -> Layout | None:
         chain = links.make("reshape", shape, None, links.make("expand", repeated, None, None))

@@ -100,7 +100,7 @@ CASES: dict[str, Callable[[Any], Any]] = {
     "one row": lambda x: x(1, 40_000) @ x(40_000, 100),
     "one column": lambda x: x(30, 9_000) @ x(9_000, 1),
     "batch": lambda x: x(2, 20, 7_000) @ x(2, 7_000, 130),
-    "turned": lambda x: x(9, 30_000) @ x(70, 30_000).mT,
+    "transposed": lambda x: x(9, 30_000) @ x(70, 30_000).mT,
     "computed": lambda x: kiln.relu(x(40, 9_000)) @ x(9_000, 100),
     "convolution": lambda x: convolve_weight.handle(
         x(16, 32, 26, 26), x(16, 1, 28, 28), (1,), (3, 3), (1, 1), (0, 0), (1, 1), (1, 0)
@@ -163,22 +163,22 @@ def test_order_of_tiles_has_no_segments() -> None:
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
-def test_few_rows_by_a_turned_factor(dtype: str, target: Target) -> None:
+def test_few_rows_by_a_transposed_factor(dtype: str, target: Target) -> None:
     """Numbers of rows that end in a short panel, on every machine's; plain, cut, and with an epilogue."""
     rng = np.random.default_rng(3)
     for m in (5, 9, 10, 17, 18, 19, 33, 34, 35, 49, 65, 67, 129, 257):
         a, b = draw(rng, dtype, 1, m, 530), draw(rng, dtype, 1, 530, 272)
-        turned = np.ascontiguousarray(b.swapaxes(1, 2)).swapaxes(1, 2)
+        transposed = np.ascontiguousarray(b.swapaxes(1, 2)).swapaxes(1, 2)
         whole = multiply(a, b, dtype, target)
-        assert same(multiply(a, turned, dtype, target), whole), m
+        assert same(multiply(a, transposed, dtype, target), whole), m
         out = np.empty_like(whole)
-        run(product(dtype), a, turned, [out], target=target, at_once=2)
+        run(product(dtype), a, transposed, [out], target=target, at_once=2)
         assert same(out, whole), m
         if dtype.startswith("float"):
             outs = [np.empty_like(whole) for _ in range(4)]
             ones = np.ones_like(whole)
             for (x, factor, cut), (pre, relu) in zip(
-                ((a, b, 0), (a, turned, 2)), ((outs[0], outs[1]), (outs[2], outs[3]))
+                ((a, b, 0), (a, transposed, 2)), ((outs[0], outs[1]), (outs[2], outs[3]))
             ):
                 run(
                     bias_relu(("s", "1"), dtype),

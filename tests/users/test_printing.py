@@ -141,7 +141,7 @@ def random_tensor(rng: random.Random) -> tuple[dict[str, Any], Any, str]:
 
 
 def shown_under(f: Any, options: dict[str, Any], values: Any, name: str) -> Any:
-    """The tensor, its dims turned, and its text under the options."""
+    """The tensor, its dims reversed, and its text under the options."""
     f.set_printoptions(profile="default")
     f.set_printoptions(**options)
     x = f.tensor(values).to(getattr(f, name))

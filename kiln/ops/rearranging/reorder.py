@@ -134,7 +134,7 @@ def flipud(input: Any) -> Any:
     ),
 )
 def rot90(input: Any, k: int = 1, dims: Any = (0, 1)) -> Any:
-    """A copy turned by k * 90 degrees in the plane of two dims, from the first towards the second.
+    """A copy rotated by k * 90 degrees in the plane of two dims, from the first towards the second.
 
     RuntimeError unless two different dims are given, IndexError for one out of range.
 
