@@ -464,7 +464,7 @@ BLOCKINGS = [
     FmaBlocking((7, 3, 1), 2, 14, 2, 1, pack_rows=1, swap_panels=2),
     FmaBlocking((12, 6), 1, 24, 3, 2, pack_rows=1000, crowded_bytes=64),
     FmaBlocking((2, 1), 2, 6, 1, 1, narrow=3, swap_panels=0, prefetch_k=2),
-    FmaBlocking((8, 4), 4, 16),
+    FmaBlocking((8, 4), 4, 16, swap_panels=4),
 ]
 
 

@@ -98,7 +98,7 @@ class _Tile:
             self.fits = {size: height >= size for size in sizes[:-1]}
             if self.masked:
                 for vectors, fits in ((1, narrow), (blocking.vectors, ~narrow)):
-                    self.masks = {vectors - 1: masks[vectors - 1]}
+                    self.masks = {v: masks[v] for v in range(min(1, vectors - 1), vectors)}
                     with code.when(fits):
                         self._tile(0, sizes[::-1], vectors)
             else:

@@ -344,14 +344,15 @@ class Frame:
     # -- units of work ------------------------------------------------------------------------------
 
     @contextmanager
-    def units(self, sizes: list[Index]) -> Iterator[list[Index]]:
-        """for unit in begin .. end: the unit's position in dims of `sizes`, the last moving fastest.
+    def units(self, sizes: list[Index], first: Index | None = None) -> Iterator[list[Index]]:
+        """for unit in begin (or `first`) .. end: its position in dims of `sizes`, the last moving fastest.
 
         before:  (p0, p1, ...) = begin cut by division, once
         turn:    ...;  p1 += 1;  if p1 == size1: p1 = 0, p0 += 1
         """
         code = self.code
         begin, end = code.indices("begin", "end")
+        begin = begin if first is None else first
         if len(sizes) <= 1:
             with code.loop(begin, end, 1) as turn:
                 yield [turn.index] * len(sizes)

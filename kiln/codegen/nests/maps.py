@@ -5,7 +5,8 @@ map:   for row in begin .. end:
            pointers of the row;  values that do not vary along the row
            for v in 0 .. size by 16:  store f(loads at v)
 
-Rows of at most 4 elements go element by element, as scalars.
+Rows shorter than a vector go several at a time where they follow one another (`maps_narrow.py`); else those
+of at most 4 elements go element by element, as scalars.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from kiln.codegen.ir.index import Index, Integer, Pointer
 from kiln.codegen.ir.memory import element
 from kiln.codegen.ir.value import Value
 from kiln.codegen.nests.frame import EXPENSIVE, POINT, Frame, Step
+from kiln.codegen.nests.maps_narrow import Narrow
 from kiln.codegen.nests.nest import Nest
 from kiln.codegen.nests.rows import SHORT
 from kiln.codegen.nests.tiles import Tiles, transposed
@@ -49,10 +51,12 @@ def emit_map(nest: Nest, target: Target) -> str:
         if transposed(nest):
             Tiles(frame, row).emit()
         else:
+            begin, end = frame.code.indices("begin", "end")
+            first = Narrow(frame).emit(begin, end) if Narrow.suits(frame) else begin
             short = frame.size[lane_dim] <= SHORT
-            with frame.code.when(short), frame.units(frame.size[:-1]) as position:
+            with frame.code.when(short), frame.units(frame.size[:-1], first) as position:
                 _short_row(frame, dict(enumerate(position)))
-            with frame.code.when(~short), frame.units(frame.size[:-1]) as position:
+            with frame.code.when(~short), frame.units(frame.size[:-1], first) as position:
                 row(dict(enumerate(position)), 0)
     return frame.finish()
 
