@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.codegen.nests.nest import NOWHERE, TURN
+from kiln.codegen.nests.nest import NOWHERE, TURN, within
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim, Size, symbol
 from kiln.passes.explore import Array, Explorer, Frame, Read
@@ -224,8 +224,7 @@ class Builder:
         ]
         chosen = convert_dtype(self.scalar(index, chain), index.dtype, "int64")
         last = self.size(source.shape[dim]) - const(1, "i64")
-        chosen = select(chosen.__gt__(last), last, chosen)
-        places[dim] = select(chosen.__lt__(0), 0, chosen)
+        places[dim] = within(chosen, last)
         array = None if read.raw else self.explorer.arrays[id(read.value)]
         k = self.operand(Use(read.value, array, source.dtype, "in", read.layout, True))
         return Scalar("load", tuple(places), COMPUTE[source.dtype], k)

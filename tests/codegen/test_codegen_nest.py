@@ -15,7 +15,7 @@ from matmul_peer import Guarded
 
 from kiln.codegen.ir.memory import MEMORY, compute_type
 from kiln.codegen.nests.generate import nest_text
-from kiln.codegen.nests.nest import Nest, Operand, moved
+from kiln.codegen.nests.nest import Nest, Operand, moved, within
 from kiln.codegen.nests.stream import STREAM_FROM
 from kiln.codegen.target import LEVELS, host_target
 from kiln.scalars.scalar import Scalar, const, convert, fma, rint, select, sqrt
@@ -204,6 +204,24 @@ def test_gathers(table: str, rng: np.random.Generator) -> None:
     check(nest, [b, d], arrays, cuts=[2])
     rows_only = nest_text(nest._replace(stores=nest.stores[:1]), host_target())
     assert "masked.gather" not in rows_only, "neighbours in a row are one load"
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "bool"])
+def test_backwards(dtype: str, rng: np.random.Generator) -> None:
+    """Rows read from an element backwards, held in range at both ends: no byte is read beyond the table's."""
+    guarded, last = Guarded(), number(1, "i64") - 1
+    place = within(number(0, "i64") - index(1), last)
+    nest = Nest(("p", "p"), (reads(dtype, "s1"), writes(dtype, "s1")), ("i64", "i64"),
+                ((1, load(0, compute_type(dtype), index(0), place)),))  # fmt: skip
+    for n, at_end in product((1, 15, 16, 17, 32, 70), (False, True)):
+        table = guarded.place(draw(rng, (2, n), dtype), at_end)
+        for first in (n - 1, n + 5, n // 2, 0, -3):
+            wide = np.clip(first - np.arange(n), 0, n - 1)
+            out = output((2, n), dtype)
+            for level in LEVEL_NAMES:
+                out.view(f"u{out.itemsize}")[...] = 77
+                run(nest, [2, n], [table, out], [first, n], level, [1])
+                assert same(out, table[:, wide]), (level, n, first)
 
 
 # -- reductions -------------------------------------------------------------------------------------------

@@ -99,6 +99,10 @@ class Machine:
         zero = f"<{width} x i32> zeroinitializer"
         return Value(self.code.op(f"shufflevector {kind} {one}, {kind} poison, {zero}"), x.type, width)
 
+    def first(self, x: Value) -> Value:
+        """x, or its first lane."""
+        return x if x.width == 1 else Value(self.code.op(f"extractelement {x.typed}, i64 0"), x.type)
+
     def align(self, *values: Value) -> list[Value]:
         """The values at their common width."""
         width = max(v.width for v in values)

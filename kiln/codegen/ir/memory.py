@@ -170,13 +170,35 @@ class Memory:
     def gather(self, dtype: str, pointer: Pointer, positions: Value, mask: Value | None) -> Value:
         """16 elements at `positions` (i64, in elements); lanes outside the mask read lane 0's."""
         if mask is not None:
-            first = Value(self.code.op(f"extractelement {positions.typed}, i64 0"), "i64")
-            positions = self.machine.choose(mask, positions, first)
+            positions = self.machine.choose(mask, positions, self.machine.first(positions))
         kind = f"<{LANES} x {element(dtype)}>"
         where = self._addresses(dtype, pointer, positions)
         name = f"llvm.masked.gather.v{LANES}{_suffix(dtype)}.v{LANES}p0"
         arguments = [where, "i32 1", f"<{LANES} x i1> splat (i1 true)", f"{kind} zeroinitializer"]
         return self.decode(self._masked(name, kind, arguments), dtype, LANES)
+
+    def backwards(
+        self, dtype: str, pointer: Pointer, first: Index, last: Index, positions: Value,
+        count: Index | None, mask: Value | None,
+    ) -> Value:  # fmt: skip
+        """16 elements at `first`, first - 1, and so on, as one run if all are wanted and lie between 0 and
+        `last`; else those at `positions`.
+        """
+        code, kind = self.code, f"<{LANES} x {element(dtype)}>"
+        near, far, out = code.label(), code.label(), code.label()
+        fits = (first >= LANES - 1) & (first <= last)
+        code.branch(fits if count is None else fits & count.equals(LANES), near, far)
+        code.begin(near)
+        raw = pointer.element(element(dtype), first - (LANES - 1)).load(kind, 1)
+        order = ", ".join(f"i32 {lane}" for lane in reversed(range(LANES)))
+        raw = code.op(f"shufflevector {kind} {raw}, {kind} poison, <{LANES} x i32> <{order}>")
+        x, before = self.decode(raw, dtype, LANES), code.block
+        code.jump(out)
+        code.begin(far)
+        y, after = self.gather(dtype, pointer, positions, mask), code.block
+        code.jump(out)
+        code.begin(out)
+        return x._replace(text=code.op(f"phi {x.llvm} [ {x.text}, %{before} ], [ {y.text}, %{after} ]"))
 
     def scatter(self, dtype: str, pointer: Pointer, positions: Value, x: Value, mask: Value | None) -> None:
         """Store 16 lanes at `positions`, those of the mask."""

@@ -15,7 +15,7 @@ from kiln.codegen.ir.emit import Expression, rare_families
 from kiln.codegen.ir.index import Index, Integer, Pointer
 from kiln.codegen.ir.memory import Memory, element
 from kiln.codegen.ir.value import Value
-from kiln.codegen.nests.nest import Nest
+from kiln.codegen.nests.nest import Nest, within
 from kiln.codegen.nests.stream import Streams
 from kiln.codegen.target import Target
 from kiln.scalars.scalar import REDUCE, Scalar, topological
@@ -218,6 +218,7 @@ class Frame:
         k, machine = node.data, scope.machine
         dtype, strides = self.nest.operands[k].dtype, self.nest.operands[k].strides
         fixed, moving, unit = self.code.index(0), list[Value](), False
+        backwards: tuple[Scalar, Scalar] | None = None
         for d, position in enumerate(node.args):
             value = scope.value(position)
             if strides[d] == "0":
@@ -227,6 +228,7 @@ class Frame:
             elif position.op == "index" and position.data == step.lane_dim and strides[d] == "1" and not unit:
                 unit = True
             else:
+                backwards = self._backwards(position, step) if strides[d] == "1" else None
                 stride = self.stride[k][d]
                 scale = Value(stride.text, "i64", 1, stride.text == "1")
                 moving.append(value if scale.constant else machine.instruction("mul", value, scale))
@@ -243,7 +245,23 @@ class Frame:
         total = moving[0]
         for more in moving[1:]:
             total = machine.instruction("add", total, more)
+        if backwards and len(moving) == 1:
+            first, last = (self.code.index(machine.first(scope.value(x))) for x in backwards)
+            place = first - step.start
+            return self.memory.backwards(dtype, pointer, place, last, total, step.count, step.mask)
         return self.memory.gather(dtype, pointer, total, step.mask)
+
+    def _backwards(self, position: Scalar, step: Step) -> tuple[Scalar, Scalar] | None:
+        """x and y of a position x - lane, held within 0 and y, that do not depend on the lane."""
+        lanes = frozenset({step.lane_dim})
+        if step.lane_dim < 0 or position.op != "select" or (held := position.args[2]).op != "select":
+            return None
+        _, y, place = held.args
+        if place.op != "sub" or position is not within(place, y) or self.varies(y, lanes):
+            return None
+        x, lane = place.args
+        runs = lane.op == "index" and lane.data == step.lane_dim and not self.varies(x, lanes)
+        return (x, y) if runs else None
 
     def store(self, k: int, value: Value, step: Step) -> None:
         """Store a value at every lane of `step`; large outputs wait until `settle`."""

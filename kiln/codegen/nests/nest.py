@@ -18,8 +18,8 @@ completes the order.
 
 `load k` reads operand k at the current point, by its strides; `Scalar("load", (i0, i1, ...), type, k)`
 reads it at computed i64 positions, one per dim of the operand's own strides (a gather), clamped to be in
-range by whoever built the nest. The type of a load is the compute type of the operand's dtype (f32 for
-float16 and bfloat16, i1 for bool); a store takes the compute type and rounds to the dtype.
+range by whoever built the nest (`within`). The type of a load is the compute type of the operand's dtype
+(f32 for float16 and bfloat16, i1 for bool); a store takes the compute type and rounds to the dtype.
 
 Units of work: see `Nest.schedule`.
 """
@@ -30,7 +30,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kiln.codegen.arguments import Arguments
-from kiln.scalars.scalar import REDUCE, WIDTH, Scalar, convert, program_text, topological
+from kiln.scalars.scalar import REDUCE, WIDTH, Scalar, convert, program_text, select, topological
 from kiln.table.kinds import ROUNDED
 from kiln.table.order import CHAIN, LANES, REDUCE_BLOCK
 
@@ -174,6 +174,12 @@ def moved(nest: Nest) -> Nest:
     operands = (o._replace(dtype="int16") if o.dtype in ROUNDED else o for o in nest.operands)
     stores = tuple((k, bits.get(value, value)) for k, value in nest.stores)
     return nest._replace(operands=tuple(operands), stores=stores)
+
+
+def within(position: Scalar, last: Scalar) -> Scalar:
+    """The position of a computed load, kept in range: between 0 and `last`."""
+    below = select(position.__gt__(last), last, position)
+    return select(below.__lt__(0), 0, below)
 
 
 def reductions(nest: Nest) -> list[Scalar]:
