@@ -15,6 +15,7 @@ from kiln.absent import leave_out as _leave_out
 from kiln.device import device as _Device
 from kiln.errors import describe as _describe
 from kiln.ops.views.storage import TypedStorage, UntypedStorage
+from kiln.table.callables import name_constructor as _name_constructor
 
 __all__ = ["Device", "FileLike", "Number", "Size", "Storage", "SymBool", "SymFloat", "SymInt", "Tensor"]
 
@@ -138,3 +139,7 @@ def sym_sqrt(a: Any) -> float:
 
 
 _leave_out(_Symbolic, "as_integer_ratio bit_length conjugate hex is_integer", "sizes are numbers")
+
+
+for _kind in (SymInt, SymFloat, SymBool):
+    _name_constructor(_kind)

@@ -16,6 +16,7 @@ from typing import Any
 from kiln.absent import hint_missing as _hint_missing
 from kiln.backends.precision import products as matmul
 from kiln.errors import warn
+from kiln.table.callables import name_all as _name_all
 
 __all__ = [
     "SDPAParams", "can_use_cudnn_attention", "can_use_efficient_attention", "can_use_flash_attention",
@@ -144,4 +145,5 @@ def preferred_blas_library(backend: str | None = None) -> str:
     return _preferred["blas"]
 
 
+_name_all(globals(), __name__)
 _hint_missing(__name__)

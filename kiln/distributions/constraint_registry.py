@@ -57,6 +57,7 @@ class ConstraintRegistry:
         return self._registry[type(constraint)](constraint)
 
 
+hide_frames_of_calls(ConstraintRegistry)
 biject_to = ConstraintRegistry()
 transform_to = ConstraintRegistry()
 

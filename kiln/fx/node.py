@@ -17,6 +17,7 @@ from kiln import _core
 from kiln.absent import hint_missing as _hint_missing
 from kiln.fx import names
 from kiln.fx.immutable_collections import immutable_dict, immutable_list
+from kiln.table.callables import name_all as _name_all
 
 __all__ = ["Argument", "Node", "Target", "has_side_effect", "map_aggregate", "map_arg"]
 
@@ -335,4 +336,5 @@ def nodes_in(items: Iterable[Any]) -> list[Node]:
     return found
 
 
+_name_all(globals(), __name__)
 _hint_missing(__name__)

@@ -7,6 +7,7 @@ from typing import Any
 
 from kiln.errors import describe, message
 from kiln.ops.views.storage import UntypedStorage
+from kiln.table.callables import name_all as _name_all
 
 _NO_CUDA = (
     "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False. If you are "
@@ -68,3 +69,6 @@ def mapping(map_location: Any) -> Callable[[Any, str], Any]:
         return default_restore_location(storage, place) if found is None else found
 
     return mapped
+
+
+_name_all(globals(), __name__)

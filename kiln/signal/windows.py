@@ -13,6 +13,7 @@ from typing import Any
 from kiln import ops
 from kiln.ops.creation.constants import chosen_dtype, settle
 from kiln.ops.elementwise.arithmetic import convert
+from kiln.table.callables import name_all as _name_all
 
 
 def _window(name: str, M: int, values: Callable[[Any], Any], options: dict[str, Any], least: int = 2) -> Any:
@@ -162,3 +163,6 @@ def kaiser(M: int, *, beta: float = 12.0, sym: bool = True, **options: Any) -> A
         return ops.i0(beta * ops.sqrt(ops.clamp(1 - t * t, min=0))) / whole
 
     return _window("kaiser", M, values, options)
+
+
+_name_all(globals(), __name__, "signal.windows.")

@@ -67,7 +67,7 @@ def describe_error(
     deliberate = inner is not None or last is None or (is_own(last.tb_frame) and _raises(last))
     name = _name(callable, args)
     if name is None:  # no function of the table: only its frames go
-        if deliberate and getattr(callable, "__kiln_name__", None) in _CONSTRUCTORS:
+        if deliberate:
             error._without_name = str(error) if inner is None else inner  # type: ignore[attr-defined]
         return error
     accident = inner is None and _is_accident(error, last)
@@ -172,8 +172,8 @@ def _raises(entry: TracebackType) -> bool:
 
 
 def _calls(entry: TracebackType) -> bool:
-    """Whether the error came out of a call."""
-    return dis.opname[entry.tb_frame.f_code.co_code[entry.tb_lasti]].startswith("CALL")
+    """Whether the error came out of a call: PRECALL once the interpreter has adapted it to what is called."""
+    return "CALL" in dis.opname[entry.tb_frame.f_code.co_code[entry.tb_lasti]]
 
 
 def _name(callable: Any, args: tuple[Any, ...]) -> str | None:
@@ -186,7 +186,7 @@ def _name(callable: Any, args: tuple[Any, ...]) -> str | None:
         first = next((vars(c)[found] for c in own if found in vars(c)), None)
         if first is not callable and getattr(first, "__func__", None) is not callable:
             return None  # one of a base class, called by that of the class
-        return next((c.__name__ for c in own if c.__name__[0] != "_"), None)
+        return own[0].__name__ if own else None
     return found
 
 

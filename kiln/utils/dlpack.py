@@ -1,7 +1,8 @@
 """PyTorch's path of what shares memory with other libraries."""
 
 from kiln.absent import hint_missing as _hint_missing
-from kiln.ops.creation.interop import from_dlpack, to_dlpack
+from kiln.ops import from_dlpack
+from kiln.ops.creation.interop import to_dlpack
 
 __all__ = ["from_dlpack", "to_dlpack"]
 

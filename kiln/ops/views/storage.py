@@ -14,6 +14,7 @@ from kiln.errors import describe, message
 from kiln.ops.creation.constants import empty, settle, sizes_given
 from kiln.ops.views.storage_places import element
 from kiln.table.arguments import dtype_name, numel, recorder_here, type_name
+from kiln.table.callables import name_constructor
 from kiln.table.public import methods, public
 from kiln.table.record import Tensor, find
 
@@ -596,3 +597,7 @@ methods({
     "resize_": resize_,
     "resize_as_": resize_as_,
 })  # fmt: skip
+
+
+name_constructor(UntypedStorage)
+name_constructor(TypedStorage)
