@@ -69,7 +69,6 @@ class ScriptObject:
     """An object of PyTorch's scripts: none is one."""
 
 
-@_core.Function
 def wrap(fn_or_name: str | Callable[..., Any]) -> Any:
     """Says, at the top level of a module, that a function's calls are nodes, and are not looked into; a name
     of that module or a function of it. Also a decorator.

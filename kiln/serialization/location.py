@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kiln._core import Tensor
 from kiln.errors import describe, message
 from kiln.ops.views.storage import UntypedStorage
 from kiln.table.callables import name_all as _name_all
@@ -23,7 +24,7 @@ def location_tag(storage: UntypedStorage) -> str:
     >>> kiln.serialization.location_tag(kiln.ones(1).untyped_storage())
     'cpu'
     """
-    if not isinstance(storage, UntypedStorage):
+    if not isinstance(storage, (UntypedStorage, Tensor)):
         raise RuntimeError(f"don't know how to determine data location of {describe(storage)}")
     return "cpu"
 

@@ -42,6 +42,10 @@ def general_cosine(M: int, *, a: Iterable[float], sym: bool = True, **options: A
     """
     if not isinstance(a, Iterable):
         raise TypeError("Coefficients must be a list/tuple")
+    return _cosines("general_cosine", M, a, sym, options)
+
+
+def _cosines(name: str, M: int, a: Iterable[float], sym: bool, options: dict[str, Any]) -> Any:
     weights = list(a)
     if not weights:
         raise ValueError("Coefficients cannot be empty")
@@ -50,7 +54,7 @@ def general_cosine(M: int, *, a: Iterable[float], sym: bool = True, **options: A
         t = k * (2 * math.pi / _period(M, sym))
         return sum((-1) ** n * w * ops.cos(t * n) for n, w in enumerate(weights))
 
-    return _window("general_cosine", M, values, options)
+    return _window(name, M, values, options)
 
 
 def general_hamming(M: int, *, alpha: float = 0.54, sym: bool = True, **options: Any) -> Any:
@@ -59,7 +63,7 @@ def general_hamming(M: int, *, alpha: float = 0.54, sym: bool = True, **options:
     >>> kiln.signal.windows.general_hamming(3, alpha=0.75)
     tensor([0.5000, 1.0000, 0.5000])
     """
-    return general_cosine(M, a=(alpha, 1.0 - alpha), sym=sym, **options)
+    return _cosines("general_hamming", M, (alpha, 1.0 - alpha), sym, options)
 
 
 def hamming(M: int, *, sym: bool = True, **options: Any) -> Any:
@@ -68,7 +72,7 @@ def hamming(M: int, *, sym: bool = True, **options: Any) -> Any:
     >>> kiln.signal.windows.hamming(3)
     tensor([0.0800, 1.0000, 0.0800])
     """
-    return general_hamming(M, alpha=0.54, sym=sym, **options)
+    return _cosines("hamming", M, (0.54, 0.46), sym, options)
 
 
 def hann(M: int, *, sym: bool = True, **options: Any) -> Any:
@@ -77,7 +81,7 @@ def hann(M: int, *, sym: bool = True, **options: Any) -> Any:
     >>> kiln.signal.windows.hann(3)
     tensor([0., 1., 0.])
     """
-    return general_hamming(M, alpha=0.5, sym=sym, **options)
+    return _cosines("hann", M, (0.5, 0.5), sym, options)
 
 
 def blackman(M: int, *, sym: bool = True, **options: Any) -> Any:
@@ -86,7 +90,7 @@ def blackman(M: int, *, sym: bool = True, **options: Any) -> Any:
     >>> kiln.signal.windows.blackman(5)[1:4]
     tensor([0.3400, 1.0000, 0.3400])
     """
-    return general_cosine(M, a=(0.42, 0.5, 0.08), sym=sym, **options)
+    return _cosines("blackman", M, (0.42, 0.5, 0.08), sym, options)
 
 
 def nuttall(M: int, *, sym: bool = True, **options: Any) -> Any:
@@ -95,7 +99,7 @@ def nuttall(M: int, *, sym: bool = True, **options: Any) -> Any:
     >>> kiln.signal.windows.nuttall(5)[1:4]
     tensor([0.2270, 1.0000, 0.2270])
     """
-    return general_cosine(M, a=(0.3635819, 0.4891775, 0.1365995, 0.0106411), sym=sym, **options)
+    return _cosines("nuttall", M, (0.3635819, 0.4891775, 0.1365995, 0.0106411), sym, options)
 
 
 def bartlett(M: int, *, sym: bool = True, **options: Any) -> Any:

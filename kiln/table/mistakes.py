@@ -183,6 +183,7 @@ def _name(callable: Any, args: tuple[Any, ...]) -> str | None:
     if found in _CONSTRUCTORS:
         made = args[0] if isinstance(args[0], type) else type(args[0])
         own = [c for c in made.__mro__ if c.__module__.startswith(("kiln.", "torch."))]
+        own = [c for c in own if "_kiln_one_object" not in vars(c)]
         first = next((vars(c)[found] for c in own if found in vars(c)), None)
         if first is not callable and getattr(first, "__func__", None) is not callable:
             return None  # one of a base class, called by that of the class
