@@ -99,6 +99,7 @@ def is_tf32_supported() -> bool:
 
 def manual_seed(seed: int) -> None:
     """Seeds the device there is: none. `kiln.manual_seed` seeds what is drawn on the CPU."""
+    int(seed)
 
 
 def seed() -> None:

@@ -82,7 +82,7 @@ class OutputSpec:
 
     kind: OutputKind
     arg: Any
-    target: str | None = None
+    target: str | None
 
     def __post_init__(self) -> None:
         _check_argument(self.arg)

@@ -59,6 +59,8 @@ def map_aggregate(a: Argument, fn: Callable[[Argument], Argument]) -> Argument:
 
 def map_arg(a: Argument, fn: Callable[[Node], Argument]) -> Argument:
     """An argument with `fn(node)` in the place of every node in it."""
+    if not callable(fn):
+        raise AssertionError("torch.fx.map_arg(a, fn): fn must be a callable")
     return map_aggregate(a, lambda item: fn(item) if isinstance(item, Node) else item)
 
 

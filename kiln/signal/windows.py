@@ -63,7 +63,7 @@ def general_hamming(M: int, *, alpha: float = 0.54, sym: bool = True, **options:
     >>> kiln.signal.windows.general_hamming(3, alpha=0.75)
     tensor([0.5000, 1.0000, 0.5000])
     """
-    return _cosines("general_hamming", M, (alpha, 1.0 - alpha), sym, options)
+    return _cosines("general_cosine", M, (alpha, 1.0 - alpha), sym, options)
 
 
 def hamming(M: int, *, sym: bool = True, **options: Any) -> Any:
@@ -72,7 +72,7 @@ def hamming(M: int, *, sym: bool = True, **options: Any) -> Any:
     >>> kiln.signal.windows.hamming(3)
     tensor([0.0800, 1.0000, 0.0800])
     """
-    return _cosines("hamming", M, (0.54, 0.46), sym, options)
+    return _cosines("general_cosine", M, (0.54, 0.46), sym, options)
 
 
 def hann(M: int, *, sym: bool = True, **options: Any) -> Any:
@@ -81,7 +81,7 @@ def hann(M: int, *, sym: bool = True, **options: Any) -> Any:
     >>> kiln.signal.windows.hann(3)
     tensor([0., 1., 0.])
     """
-    return _cosines("hann", M, (0.5, 0.5), sym, options)
+    return _cosines("general_cosine", M, (0.5, 0.5), sym, options)
 
 
 def blackman(M: int, *, sym: bool = True, **options: Any) -> Any:
@@ -99,7 +99,7 @@ def nuttall(M: int, *, sym: bool = True, **options: Any) -> Any:
     >>> kiln.signal.windows.nuttall(5)[1:4]
     tensor([0.2270, 1.0000, 0.2270])
     """
-    return _cosines("nuttall", M, (0.3635819, 0.4891775, 0.1365995, 0.0106411), sym, options)
+    return _cosines("general_cosine", M, (0.3635819, 0.4891775, 0.1365995, 0.0106411), sym, options)
 
 
 def bartlett(M: int, *, sym: bool = True, **options: Any) -> Any:

@@ -31,7 +31,8 @@ from kiln.table import registry
 from kiln.testing.compare import dtype_name
 from kiln.testing.error_cases import ErrorCall, calls, kiln_object, names
 from kiln.testing.error_classes import Made
-from kiln.testing.error_differences import KNOWN, UNNAMED, WORDS, Differences
+from kiln.testing.error_differences import KNOWN, UNNAMED, Differences
+from kiln.testing.error_words import WORDS
 
 # PyTorch writes or reads what is not its own there
 CRASHES = re.compile(

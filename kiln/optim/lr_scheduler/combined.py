@@ -22,7 +22,7 @@ class _OfSchedules(LRScheduler):
         """ValueError for no schedules, those of several optimizers, or one that waits for a measure."""
         name = type(self).__name__
         if len(schedulers) < 1:
-            raise ValueError(f"{name} expects at least one scheduler, but got no scheduler.")
+            raise ValueError(f"{name} expects at least one scheduler to be chained, but got no scheduler.")
         optimizer = optimizer or getattr(schedulers[0], "optimizer", None)
         for k, schedule in enumerate(schedulers):
             if not hasattr(schedule, "optimizer"):
