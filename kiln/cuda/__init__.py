@@ -69,6 +69,9 @@ from kiln.no_device import (
     is_initialized as is_initialized,
 )
 from kiln.no_device import (
+    manual_seed as manual_seed,
+)
+from kiln.no_device import (
     manual_seed_all as manual_seed_all,
 )
 from kiln.no_device import (
@@ -95,11 +98,6 @@ def is_available() -> bool:
 def is_tf32_supported() -> bool:
     """False, as `is_bf16_supported`."""
     return False
-
-
-def manual_seed(seed: int) -> None:
-    """Seeds the device there is: none. `kiln.manual_seed` seeds what is drawn on the CPU."""
-    int(seed)
 
 
 def seed() -> None:
