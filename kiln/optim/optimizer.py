@@ -327,6 +327,8 @@ class Optimizer:
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             came = hook(self, given)
             given = given if came is None else came
+        if not isinstance(given, Mapping):
+            raise TypeError(message("load_state_dict", "a dict", describe(state_dict)))
         for name in ("param_groups", "state"):
             if name not in given:
                 raise KeyError(name)

@@ -308,7 +308,8 @@ def _types(callable: Any, name: str) -> dict[str, tuple[str, ...]]:
     for parameter, default in parameters:
         if default is not _core.REQUIRED:
             _add(found[parameter], _kind(default))
-    for parameter, text in getattr(_written(callable), "__annotations__", {}).items():
+    annotations = getattr(_written(callable), "__annotations__", {})
+    for parameter, text in annotations.items():
         if parameter in found and all(part in _ANNOTATED for part in str(text).split(" | ")):
             for part in str(text).split(" | "):
                 _add(found[parameter], _ANNOTATED[part])
@@ -320,7 +321,8 @@ def _types(callable: Any, name: str) -> dict[str, tuple[str, ...]]:
         if all(p == own for (p, _), own in zip(named, found)):  # a method may take them in another order
             _add_samples(found, facts)
     for parameter, types in found.items():
-        if not types and TYPE_OF.get(parameter) == "Tensor":
+        said = str(annotations.get(parameter, "Tensor"))
+        if not types and TYPE_OF.get(parameter) == "Tensor" and re.search("Tensor|Any", said):
             types.append("Tensor")
     return {p: () if types == ["NoneType"] else tuple(types) for p, types in found.items()}
 

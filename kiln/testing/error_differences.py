@@ -70,6 +70,8 @@ UNNAMED: Differences = [
         "inside|unnamed",
         "told by Python, of the function that is called",
     ),
+    ("nn.Module.load_state_dict", "unnamed RuntimeError: Error", "PyTorch's words"),
+    ("sym_", "inside|unnamed", "Python's, of what is no number"),
 ]
 
 _WRONG = "raises (RuntimeError|ValueError|IndexError|NotImplementedError)"
@@ -137,7 +139,7 @@ KNOWN: Differences = [
         _TAKES + ".*(INTERNAL ASSERT|isIntegral|Expected !nested|0-d tensor|no attribute|view size is not"
         "|not differentiable with|Boolean value of|truth value of|not supported between|unhashable type"
         "|attribute name must be|unsupported operand|can't concat|object is not iterable"
-        "|object was expected)",
+        "|object was expected|object is not callable)",
         "PyTorch fails inside",
     ),
     ("", _TAKES + "RuntimeError: .*memory location", "overlapping: all is read before it is written"),
@@ -431,4 +433,12 @@ KNOWN: Differences = [
         "use_reentrant is False where it is not said",
     ),
     ("autograd.graph.register_multi", "PyTorch: AssertionError: Expected gradient", "PyTorch fails inside"),
+    ("amp.autocast", "refuses", "a flag of many truths, or a tensor"),
+    ("distributions.Normal.sample", "raises MemoryError", "as any memory that is not there"),
+    ("nn.utils.rnn.unpad_sequence", "refuses: RuntimeError", "lengths are one row of whole numbers"),
+    ("nn.utils.rnn.pad_sequence", "raises IndexError", "told by the dims of the sequences"),
+    ("nn.utils.spectral_norm", "takes|raises|refuses", "a dim is a number, and counts from the end too"),
+    ("(Tensor.)?subtract", "warns", "`sub`, of which PyTorch warns by that name alone"),
+    ("Tensor.is_pinned", "takes", "no memory is pinned, on whatever device"),
+    ("sym_sum", "refuses: TypeError", "numbers are added, not tensors"),
 ]

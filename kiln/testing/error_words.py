@@ -196,4 +196,12 @@ WORDS: Differences = [
     ("cuda|mps", _words("CUDA is not", "cuda", "PyTorch was", "In the beta"), "there is no such device"),
     ("export.register_dataclass", _words("field_names"), "names of fields are a dataclass's"),
     ("utils.checkpoint.checkpoint", _words("Passing"), "of several mistakes another is told"),
+    ("", "says .{0,60}not implemented for .*; PyTorch", "of several mistakes the dtype is told"),
+    ("embedding_bag", _words("offsets has"), "of several mistakes another is told"),
+    ("histogram", _words("bins tensor"), "of several mistakes another is told"),
+    ("multilabel_soft", _words("x is not"), "every reduction is told in one way"),
+    ("nn.(MaxUnpool|NLLLoss)", _words("invalid output_size", "For"), "told by the function's check"),
+    ("nn.ParameterDict", _words("Index given"), "what is no key is told"),
+    ("nn.Module.get_submodule", _words("a bytes-like"), "what is no name is told"),
+    ("optim.swa_utils.AveragedModel", _words("nn"), "a flag is no device"),
 ]
