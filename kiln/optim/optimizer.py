@@ -317,6 +317,7 @@ class Optimizer:
             made = made if came is None else came
         return made
 
+    @_core.Function
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take settings and state from the state_dict of an optimizer over parameters of the same shapes.
 

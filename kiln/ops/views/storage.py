@@ -14,7 +14,6 @@ from kiln.errors import describe, message
 from kiln.ops.creation.constants import empty, settle, sizes_given
 from kiln.ops.views.storage_places import element
 from kiln.table.arguments import dtype_name, numel, recorder_here, type_name
-from kiln.table.callables import name_constructor
 from kiln.table.public import methods, public
 from kiln.table.record import Tensor, find
 
@@ -29,6 +28,7 @@ class UntypedStorage:
 
     __slots__ = ("__weakref__", "_owner")
 
+    @_core.Function
     def __init__(self, owner: Any = 0, device: Any = None) -> None:
         if not isinstance(owner, _core.Tensor):
             check("UntypedStorage", device)
@@ -255,6 +255,7 @@ class TypedStorage(UntypedStorage):
     def _dtype(self) -> Any:
         return self._owner.dtype
 
+    @_core.Function
     def __init__(
         self,
         owner: Any = 0,
@@ -597,7 +598,3 @@ methods({
     "resize_": resize_,
     "resize_as_": resize_as_,
 })  # fmt: skip
-
-
-name_constructor(UntypedStorage)
-name_constructor(TypedStorage)
