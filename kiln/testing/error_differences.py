@@ -325,7 +325,7 @@ KNOWN: Differences = [
     ("broadcast_shapes", "refuses: TypeError", "None is no shape"),
     ("", "refuses: TypeError: .*the first argument must be a Tensor", "only tensors are written"),
     (
-        "(Tensor.)?to$",
+        "((Tensor|nn.Module).)?to$",
         "raises TypeError: .*; PyTorch: RuntimeError: Cannot access acc",
         "a number names no device",
     ),
@@ -442,4 +442,6 @@ KNOWN: Differences = [
     ("(Tensor.)?subtract", "warns", "`sub`, of which PyTorch warns by that name alone"),
     ("Tensor.is_pinned", "takes", "no memory is pinned, on whatever device"),
     ("sym_sum", "refuses: TypeError", "numbers are added, not tensors"),
+    ("broadcast_shapes", "raises TypeError", "told by what is first asked of it"),
+    ("optim.lr_scheduler.MultiStepLR", "refuses: TypeError", "milestones are a list"),
 ]

@@ -202,6 +202,6 @@ WORDS: Differences = [
     ("multilabel_soft", _words("x is not"), "every reduction is told in one way"),
     ("nn.(MaxUnpool|NLLLoss)", _words("invalid output_size", "For"), "told by the function's check"),
     ("nn.ParameterDict", _words("Index given"), "what is no key is told"),
-    ("nn.Module.get_submodule", _words("a bytes-like"), "what is no name is told"),
+    ("nn.Module.get_(submodule|parameter)", _words("a bytes-like"), "what is no name is told"),
     ("optim.swa_utils.AveragedModel", _words("nn"), "a flag is no device"),
 ]
