@@ -372,7 +372,7 @@ class LSTM(RNNBase):
 
     def _unbatched(self, hx: Any, batched: bool) -> Any:
         if len(hx) < 2:
-            raise IndexError("lstm expects two hidden states, got one")
+            raise IndexError("tuple index out of range: lstm expects two hidden states, got one")
         h, c = hx[0], hx[1]
         if {h.ndim, c.ndim} != {3 if batched else 2}:
             asked = "batched 3-D" if batched else "unbatched 2-D"
