@@ -271,6 +271,7 @@ class Refused:
         self.__name__ = name.rpartition(".")[2]
         self.__doc__ = f"NotImplementedError{hint(name)}."
 
+    @Function  # which shows no lines of kiln's
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         refuse(self.name)
 

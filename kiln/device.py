@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from kiln import _core
 from kiln.errors import warn
+from kiln.table.callables import name_constructor
 
 _TYPES = (
     "cpu cuda ipu xpu mkldnn opengl opencl ideep hip ve fpga maia xla lazy vulkan mps meta hpu mtia "
@@ -155,3 +156,6 @@ def set_default_device(device: Any) -> None:
     >>> kiln.set_default_device("cpu")
     """
     check("set_default_device", device)
+
+
+name_constructor(device)

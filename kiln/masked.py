@@ -15,6 +15,7 @@ from kiln.errors import describe, message
 from kiln.ops.creation.dtypes import iinfo
 from kiln.table import arguments, registry
 from kiln.table.arguments import dtype_name as _dtype_name
+from kiln.table.callables import name_all as _name_all
 from kiln.table.kinds import normalize_dim
 
 if TYPE_CHECKING:
@@ -365,3 +366,6 @@ def cumprod(input: Tensor, dim: int, *, dtype: DType | None = None, mask: Tensor
     tensor([2., 2., 8.])
     """
     return ops.cumprod(_left(input, mask, 1, "cumprod"), dim, dtype=dtype)
+
+
+_name_all(globals(), __name__, "masked.")

@@ -12,6 +12,8 @@ _REFUSED = (
     "recommended_max_memory seed set_per_process_memory_fraction set_rng_state synchronize"
 )
 
+_ASKED = dict.fromkeys(("get_rng_state", "set_rng_state", "seed"), "getDefaultGenerator")
+
 
 def is_available() -> bool:
     """False: kiln runs on the CPU."""
@@ -28,9 +30,10 @@ def manual_seed(seed: int) -> None:
 
 
 def _refused(name: str) -> _typing.NoReturn:
-    raise RuntimeError(
-        f"Cannot execute {name}() without MPS backend: kiln runs on the CPU; ask kiln.mps.is_available()"
-    )
+    said = f"Cannot execute {_ASKED.get(name, name)}() without MPS backend"
+    if name in ("compile_shader", "load_metallib"):
+        said = "MPS is not available"
+    raise RuntimeError(f"{said}: {name}: kiln runs on the CPU; ask kiln.mps.is_available()")
 
 
 globals().update({name: _refusal("mps", name, _refused) for name in _REFUSED.split()})

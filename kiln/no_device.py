@@ -7,6 +7,7 @@ import typing as _typing
 from kiln import _core
 from kiln.device import not_compiled as _not_compiled
 from kiln.device import refusal as _refusal
+from kiln.table.callables import name_all as _name_all
 
 _REFUSED = (
     "current_device current_stream get_device_capability get_device_name "
@@ -87,10 +88,10 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 
 def manual_seed(seed: int) -> None:
-    """Seeds the device there is: none."""
+    """Seeds the device there is: none. An error of `int` for what is no number."""
+    int(seed)
 
 
-@_core.Function
 def manual_seed_all(seed: int) -> None:
     """Seeds every device: none. An error of `int` for what is no number."""
     int(seed)
@@ -101,7 +102,6 @@ def get_rng_state_all() -> list[_typing.Any]:
     return []
 
 
-@_core.Function
 def set_rng_state_all(new_states: _typing.Any) -> None:
     """Puts back what `get_rng_state_all` gave: nothing, of each device."""
     list(new_states)
@@ -131,3 +131,6 @@ def refusals(kind: str) -> dict[str, _typing.Any]:
             "__init__": _refusal(kind, name, refused), "__module__": f"kiln.{kind}",
         })  # fmt: skip
     return made
+
+
+_name_all(globals(), __name__)

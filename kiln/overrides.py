@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from kiln._core import Tensor
 from kiln.absent import hint_missing as _hint_missing
 from kiln.absent import leave_out as _leave_out
+from kiln.table.callables import name_all as _name_all
 
 __all__ = [
     "get_default_nowrap_functions", "get_ignored_functions", "handle_torch_function", "has_torch_function",
@@ -87,3 +88,6 @@ _hint_missing(__name__)
 
 
 _leave_out(TorchFunctionMode, "push", "PyTorch removed it; `with mode:` enters it")
+
+
+_name_all(globals(), __name__)

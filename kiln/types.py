@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import IO, Any, TypeAlias, Union
 
-from kiln import _core
 from kiln._core import Size, Tensor
 from kiln._core import dtype as _DType
 from kiln.absent import leave_out as _leave_out
 from kiln.device import device as _Device
 from kiln.errors import describe as _describe
 from kiln.ops.views.storage import TypedStorage, UntypedStorage
+from kiln.table.callables import name_all as _name_all
 
 __all__ = ["Device", "FileLike", "Number", "Size", "Storage", "SymBool", "SymFloat", "SymInt", "Tensor"]
 
@@ -55,7 +55,6 @@ def _numbers(name: str, *given: Any) -> tuple[Any, ...]:
     return tuple(map(float, given)) if any(isinstance(x, float) for x in given) else given
 
 
-@_core.Function
 def sym_max(a: Any, b: Any) -> Any:
     """The larger of two numbers or sizes, a float where one of them is.
 
@@ -65,7 +64,6 @@ def sym_max(a: Any, b: Any) -> Any:
     return max(_numbers("sym_max", a, b))
 
 
-@_core.Function
 def sym_min(a: Any, b: Any) -> Any:
     """The smaller of two numbers or sizes, a float where one of them is.
 
@@ -75,7 +73,6 @@ def sym_min(a: Any, b: Any) -> Any:
     return min(_numbers("sym_min", a, b))
 
 
-@_core.Function
 def sym_int(a: Any) -> Any:
     """A number as a whole one, towards zero; a size as it is.
 
@@ -85,7 +82,6 @@ def sym_int(a: Any) -> Any:
     return a if hasattr(a, "terms") else int(a)
 
 
-@_core.Function
 def sym_float(a: Any) -> float:
     """A number or a size as a float.
 
@@ -95,7 +91,6 @@ def sym_float(a: Any) -> float:
     return float(a)
 
 
-@_core.Function
 def sym_not(a: Any) -> bool:
     """Whether something is not true.
 
@@ -105,7 +100,6 @@ def sym_not(a: Any) -> bool:
     return not a
 
 
-@_core.Function
 def sym_ite(b: Any, t: Any, f: Any) -> Any:
     """`t` if `b` holds, else `f`; AssertionError where they are of two types, or `b` is no truth.
 
@@ -117,7 +111,6 @@ def sym_ite(b: Any, t: Any, f: Any) -> Any:
     return t if b else f
 
 
-@_core.Function
 def sym_sum(*args: Any) -> Any:
     """The sum of numbers or sizes, given by themselves or as a list.
 
@@ -127,7 +120,6 @@ def sym_sum(*args: Any) -> Any:
     return sum(args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args)
 
 
-@_core.Function
 def sym_sqrt(a: Any) -> float:
     """The root of a number or a size; ValueError for one below 0.
 
@@ -138,3 +130,6 @@ def sym_sqrt(a: Any) -> float:
 
 
 _leave_out(_Symbolic, "as_integer_ratio bit_length conjugate hex is_integer", "sizes are numbers")
+
+
+_name_all(globals(), __name__)

@@ -15,6 +15,7 @@ from typing import Any
 from kiln import _core, ops
 from kiln.errors import warn
 from kiln.table.arguments import answered
+from kiln.table.callables import name_constructor
 
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _check_nan = True
@@ -163,3 +164,7 @@ def _saved(node: Any) -> list[tuple[str, Any]]:
     except RuntimeError:  # changed since, or freed
         return []
     return [(kind, value) for kind, value in found if value.dtype.is_floating_point]
+
+
+name_constructor(set_detect_anomaly)
+name_constructor(detect_anomaly)

@@ -354,15 +354,15 @@ class _Once(Function):
         )
 
 
-def once_differentiable(function: Callable[..., Any]) -> Callable[..., Any]:
+def once_differentiable(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Marks a `backward` whose result cannot be differentiated again: it runs without recording, and a second
     derivative raises RuntimeError.
     """
 
-    @wraps(function)
+    @wraps(fn)
     def backward(ctx: Any, *grads: Any) -> Any:
         with no_grad():
-            found = function(ctx, *grads)
+            found = fn(ctx, *grads)
         if not _core.grad_enabled() or not any(isinstance(g, Tensor) and g.requires_grad for g in grads):
             return found
         several = isinstance(found, tuple)

@@ -17,6 +17,7 @@ from kiln.autograd.engine import grad
 from kiln.autograd.function import Function
 from kiln.errors import warn
 from kiln.late import later
+from kiln.table.callables import name_all as _name_all
 from kiln.tuples import NamedTuple
 
 __all__ = [
@@ -495,3 +496,6 @@ def _check_undefined(func: Call, given: tuple[Any, ...], leaves: dict[int, Tenso
             raise GradcheckError(
                 "Expected all input grads to be undefined or zero when all output grads are undefined or zero"
             )
+
+
+_name_all(globals(), __name__)

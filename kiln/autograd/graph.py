@@ -10,6 +10,7 @@ from kiln import _core
 from kiln._core import Tensor
 from kiln.autograd.node import Node as Node
 from kiln.late import later
+from kiln.table.callables import name_all as _name_all
 from kiln.tuples import NamedTuple
 
 _weak_set = later("weakref", "WeakSet")
@@ -279,3 +280,6 @@ class _unsafe_preserve_version_counter:
     def __exit__(self, *exception: object) -> None:
         for x, version in zip(self._tensors, self._versions):
             _core.set_version(x, version)
+
+
+_name_all(globals(), __name__)

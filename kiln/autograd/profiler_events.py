@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from kiln.absent import leave_out
 from kiln.autograd.watch import Call, Layer
+from kiln.table.callables import name_all as _name_all
 
 
 class Change(NamedTuple):
@@ -468,3 +469,6 @@ leave_out(
     "append_cpu_child append_kernel set_cpu_parent metadata_json",
     "the profiler puts events together itself",
 )
+
+
+_name_all(globals(), __name__)

@@ -8,6 +8,7 @@ from typing import Any
 from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.errors import warn
+from kiln.table.callables import name_all as _name_all
 
 __all__ = ["Variable", "VariableMeta"]
 
@@ -58,3 +59,6 @@ class Variable(metaclass=VariableMeta):
             raise TypeError(f"Variable data has to be a tensor, but got {type(data).__name__}")
         tensor: Tensor = ops.empty(0) if data is None else data.detach()
         return tensor.requires_grad_(requires_grad)
+
+
+_name_all(globals(), __name__)

@@ -15,7 +15,8 @@ from typing import Any
 
 from kiln.absent import hint_missing as _hint_missing
 from kiln.backends.precision import products as matmul
-from kiln.errors import warn
+from kiln.errors import describe, message, warn
+from kiln.table.callables import name_all as _name_all
 
 __all__ = [
     "SDPAParams", "can_use_cudnn_attention", "can_use_efficient_attention", "can_use_flash_attention",
@@ -28,6 +29,26 @@ __all__ = [
 cufft_plan_cache = SimpleNamespace(size=0, max_size=0, clear=lambda: None)
 _attention = {"flash": True, "mem_efficient": True, "math": True, "cudnn": True}
 _preferred = {"linalg": "default", "blas": "default"}
+
+
+def _allow(kind: str, enabled: bool) -> None:
+    if not isinstance(enabled, bool):
+        said = "cudnn" if kind == "cudnn" else "math"  # as PyTorch says it of all but one
+        raise RuntimeError(
+            f"set_sdp_use_{said} expects a bool, but got {type(enabled).__name__}: enable_{kind}_sdp"
+        )
+    _attention[kind] = enabled
+
+
+def _prefer(of: str, backend: str | None, known: str) -> str:
+    if backend is not None and not isinstance(backend, str):
+        raise RuntimeError(f"Unknown input value type: preferred_{of}_library got {type(backend).__name__}")
+    if backend is not None and backend not in known.split(", "):
+        raise RuntimeError(
+            f"Unknown input value. Choose from: {known}: preferred_{of}_library got {backend!r}"
+        )
+    _preferred[of] = backend or _preferred[of]
+    return _preferred[of]
 
 
 def is_built() -> bool:
@@ -47,7 +68,7 @@ def flash_sdp_enabled() -> bool:
 
 def enable_flash_sdp(enabled: bool) -> None:
     """Allows a kernel of attention for GPUs or not; kept."""
-    _attention["flash"] = bool(enabled)
+    _allow("flash", enabled)
 
 
 def mem_efficient_sdp_enabled() -> bool:
@@ -57,7 +78,7 @@ def mem_efficient_sdp_enabled() -> bool:
 
 def enable_mem_efficient_sdp(enabled: bool) -> None:
     """Allows a kernel of attention for GPUs or not; kept."""
-    _attention["mem_efficient"] = bool(enabled)
+    _allow("mem_efficient", enabled)
 
 
 def math_sdp_enabled() -> bool:
@@ -67,7 +88,7 @@ def math_sdp_enabled() -> bool:
 
 def enable_math_sdp(enabled: bool) -> None:
     """Allows attention by products and a softmax or not; kept."""
-    _attention["math"] = bool(enabled)
+    _allow("math", enabled)
 
 
 def cudnn_sdp_enabled() -> bool:
@@ -77,7 +98,7 @@ def cudnn_sdp_enabled() -> bool:
 
 def enable_cudnn_sdp(enabled: bool) -> None:
     """Allows cuDNN's attention or not; kept."""
-    _attention["cudnn"] = bool(enabled)
+    _allow("cudnn", enabled)
 
 
 @contextmanager
@@ -126,6 +147,8 @@ class SDPAParams:
 
 def can_use_flash_attention(params: SDPAParams, debug: bool = False) -> bool:
     """Whether a kernel for GPUs can: False. Attention has one kernel of kiln's own."""
+    if not isinstance(params, SDPAParams):
+        raise TypeError(message("can_use_flash_attention", "SDPAParams", describe(params)))
     return False
 
 
@@ -134,14 +157,13 @@ can_use_efficient_attention = can_use_cudnn_attention = can_use_flash_attention
 
 def preferred_linalg_library(backend: str | None = None) -> str:
     """The library for linear algebra on GPUs: what was told last, or "default"; kept."""
-    _preferred["linalg"] = _preferred["linalg"] if backend is None else backend
-    return _preferred["linalg"]
+    return _prefer("linalg", backend, "default, cusolver, magma")
 
 
 def preferred_blas_library(backend: str | None = None) -> str:
     """The library for products on GPUs: what was told last, or "default"; kept."""
-    _preferred["blas"] = _preferred["blas"] if backend is None else backend
-    return _preferred["blas"]
+    return _prefer("blas", backend, "default, cublas, hipblas, cublaslt, hipblaslt, ck")
 
 
+_name_all(globals(), __name__)
 _hint_missing(__name__)

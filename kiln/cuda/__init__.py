@@ -55,6 +55,7 @@ from kiln.cuda.classes import (
 )
 from kiln.device import not_compiled as _not_compiled
 from kiln.device import refusal as _refusal
+from kiln.errors import warn as _warn
 from kiln.no_device import (
     device_count as device_count,
 )
@@ -66,6 +67,9 @@ from kiln.no_device import (
 )
 from kiln.no_device import (
     is_initialized as is_initialized,
+)
+from kiln.no_device import (
+    manual_seed as manual_seed,
 )
 from kiln.no_device import (
     manual_seed_all as manual_seed_all,
@@ -94,10 +98,6 @@ def is_available() -> bool:
 def is_tf32_supported() -> bool:
     """False, as `is_bf16_supported`."""
     return False
-
-
-def manual_seed(seed: int) -> None:
-    """Seeds the device there is: none. `kiln.manual_seed` seeds what is drawn on the CPU."""
 
 
 def seed() -> None:
@@ -131,7 +131,18 @@ def max_memory_reserved(device: _typing.Any = None) -> int:
     return 0
 
 
-memory_cached, max_memory_cached = memory_reserved, max_memory_reserved
+def _renamed(name: str, now: str) -> _typing.Any:
+    def call(device: _typing.Any = None) -> int:
+        _warn(f"`torch.cuda.{name}` has been renamed to `torch.cuda.{now}`", FutureWarning)
+        return 0
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"`{now}` under its old name, which a FutureWarning says."
+    return call
+
+
+memory_cached = _renamed("memory_cached", "memory_reserved")
+max_memory_cached = _renamed("max_memory_cached", "max_memory_reserved")
 
 
 def memory_stats(device: _typing.Any = None) -> _OrderedDict[str, int]:

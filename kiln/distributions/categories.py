@@ -197,6 +197,8 @@ class Multinomial(ByCategorical):
             raise NotImplementedError("inhomogeneous total_count is not supported")
         self.total_count = total_count
         super().__init__(probs, logits, validate_args)
+        if self._validate_args and total_count < 0:
+            raise ValueError(f"Expected parameter total_count of Multinomial to be >= 0, got {total_count}")
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> Any:

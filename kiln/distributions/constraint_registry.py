@@ -18,6 +18,7 @@ from typing import Any
 from kiln.distributions import constraints, transforms
 from kiln.distributions.constraints import Constraint
 from kiln.distributions.transforms import Transform
+from kiln.table.callables import hide_frames_of_calls
 
 __all__ = ["ConstraintRegistry", "biject_to", "transform_to"]
 
@@ -57,6 +58,7 @@ class ConstraintRegistry:
         return self._registry[type(constraint)](constraint)
 
 
+hide_frames_of_calls(ConstraintRegistry)
 biject_to = ConstraintRegistry()
 transform_to = ConstraintRegistry()
 

@@ -14,6 +14,7 @@ from kiln import linalg, ops
 from kiln._core import Tensor
 from kiln._core import bool as _bool
 from kiln.distributions.utils import finfo
+from kiln.table.callables import name_all as _name_all
 
 __all__ = [
     "Constraint", "boolean", "cat", "corr_cholesky", "dependent", "dependent_property", "greater_than",
@@ -471,3 +472,6 @@ positive_semidefinite = _PositiveSemidefinite()
 positive_definite = _PositiveDefinite()
 cat = _Cat
 stack = _Stack
+
+
+_name_all(globals(), __name__)

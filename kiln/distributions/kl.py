@@ -37,6 +37,7 @@ from kiln.distributions.vectors import (
     half_log_det,
 )
 from kiln.errors import warn
+from kiln.table.callables import name_all as _name_all
 
 __all__ = ["kl_divergence", "register_kl"]
 
@@ -487,3 +488,6 @@ for _p, _qs in {
 }.items():
     for _q in _qs:
         register_kl(_p, _q)(_infinity)
+
+
+_name_all(globals(), __name__)

@@ -10,6 +10,7 @@ from kiln import ops
 from kiln._core import Size, Tensor, get_default_dtype
 from kiln.autograd import enable_grad
 from kiln.ops.creation.dtypes import finfo as _finfo
+from kiln.table.callables import name_all as _name_all
 
 if TYPE_CHECKING:
     from kiln._core import dtype as DType
@@ -158,3 +159,6 @@ def vec_to_tril_matrix(vec: Tensor, diag: int = 0) -> Tensor:
 def _triangle_count(size: int, diag: int) -> int:
     """How many elements a triangle has."""
     return sum(min(max(row + 1 + diag, 0), size) for row in range(size))
+
+
+_name_all(globals(), __name__)

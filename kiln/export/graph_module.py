@@ -166,7 +166,9 @@ class _Lifted(Steps):
                 else operands[same[1] + (len(found.inputs) if same[0] == "state" else 0)]
             )
             outputs.append(node)
-            self.signature.output_specs.append(OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name)))
+            self.signature.output_specs.append(
+                OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None)
+            )
         self.graph.output(tuple(outputs))
 
     def _argument(self, kind: str, x: Any) -> Any:

@@ -8,6 +8,7 @@ from enum import Enum, auto
 from typing import Any
 
 from kiln.absent import hint_missing as _hint_missing
+from kiln.table.callables import name_all as _name_all
 from kiln.tracing.captured import Captured
 
 __all__ = [
@@ -31,6 +32,11 @@ class ConstantArgument:
 
     name: str
     value: Any = None
+
+
+def _check_argument(arg: Any) -> None:
+    if not isinstance(arg, (TensorArgument, ConstantArgument)):
+        raise AssertionError(f"expected valid arg type, got {type(arg)}")
 
 
 class InputKind(Enum):
@@ -61,6 +67,9 @@ class InputSpec:
     target: str | None
     persistent: bool | None = None
 
+    def __post_init__(self) -> None:
+        _check_argument(self.arg)
+
     def __str__(self) -> str:
         target = f" target={self.target!r}" if self.target is not None else ""
         kept = "" if self.persistent is None else f" persistent={self.persistent}"
@@ -73,7 +82,10 @@ class OutputSpec:
 
     kind: OutputKind
     arg: Any
-    target: str | None = None
+    target: str | None
+
+    def __post_init__(self) -> None:
+        _check_argument(self.arg)
 
     def __str__(self) -> str:
         target = f" target={self.target!r}" if self.target is not None else ""
@@ -200,3 +212,6 @@ def output_kind(found: Captured, kind: str, which: int) -> tuple[OutputKind, str
     state = found.state[which]
     is_parameter = state.kind == "parameter"
     return OutputKind.PARAMETER_MUTATION if is_parameter else OutputKind.BUFFER_MUTATION, state.name
+
+
+_name_all(globals(), __name__)

@@ -11,6 +11,7 @@ from kiln.graph.graph import Graph
 from kiln.late import later
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
+from kiln.table.callables import name_constructor
 from kiln.tracing.captured import Captured, Kept, State
 from kiln.tracing.program import Program, above
 from kiln.tracing.trees import build, flatten
@@ -316,3 +317,6 @@ def _exported(
     if hasattr(dynamic_shapes, "verify"):
         dynamic_shapes.verify(made)
     return made
+
+
+name_constructor(ExportedProgram)

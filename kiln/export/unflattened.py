@@ -18,6 +18,7 @@ from kiln.fx import Graph, Interpreter, Node
 from kiln.graph.size import symbol
 from kiln.graph.text import TextError
 from kiln.nn import Module
+from kiln.table.callables import name_all as _name_all
 from kiln.tracing.captured import Captured
 from kiln.tracing.hierarchy import UNKNOWN, Hierarchy, ModuleCall
 from kiln.tracing.program import Home, Program
@@ -580,3 +581,6 @@ def _nodes(graph: Graph) -> list[Any]:
     return [
         (node.name, node.op, str(node.target), repr(node.args), repr(node.kwargs)) for node in graph.nodes
     ]
+
+
+_name_all(globals(), __name__)

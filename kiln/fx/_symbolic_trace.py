@@ -25,6 +25,7 @@ from kiln.nn import Parameter as _Parameter
 from kiln.nn import Sequential as _Sequential
 from kiln.nn.module import _Asked
 from kiln.switches import _assert
+from kiln.table.callables import name_all as _name_all
 from kiln.utils import _pytree as pytree
 
 __all__ = ["PH", "PHBase", "ProxyableClassMeta", "Tracer", "is_fx_tracing", "symbolic_trace", "wrap"]
@@ -68,7 +69,6 @@ class ScriptObject:
     """An object of PyTorch's scripts: none is one."""
 
 
-@_core.Function
 def wrap(fn_or_name: str | Callable[..., Any]) -> Any:
     """Says, at the top level of a module, that a function's calls are nodes, and are not looked into; a name
     of that module or a function of it. Also a decorator.
@@ -523,3 +523,6 @@ _hint_missing(__name__)
 
 
 leave_out(Tracer, "get_fresh_qualname", "names of attributes are the program's own")
+
+
+_name_all(globals(), __name__)

@@ -17,6 +17,7 @@ from kiln import _core
 from kiln.absent import hint_missing as _hint_missing
 from kiln.fx import names
 from kiln.fx.immutable_collections import immutable_dict, immutable_list
+from kiln.table.callables import name_all as _name_all
 
 __all__ = ["Argument", "Node", "Target", "has_side_effect", "map_aggregate", "map_arg"]
 
@@ -58,6 +59,8 @@ def map_aggregate(a: Argument, fn: Callable[[Argument], Argument]) -> Argument:
 
 def map_arg(a: Argument, fn: Callable[[Node], Argument]) -> Argument:
     """An argument with `fn(node)` in the place of every node in it."""
+    if not callable(fn):
+        raise AssertionError("torch.fx.map_arg(a, fn): fn must be a callable")
     return map_aggregate(a, lambda item: fn(item) if isinstance(item, Node) else item)
 
 
@@ -335,4 +338,5 @@ def nodes_in(items: Iterable[Any]) -> list[Node]:
     return found
 
 
+_name_all(globals(), __name__)
 _hint_missing(__name__)

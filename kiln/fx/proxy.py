@@ -24,6 +24,7 @@ from kiln.fx.immutable_collections import immutable_dict, immutable_list
 from kiln.fx.node import Argument, Node, Target
 from kiln.layout import layout, memory_format
 from kiln.switches import _assert
+from kiln.table.callables import name_all as _name_all
 
 __all__ = [
     "Attribute", "GraphAppendingTracer", "ParameterProxy", "Proxy", "Scope", "ScopeContextManager",
@@ -462,4 +463,5 @@ StandIn.__hash__ = object.__hash__  # type: ignore[method-assign]
 _core.set_stand_ins((StandIn,), _take_over)
 
 
+_name_all(globals(), __name__)
 _hint_missing(__name__)

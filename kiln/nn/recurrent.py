@@ -355,9 +355,13 @@ class LSTM(RNNBase):
     def check_forward_args(self, input: Tensor, hidden: Any, batch_sizes: Tensor | None) -> None:
         self.check_input(input, batch_sizes)
         expected = self.get_expected_hidden_size(input, batch_sizes)
+        if len(hidden) < 2:
+            raise RuntimeError("lstm expects two hidden states, got one")
         self.check_hidden_size(hidden[0], expected, "Expected hidden[0] size {}, got {}")
         expected = self.get_expected_cell_size(input, batch_sizes)
         self.check_hidden_size(hidden[1], expected, "Expected hidden[1] size {}, got {}")
+        if len(hidden) > 2:
+            raise RuntimeError(f"lstm expects two hidden states, got {len(hidden)}")
 
     def permute_hidden(self, hx: Any, permutation: Tensor | None) -> Any:
         return tuple([super(LSTM, self).permute_hidden(s, permutation) for s in hx])
@@ -367,14 +371,17 @@ class LSTM(RNNBase):
         return super()._zeros(input, batch), cell
 
     def _unbatched(self, hx: Any, batched: bool) -> Any:
-        h, c = hx
+        if len(hx) < 2:
+            raise IndexError("tuple index out of range: lstm expects two hidden states, got one")
+        h, c = hx[0], hx[1]
         if {h.ndim, c.ndim} != {3 if batched else 2}:
             asked = "batched 3-D" if batched else "unbatched 2-D"
             raise RuntimeError(
                 f"For {asked} input, hx and cx should also be {3 if batched else 2}-D but got ({h.ndim}-D, "
                 f"{c.ndim}-D) tensors"
             )
-        return (h, c) if batched else (h.unsqueeze(1), c.unsqueeze(1))
+        states = (h, c) if batched else (h.unsqueeze(1), c.unsqueeze(1))
+        return states if len(hx) == 2 else (*states, *hx[2:])
 
 
 class GRU(RNNBase):
@@ -460,19 +467,30 @@ class RNNCellBase(Module):
     def _step(self, function: Any, input: Tensor, hx: Any, names: tuple[str, ...]) -> Any:
         """One step of a cell with states of these names; a batch of one if there is none."""
         states: Any = (None,) * len(names) if hx is None else hx if len(names) > 1 else (hx,)
-        if hx is not None and input.ndim == states[0].ndim == states[-1].ndim == 2:
+        count = len(names)
+        if hx is not None and input.ndim == 2 == states[0].ndim == states[-1].ndim and len(states) == count:
             return function(input, hx, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
         kind = type(self).__name__
-        for name, x in (("input", input), *zip(names, states)):
+        batched = input.ndim == 2
+        if not batched and input.ndim != 1:
+            raise ValueError(f"{kind}: Expected input to be 1D or 2D, got {input.ndim}D instead")
+        for name, x in zip(names, states):
             if x is not None and x.ndim not in (1, 2):
                 raise ValueError(f"{kind}: Expected {name} to be 1D or 2D, got {x.ndim}D instead")
-        batched = input.ndim == 2
+        if batched and count > 1 and isinstance(hx, Tensor):
+            raise TypeError("lstm_cell(): argument 'hx' (position 2) must be tuple of Tensors, not Tensor")
+        if hx is not None and (len(states) < count or batched and len(states) > count):
+            raise (RuntimeError if batched else IndexError)(f"{kind}: lstm_cell expects two hidden states")
+        for k, x in enumerate(states if hx is not None and batched else ()):
+            if x.ndim == 1:
+                sizes = f"Input batch size {input.shape[0]} doesn't match hidden{k} batch size {x.shape[0]}"
+                raise RuntimeError(sizes)
         input = input if batched else input.unsqueeze(0)
         if hx is None:
             zeros = ops.zeros(input.shape[0], self.hidden_size, dtype=input.dtype)
             states = (zeros,) * len(names)
         elif not batched:
-            states = tuple([x.unsqueeze(0) for x in states])
+            states = tuple([states[k].unsqueeze(0) for k in range(count)])
         given = states if len(names) > 1 else states[0]
         found = function(input, given, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
         if batched:

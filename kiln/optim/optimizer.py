@@ -317,6 +317,7 @@ class Optimizer:
             made = made if came is None else came
         return made
 
+    @_core.Function
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take settings and state from the state_dict of an optimizer over parameters of the same shapes.
 
@@ -327,6 +328,8 @@ class Optimizer:
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             came = hook(self, given)
             given = given if came is None else came
+        if not isinstance(given, Mapping):
+            raise TypeError(message("load_state_dict", "a dict", describe(state_dict)))
         for name in ("param_groups", "state"):
             if name not in given:
                 raise KeyError(name)

@@ -37,7 +37,7 @@ from kiln.scripting.given import (
 from kiln.scripting.items import contents
 from kiln.scripting.within import defined, definition_of, inside, numbers_as_tensors
 from kiln.table.arguments import recorder_here
-from kiln.table.callables import hide_frames
+from kiln.table.callables import hide_frames, name_constructor
 from kiln.tracing.captured import Captured
 from kiln.tracing.modules import TopLevelTracedModule, TracerWarning
 from kiln.tracing.program import Program, held_in
@@ -569,3 +569,6 @@ def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs:
 
 
 hide_frames(globals(), ("load", "save", "script"))
+
+
+name_constructor(RecursiveScriptModule)

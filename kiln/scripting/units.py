@@ -14,6 +14,7 @@ from typing import Any
 from kiln import _core
 from kiln.errors import describe, message
 from kiln.scripting.scripted import Scripted, script
+from kiln.table.callables import name_all as _name_all
 from kiln.tracing.scripts import above
 
 _count = itertools.count()
@@ -79,3 +80,6 @@ def define(module: Any, source: str) -> None:
 
 
 above["define"] = define
+
+
+_name_all(globals(), __name__)

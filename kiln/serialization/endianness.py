@@ -6,6 +6,7 @@ import sys
 from enum import Enum
 
 from kiln.errors import describe
+from kiln.table.callables import name_all as _name_all
 
 
 class LoadEndianness(Enum):
@@ -43,3 +44,6 @@ def default_order() -> bytes:
     if _default is LoadEndianness.NATIVE:
         return sys.byteorder.encode()
     return b"big" if _default is LoadEndianness.BIG else b"little"
+
+
+_name_all(globals(), __name__)

@@ -9,6 +9,7 @@ from kiln.serialization.archive import Archive
 from kiln.serialization.safe import asked_for
 from kiln.serialization.source import Damaged, Path, opened
 from kiln.serialization.words import Missing, meaning
+from kiln.table.callables import name_all as _name_all
 
 
 def get_unsafe_globals_in_checkpoint(f: Path | IO[bytes]) -> list[str]:
@@ -73,3 +74,6 @@ def _names(content: bytes) -> list[str]:
     except ValueError as error:
         raise Damaged(str(error)) from None
     return list(found)
+
+
+_name_all(globals(), __name__)

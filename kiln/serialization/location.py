@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kiln._core import Tensor
 from kiln.errors import describe, message
 from kiln.ops.views.storage import UntypedStorage
+from kiln.table.callables import name_all as _name_all
 
 _NO_CUDA = (
     "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False. If you are "
@@ -22,7 +24,7 @@ def location_tag(storage: UntypedStorage) -> str:
     >>> kiln.serialization.location_tag(kiln.ones(1).untyped_storage())
     'cpu'
     """
-    if not isinstance(storage, UntypedStorage):
+    if not isinstance(storage, (UntypedStorage, Tensor)):
         raise RuntimeError(f"don't know how to determine data location of {describe(storage)}")
     return "cpu"
 
@@ -68,3 +70,6 @@ def mapping(map_location: Any) -> Callable[[Any, str], Any]:
         return default_restore_location(storage, place) if found is None else found
 
     return mapped
+
+
+_name_all(globals(), __name__)

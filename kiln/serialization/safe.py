@@ -8,6 +8,8 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, Union
 
+from kiln.table.callables import name_all as _name_all
+
 Allowed = Union[Callable[..., Any], tuple[Callable[..., Any], str]]
 
 # parts of kiln that are named as in PyTorch; importing one of their modules does nothing else
@@ -116,3 +118,6 @@ def asked_for(module: str, name: str) -> Any:
         known = here(module, name)
         found = known if any(known is one for one in those.values()) else None
     return found
+
+
+_name_all(globals(), __name__)

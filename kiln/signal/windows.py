@@ -13,6 +13,7 @@ from typing import Any
 from kiln import ops
 from kiln.ops.creation.constants import chosen_dtype, settle
 from kiln.ops.elementwise.arithmetic import convert
+from kiln.table.callables import name_all as _name_all
 
 
 def _window(name: str, M: int, values: Callable[[Any], Any], options: dict[str, Any], least: int = 2) -> Any:
@@ -41,6 +42,10 @@ def general_cosine(M: int, *, a: Iterable[float], sym: bool = True, **options: A
     """
     if not isinstance(a, Iterable):
         raise TypeError("Coefficients must be a list/tuple")
+    return _cosines("general_cosine", M, a, sym, options)
+
+
+def _cosines(name: str, M: int, a: Iterable[float], sym: bool, options: dict[str, Any]) -> Any:
     weights = list(a)
     if not weights:
         raise ValueError("Coefficients cannot be empty")
@@ -49,7 +54,7 @@ def general_cosine(M: int, *, a: Iterable[float], sym: bool = True, **options: A
         t = k * (2 * math.pi / _period(M, sym))
         return sum((-1) ** n * w * ops.cos(t * n) for n, w in enumerate(weights))
 
-    return _window("general_cosine", M, values, options)
+    return _window(name, M, values, options)
 
 
 def general_hamming(M: int, *, alpha: float = 0.54, sym: bool = True, **options: Any) -> Any:
@@ -58,7 +63,7 @@ def general_hamming(M: int, *, alpha: float = 0.54, sym: bool = True, **options:
     >>> kiln.signal.windows.general_hamming(3, alpha=0.75)
     tensor([0.5000, 1.0000, 0.5000])
     """
-    return general_cosine(M, a=(alpha, 1.0 - alpha), sym=sym, **options)
+    return _cosines("general_cosine", M, (alpha, 1.0 - alpha), sym, options)
 
 
 def hamming(M: int, *, sym: bool = True, **options: Any) -> Any:
@@ -67,7 +72,7 @@ def hamming(M: int, *, sym: bool = True, **options: Any) -> Any:
     >>> kiln.signal.windows.hamming(3)
     tensor([0.0800, 1.0000, 0.0800])
     """
-    return general_hamming(M, alpha=0.54, sym=sym, **options)
+    return _cosines("general_cosine", M, (0.54, 0.46), sym, options)
 
 
 def hann(M: int, *, sym: bool = True, **options: Any) -> Any:
@@ -76,7 +81,7 @@ def hann(M: int, *, sym: bool = True, **options: Any) -> Any:
     >>> kiln.signal.windows.hann(3)
     tensor([0., 1., 0.])
     """
-    return general_hamming(M, alpha=0.5, sym=sym, **options)
+    return _cosines("general_cosine", M, (0.5, 0.5), sym, options)
 
 
 def blackman(M: int, *, sym: bool = True, **options: Any) -> Any:
@@ -85,7 +90,7 @@ def blackman(M: int, *, sym: bool = True, **options: Any) -> Any:
     >>> kiln.signal.windows.blackman(5)[1:4]
     tensor([0.3400, 1.0000, 0.3400])
     """
-    return general_cosine(M, a=(0.42, 0.5, 0.08), sym=sym, **options)
+    return _cosines("blackman", M, (0.42, 0.5, 0.08), sym, options)
 
 
 def nuttall(M: int, *, sym: bool = True, **options: Any) -> Any:
@@ -94,7 +99,7 @@ def nuttall(M: int, *, sym: bool = True, **options: Any) -> Any:
     >>> kiln.signal.windows.nuttall(5)[1:4]
     tensor([0.2270, 1.0000, 0.2270])
     """
-    return general_cosine(M, a=(0.3635819, 0.4891775, 0.1365995, 0.0106411), sym=sym, **options)
+    return _cosines("general_cosine", M, (0.3635819, 0.4891775, 0.1365995, 0.0106411), sym, options)
 
 
 def bartlett(M: int, *, sym: bool = True, **options: Any) -> Any:
@@ -162,3 +167,6 @@ def kaiser(M: int, *, beta: float = 12.0, sym: bool = True, **options: Any) -> A
         return ops.i0(beta * ops.sqrt(ops.clamp(1 - t * t, min=0))) / whole
 
     return _window("kaiser", M, values, options)
+
+
+_name_all(globals(), __name__, "signal.windows.")

@@ -33,15 +33,18 @@ def named(name: str, function: Any, raw: bool = True) -> Any:
     return _core.Function(function, raw, *(() if name[0] == "_" else flags(function)))
 
 
-def name_all(namespace: dict[str, Any], module: str) -> None:
-    """Makes what a module defines callables of the core: public functions, constructors of public classes."""
+def name_all(namespace: dict[str, Any], module: str, space: str = "") -> None:
+    """Makes what a module defines callables of the core: public functions, constructors of public classes.
+
+    `space` is what stands before their names where others have the same: `"masked."`.
+    """
     for name, value in tuple(namespace.items()):
         if name[0] == "_" or getattr(value, "__module__", None) is None:
             continue
         if not value.__module__.startswith(module):
             continue
         if isinstance(value, FunctionType):
-            namespace[name] = named(name, value, raw=False)
+            namespace[name] = named(space + name, value, raw=False)
         elif isinstance(value, type):
             name_constructor(value)
 
@@ -50,6 +53,11 @@ def hide_frames(namespace: dict[str, Any], names: Iterable[str]) -> None:
     """Makes functions callables of the core whose errors keep their words, but show no lines of kiln's."""
     for name in names:
         namespace[name] = _core.Function(namespace[name], True)
+
+
+def hide_frames_of_calls(made: type) -> None:
+    """The same of what a call of a class's objects runs; of a metaclass, of its classes."""
+    made.__call__ = _core.Function(made.__call__, True)  # type: ignore[operator]
 
 
 def name_constructor(made: type) -> None:

@@ -67,7 +67,7 @@ def describe_error(
     deliberate = inner is not None or last is None or (is_own(last.tb_frame) and _raises(last))
     name = _name(callable, args)
     if name is None:  # no function of the table: only its frames go
-        if deliberate and getattr(callable, "__kiln_name__", None) in _CONSTRUCTORS:
+        if deliberate:
             error._without_name = str(error) if inner is None else inner  # type: ignore[attr-defined]
         return error
     accident = inner is None and _is_accident(error, last)
@@ -172,8 +172,8 @@ def _raises(entry: TracebackType) -> bool:
 
 
 def _calls(entry: TracebackType) -> bool:
-    """Whether the error came out of a call."""
-    return dis.opname[entry.tb_frame.f_code.co_code[entry.tb_lasti]].startswith("CALL")
+    """Whether the error came out of a call: PRECALL once the interpreter has adapted it to what is called."""
+    return "CALL" in dis.opname[entry.tb_frame.f_code.co_code[entry.tb_lasti]]
 
 
 def _name(callable: Any, args: tuple[Any, ...]) -> str | None:
@@ -183,10 +183,11 @@ def _name(callable: Any, args: tuple[Any, ...]) -> str | None:
     if found in _CONSTRUCTORS:
         made = args[0] if isinstance(args[0], type) else type(args[0])
         own = [c for c in made.__mro__ if c.__module__.startswith(("kiln.", "torch."))]
+        own = [c for c in own if "_kiln_one_object" not in vars(c)]
         first = next((vars(c)[found] for c in own if found in vars(c)), None)
         if first is not callable and getattr(first, "__func__", None) is not callable:
             return None  # one of a base class, called by that of the class
-        return next((c.__name__ for c in own if c.__name__[0] != "_"), None)
+        return own[0].__name__ if own else None
     return found
 
 
@@ -307,7 +308,8 @@ def _types(callable: Any, name: str) -> dict[str, tuple[str, ...]]:
     for parameter, default in parameters:
         if default is not _core.REQUIRED:
             _add(found[parameter], _kind(default))
-    for parameter, text in getattr(_written(callable), "__annotations__", {}).items():
+    annotations = getattr(_written(callable), "__annotations__", {})
+    for parameter, text in annotations.items():
         if parameter in found and all(part in _ANNOTATED for part in str(text).split(" | ")):
             for part in str(text).split(" | "):
                 _add(found[parameter], _ANNOTATED[part])
@@ -319,7 +321,8 @@ def _types(callable: Any, name: str) -> dict[str, tuple[str, ...]]:
         if all(p == own for (p, _), own in zip(named, found)):  # a method may take them in another order
             _add_samples(found, facts)
     for parameter, types in found.items():
-        if not types and TYPE_OF.get(parameter) == "Tensor":
+        said = str(annotations.get(parameter, "Tensor"))
+        if not types and TYPE_OF.get(parameter) == "Tensor" and re.search("Tensor|Any", said):
             types.append("Tensor")
     return {p: () if types == ["NoneType"] else tuple(types) for p, types in found.items()}
 

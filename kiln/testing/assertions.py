@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from kiln import _core, ops
 from kiln.errors import warn
+from kiln.table.callables import name_all as _name_all
 
 # dtype -> (relative, absolute); other dtypes have to be equal
 TOLERANCES = {
@@ -277,3 +278,6 @@ _BY_KIND: tuple[tuple[Any, Any], ...] = (
     (_is_sequence, _sequences),
     (_is_mapping, _mappings),
 )
+
+
+_name_all(globals(), __name__)

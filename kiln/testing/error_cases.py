@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import inspect
 import random
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +23,7 @@ import kiln
 from kiln.table import registry
 from kiln.table.mistakes import _parameters
 from kiln.testing import mode_cases
-from kiln.testing.error_classes import CLASSES, LAYERS
+from kiln.testing.error_classes import ALONE, CHANGES, CLASSES, LAYERS, SPACES
 from kiln.testing.mode_cases import FORMS, Arguments
 from kiln.testing.op_cases import tensors
 
@@ -108,8 +110,25 @@ def other_names() -> list[str]:
         if name[0] != "_" and name not in registry.FUNCTIONS and name not in registry.METHODS
         if name not in registry.LAYERS and _is_ours(getattr(space, name, None), prefix)
     ]
-    more = ("autograd.grad", "autograd.backward", "Generator", "finfo", "iinfo")
-    return sorted({*found, *more} - LEFT_OUT - {*CLASSES})
+    taken = {*found, *ALONE.split(), *CLASSES, *(f"nn.{name}" for name in LAYERS)}
+    return sorted({*found, *ALONE.split(), *_of_spaces(taken)} - LEFT_OUT - {*CLASSES})
+
+
+def _of_spaces(taken: set[str]) -> Iterator[str]:
+    """The paths of what other modules define, of each object once and none of those at `taken` paths."""
+    objects = [*map(kiln_object, taken), *registry.FUNCTIONS.values(), *registry.LAYERS.values()]
+    seen = {id(found) for found in objects}
+    for space in SPACES.split():
+        module = import_module(f"kiln.{space}")
+        home = "kiln." if hasattr(module, "__all__") else module.__name__
+        for name in getattr(module, "__all__", dir(module)):
+            found, path = getattr(module, name), f"{space}.{name}"
+            own = str(getattr(found, "__module__", "")).startswith(home)
+            if name[0] == "_" or not (own and callable(found)) or id(found) in seen:
+                continue
+            seen.add(id(found))
+            if not re.match(CHANGES, path):
+                yield path
 
 
 def _is_ours(value: Any, prefix: str) -> bool:

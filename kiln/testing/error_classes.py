@@ -242,3 +242,25 @@ CLASSES: dict[str, tuple[Any, ...]] = {
     **{f"utils.data.{name}": args for name, args in DATA.items()},
     **CALLED,
 }
+
+# What else is public: the functions and classes that these modules define, called with anything. Not those
+# that change what runs after them: hooks of every module, modes, defaults.
+SPACES = """
+    accelerator amp autograd autograd.forward_ad autograd.function autograd.graph autograd.profiler
+    backends.cuda backends.mha compiler cpu cuda cuda.amp cuda.nvtx distributions
+    distributions.constraints distributions.constraint_registry distributions.kl distributions.utils
+    export export.graph_signature func futures fx fx.graph fx.immutable_collections fx.interpreter fx.node
+    fx.passes.utils.matcher_utils fx.proxy fx.subgraph_rewriter jit library masked mps mtia nn
+    nn.attention nn.grad nn.modules.utils nn.parallel nn.parallel.scatter_gather nn.utils
+    nn.utils.clip_grad nn.utils.fusion nn.utils.memory_format nn.utils.parametrize nn.utils.prune
+    nn.utils.rnn nn.utils.stateless optim optim.lr_scheduler optim.swa_utils overrides profiler
+    quasirandom random signal.windows storage testing types utils.checkpoint utils.data utils.dlpack xpu
+"""
+ALONE = """
+    Generator Size Tensor autograd.backward autograd.grad device finfo iinfo serialization.LoadEndianness
+    serialization.default_restore_location serialization.get_default_load_endianness
+    serialization.get_unsafe_globals_in_checkpoint serialization.location_tag
+"""
+CHANGES = (
+    r".*\.(register_module_\w+|set_(?!rng_state|state)\w+|seed|seed_all|enter_dual_level|stats|save|load)$"
+)

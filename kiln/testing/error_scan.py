@@ -3,12 +3,12 @@
     python -m kiln.testing.error_scan [--seed 0] [--dtypes float32,int64] [add nn.Linear ...]
 
 Two rules for each call (error_cases.py). What it raises is never of kiln's inside: its type is one that a
-program expects, its text names what was called, and its traceback holds no line of kiln's. And where PyTorch
-is installed the same call of PyTorch does the same: both go on or both raise, an exception that the same
-`except` catches, and warnings of the same categories; and the text of an error or warning holds the first
-words of PyTorch's, those before its first value, since programs match them. What differs on purpose stands in
-error_differences.py with its reason; one of those that is met no more is reported too. Calls of equal
-differences are one line; exit status 1 if there is any.
+program expects, or was raised on purpose; its text names what was called, and its traceback holds no line of
+kiln's. And where PyTorch is installed the same call of PyTorch does the same: both go on or both raise, an
+exception that the same `except` catches, and warnings of the same categories; and the text of an error or
+warning holds the first words of PyTorch's, those before its first value, since programs match them. What
+differs on purpose stands in error_differences.py with its reason; one of those that is met no more is
+reported too. Calls of equal differences are one line; exit status 1 if there is any.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from kiln.table import registry
 from kiln.testing.compare import dtype_name
 from kiln.testing.error_cases import ErrorCall, calls, kiln_object, names
 from kiln.testing.error_classes import Made
-from kiln.testing.error_differences import KNOWN, UNNAMED, WORDS, Differences
+from kiln.testing.error_differences import KNOWN, UNNAMED, Differences
+from kiln.testing.error_words import WORDS
 
 # PyTorch writes or reads what is not its own there
 CRASHES = re.compile(
@@ -40,6 +41,8 @@ CRASHES = re.compile(
 DTYPES = "float32,int64,bool"
 EXPECTED = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, MemoryError, ImportError,
             kiln.linalg.LinAlgError, OverflowError)  # fmt: skip
+# types that PyTorch raises too, where it means them: what is told in a user's terms is
+_PURPOSE = (AssertionError, AttributeError, KeyError)
 # what Python says of a line of kiln's that was given something else than it was written for
 _INSIDE = re.compile(
     r"object has no attribute|no attribute '|has no len|not subscriptable|object is not (iterable|callable)"
@@ -47,7 +50,7 @@ _INSIDE = re.compile(
     r"|<locals>|kiln\.(ops|codegen|graph)|llvm|unhashable|can't multiply sequence"
     r"|cannot be interpreted as an integer|object cannot be converted|(Attribute|Key|Type)Error: "
     r"|ufunc|numpy\.dtype|NULL without"
-    r"|requires a code object|format character|string index|not all arguments converted|assert"
+    r"|requires a code object|format character|string index|not all arguments converted|\bassert\b"
 )
 
 
@@ -176,14 +179,15 @@ def own_difference(call: ErrorCall, outcome: Outcome) -> str | None:
     if error is None:
         return None
     text = f"{type(error).__name__}: {str(error)}"
-    if not isinstance(error, EXPECTED) or type(error) is RecursionError:
+    on_purpose = isinstance(error, _PURPOSE) and hasattr(error, "_without_name")
+    if not (isinstance(error, EXPECTED) or on_purpose) or type(error) is RecursionError:
         return f"internal {text}"
     if _INSIDE.search(str(error)):
         return f"inside {text}"
     frames = entries(error.__traceback__)[1:]
     if any(is_own(entry.tb_frame) and "testing" not in entry.tb_frame.f_code.co_filename for entry in frames):
         return f"lines of kiln's in the traceback of {text}"
-    if not isinstance(error, ImportError) and not _names(call, str(error)):
+    if not (on_purpose or isinstance(error, ImportError)) and not _names(call, str(error)):
         return f"unnamed {text}"
     return None
 

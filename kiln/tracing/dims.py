@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from kiln import _core
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim as Expression
 from kiln.graph.size import quotient, symbol
+from kiln.table.callables import named
 from kiln.tracing.sizes import Sizes
 from kiln.tracing.trees import Tree
 
@@ -64,7 +66,7 @@ class Dim:
         return first + (f" + {self.plus}" if self.plus > 0 else f" - {-self.plus}" if self.plus else "")
 
 
-@_core.Function
+@partial(named, "dims")
 def dims(*names: str, min: int | None = None, max: int | None = None) -> tuple[Dim, ...]:
     """A `Dim` for each name, all with these bounds.
 

@@ -11,7 +11,7 @@ from kiln.absent import leave_out
 from kiln.errors import describe, message
 from kiln.graph.text import text
 from kiln.nn import Module
-from kiln.table.callables import hide_frames
+from kiln.table.callables import hide_frames, name_constructor
 from kiln.tracing.answers import OTHER, Condition, is_plain
 from kiln.tracing.capture import capture
 from kiln.tracing.captured import Captured
@@ -339,3 +339,7 @@ leave_out(
 
 
 hide_frames(globals(), ("trace",))
+
+
+name_constructor(ScriptFunction)
+name_constructor(TracedModule)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from kiln._core import Tensor
 from kiln.autograd import watch
+from kiln.table.callables import name_all as _name_all
 from kiln.utils._operators import Overload, Packet, called
 
 Policy = Callable[..., Any]
@@ -176,3 +177,6 @@ def create_selective_checkpoint_contexts(
         raise TypeError("policy_fn_or_list must be either a function or a list of ops.")
     storage = _Storage(policy, allow_cache_entry_mutation)
     return watch.Asked(storage.keep), _Again(storage)
+
+
+_name_all(globals(), __name__)

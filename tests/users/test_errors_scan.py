@@ -48,6 +48,9 @@ def test_what_the_scan_sees() -> None:
     assert (_seen(TypeError("add: 'int' object has no attribute 'shape'")) or "").startswith("inside")
     assert (_seen(TypeError("wrong")) or "").startswith("unnamed")
     assert _seen(TypeError("add(): argument 'input' (position 1) must be Tensor, not str")) is None
+    meant = AssertionError("wrong")
+    meant._without_name = "wrong"  # type: ignore[attr-defined]
+    assert _seen(meant) is None
     right, warned = Outcome(None, {}), Outcome(None, {"UserWarning": "a text"})
     wrong, other = Outcome(TypeError("a"), {}), Outcome(ValueError("b"), {})
     assert (peer_difference(right, wrong) or "").startswith("takes")
@@ -57,10 +60,18 @@ def test_what_the_scan_sees() -> None:
     assert peer_difference(Outcome(NotImplementedError("a"), {}), Outcome(RuntimeError("b"), {})) is None
 
 
+def test_everything_public_is_called() -> None:
+    """What modules besides the table define, each object under one name; nothing that changes the rest."""
+    names = error_cases.names()
+    assert {"jit.TracedModule", "fx.Proxy", "random.fork_rng", "masked.amax", "cuda.nvtx.range"} <= {*names}
+    assert "random.manual_seed" not in names and kiln.random.manual_seed is kiln.manual_seed
+    assert not any("register_module" in name or name.endswith(".save") for name in names)
+
+
 def test_known_differences_that_are_met_no_more_are_reported() -> None:
     scan = Scan(0, peer=False)
     before = scan.unmet()
-    call = _of("nn.Hardtanh", 2.0, 1.0)
+    call = _of("Size", 3)
     found: list[Found] = list(scan.one(call))
     assert found == [] and len(scan.unmet()) == len(before) - 1
 
@@ -98,6 +109,12 @@ SAID: dict[str, tuple[ErrorCall, str]] = {
     "a starting value": (_of("nn.init.normal_", 3), r"normal_\(\): argument 'tensor' .* must be Tensor"),
     "a parameter": (_of("nn.Parameter", 1.5), "Parameter: expected a tensor"),
     "NumPy's": (_of("hann_window", 1.5), r"hann_window.*: argument 'window_length' .*must be int, not float"),
+    "a class that is made by hand": (_of("jit.TracedModule", 9, 1), r"TracedModule\(\) received .*got \(int"),
+    "a class by its class": (_of("distributions.constraints.greater_than"), "GreaterThan"),
+    "masked": (_of("masked.amax", 1.5, 0), r"masked.amax\(\): argument|masked.amax\(\) received"),
+    "a window": (_of("signal.windows.hann", None), r"windows.hann\(\): argument 'M' .* must be int"),
+    "an argument of any kind": (_of("utils.data.random_split", x23[0, 0], [1]), r"got \(Tensor, list of"),
+    "a state": (_of("random.set_rng_state", []), "set_rng_state: set_state: RNG state must be"),
     "few dims": (_of("Tensor.unbind", kiln.tensor(1.0)), "Dimension specified as 0 but tensor has no dim"),
 }  # fmt: skip
 

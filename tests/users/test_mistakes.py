@@ -11,6 +11,22 @@ from backend import kiln, torch
 
 # (a program of the library, words its message must hold in both libraries)
 MISTAKES: list[tuple[str, str]] = [
+    ("t.ones(2).view()", "view.* received an invalid combination of arguments - got"),
+    ("t.ones(2).reshape()", "reshape.* missing 1 required positional argument"),
+    ("nn.LSTM(3, 4)(t.ones(5, 2, 3), (t.ones(1, 2, 4),))", "tuple index out of range"),
+    ("nn.LSTM(3, 4)(t.ones(5, 2, 3), (t.ones(1, 2, 4),) * 3)", "lstm expects two hidden states"),
+    ("nn.LSTMCell(3, 4)(t.ones(2, 3), (t.ones(2, 4),))", "lstm_cell expects two hidden states"),
+    ("nn.LSTMCell(3, 4)(t.ones(2, 3), t.ones(2, 4))", "must be tuple of Tensors, not Tensor"),
+    ("nn.LSTMCell(3, 4)(t.ones(1, 2, 3), 5)", "Expected input to be 1D or 2D, got 3D instead"),
+    ("nn.GRUCell(3, 4)(t.ones(2, 3), t.ones(4))", "Input batch size 2 doesn't match hidden0 batch size 4"),
+    ("t.backends.cuda.enable_math_sdp(1)", "expects a bool, but got int"),
+    ("t.backends.cuda.preferred_linalg_library('x')", "Unknown input value. Choose from: default, cusolver"),
+    ("t.signal.windows.hann(-1)", "general_cosine requires non-negative window length"),
+    ("t.signal.windows.blackman(-1)", "blackman requires non-negative window length"),
+    ("t.cuda.manual_seed('a')", "invalid literal for int"),
+    ("t.fx.map_arg(1, 2)", "fn must be a callable"),
+    ("nn.utils.weight_norm(nn.Linear(2, 2), dim=9)", "Dimension out of range"),
+    ("t.distributions.Multinomial(-1, t.ones(3))", "Expected parameter total_count"),
     ("F.mse_loss(t.ones(2), t.ones(3))", "must match the size of tensor b"),
     ("t.tensor([['a']])", "too many dimensions 'str'"),
     ("t.tensor([1, None])", "Could not infer dtype of NoneType"),
@@ -229,3 +245,13 @@ def test_numbers_in_the_order_before_keywords() -> None:
     x = kiln.ones(2)
     assert x.add_(2, 3).tolist() == [7.0, 7.0]
     assert kiln.sub(x, 2, 3).tolist() == [1.0, 1.0]
+
+
+def test_what_a_call_raises_does_not_depend_on_how_often_it_ran() -> None:
+    """The interpreter adapts the code of what runs often, which moves where an error is said to be raised."""
+    said = []
+    for _ in range(50):
+        with pytest.raises(ValueError, match="could not convert string to float") as caught:
+            kiln.nn.utils.clip_grad_norm_([], 1.0, "text")
+        said.append(str(caught.value))
+    assert len(set(said)) == 1

@@ -18,6 +18,7 @@ from kiln.distributions.utils import (
     tril_matrix_to_vec,
     vec_to_tril_matrix,
 )
+from kiln.table.callables import name_all as _name_all
 
 
 def _require(shape: Shape, dims: int) -> None:
@@ -373,3 +374,6 @@ class StackTransform(_Parts):
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         return self._join(self._stretches(x, y))
+
+
+_name_all(globals(), __name__)

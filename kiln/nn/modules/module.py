@@ -12,6 +12,7 @@ from kiln.nn.parameter import Buffer as Buffer
 from kiln.nn.parameter import Parameter as Parameter
 from kiln.nn.state import EXTRA as _EXTRA_STATE_KEY_SUFFIX  # noqa: F401  # libraries look for such entries
 from kiln.nn.state import _IncompatibleKeys as _IncompatibleKeys
+from kiln.table.callables import name_all as _name_all
 
 __all__ = [
     "Module",
@@ -123,3 +124,6 @@ def _added_backward(hook: Any, full: bool) -> RemovableHandle:
         )
     Everywhere.is_full_backward_hook = full
     return _added(Everywhere.backward, hook)
+
+
+_name_all(globals(), __name__)

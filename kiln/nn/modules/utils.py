@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any
 
+from kiln.table.callables import name_all as _name_all
+
 
 def _ntuple(n: int, name: str = "parse") -> Callable[[Any], tuple[Any, ...]]:
     """A function that gives a tuple of what it is given, and of a number one of `n` times that number."""
@@ -41,3 +43,6 @@ _single = _ntuple(1, "_single")
 _pair = _ntuple(2, "_pair")
 _triple = _ntuple(3, "_triple")
 _quadruple = _ntuple(4, "_quadruple")
+
+
+_name_all(globals(), __name__)

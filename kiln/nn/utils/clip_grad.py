@@ -10,6 +10,7 @@ from kiln import ops
 from kiln._core import Tensor
 from kiln.autograd import no_grad
 from kiln.errors import describe, message, warn
+from kiln.table.callables import name_all as _name_all
 
 Parameters = Union[Tensor, Iterable[Tensor]]
 
@@ -131,3 +132,6 @@ def _norm(x: Tensor, p: float) -> Tensor:
     else:
         y = ops.pow(ops.sum(ops.pow(ops.abs(x), p)), 1.0 / p)
     return y
+
+
+_name_all(globals(), __name__)

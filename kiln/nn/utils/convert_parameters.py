@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from kiln import ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
+from kiln.table.callables import name_all as _name_all
 
 
 def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
@@ -34,3 +35,6 @@ def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
         stop = start + param.numel()
         param.data = vec[start:stop].reshape(param.shape).detach()
         start = stop
+
+
+_name_all(globals(), __name__)

@@ -16,6 +16,7 @@ from kiln.nn.convolutions import _ConvNd
 from kiln.nn.layers import Linear
 from kiln.nn.normalisations import _BatchNorm
 from kiln.nn.parameter import Parameter
+from kiln.table.callables import name_all as _name_all
 
 Conv = TypeVar("Conv", bound=_ConvNd)
 Lin = TypeVar("Lin", bound=Linear)
@@ -129,3 +130,6 @@ def _statistics(bn: _BatchNorm) -> tuple[Tensor, Tensor, float, Tensor | None, T
 def _in_evaluation(*modules: Any) -> None:
     if any(module.training for module in modules):
         raise AssertionError("Fusion only for eval!")
+
+
+_name_all(globals(), __name__)

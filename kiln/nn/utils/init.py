@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from kiln.nn.module import Module
+from kiln.table.callables import name_all as _name_all
 
 M = TypeVar("M", bound=Module)
 
@@ -30,3 +31,6 @@ def skip_init(module_cls: Callable[..., M], *args: Any, **kwargs: Any) -> M:
     made.to_empty(device=kwargs.get("device", "cpu"))
     module: M = made
     return module
+
+
+_name_all(globals(), __name__)

@@ -7,6 +7,7 @@ from typing import TypeVar
 from kiln.layout import memory_format as Format
 from kiln.nn.convolutions import Conv2d, Conv3d, ConvTranspose2d, ConvTranspose3d
 from kiln.nn.module import Module
+from kiln.table.callables import name_all as _name_all
 
 M = TypeVar("M", bound=Module)
 
@@ -30,3 +31,6 @@ def _converted(module: M, kinds: tuple[type, ...], memory_format: Format) -> M:
         if isinstance(layer, kinds):
             layer.weight.data = layer.weight.detach().clone(memory_format=memory_format)
     return module
+
+
+_name_all(globals(), __name__)

@@ -6,6 +6,7 @@ from typing import Any
 
 from kiln.errors import warn
 from kiln.func import modules
+from kiln.table.callables import name_all as _name_all
 
 __all__ = ["functional_call"]
 
@@ -28,3 +29,6 @@ def functional_call(
     return modules.functional_call(
         module, parameters_and_buffers, args, kwargs, tie_weights=tie_weights, strict=strict
     )
+
+
+_name_all(globals(), __name__)

@@ -15,6 +15,7 @@ from kiln.errors import warn
 from kiln.nn.convolutions import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
+from kiln.table.kinds import normalize_dim
 
 
 def length(v: Tensor, dim: int | None) -> Tensor:
@@ -185,6 +186,8 @@ def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Mo
         "`kiln.nn.utils.weight_norm` is deprecated in favor of `kiln.nn.utils.parametrizations.weight_norm`.",
         FutureWarning,
     )
+    if dim is not None:
+        normalize_dim(dim, getattr(module, name).ndim, "weight_norm")
     return WeightNorm(name, dim).attach(module)
 
 

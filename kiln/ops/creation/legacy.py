@@ -18,6 +18,7 @@ from kiln.ops.creation.data import tensor as make_tensor
 from kiln.ops.creation.interop import to
 from kiln.ops.views.storage import UntypedStorage, set_
 from kiln.table.arguments import dtype_name, type_name
+from kiln.table.callables import hide_frames_of_calls
 from kiln.table.kinds import COMPUTE
 from kiln.table.public import methods, public
 from kiln.table.registry import forms
@@ -98,6 +99,9 @@ class TensorType(type):
 
     def __instancecheck__(cls, x: Any) -> bool:
         return isinstance(x, _core.Tensor) and x.dtype is cls.dtype
+
+
+hide_frames_of_calls(TensorType)
 
 
 class FloatTensor(metaclass=TensorType, dtype="float32"):
@@ -263,6 +267,7 @@ def map2_(self: Any, x: Any, y: Any, callable: Callable[[Any, Any, Any], Any]) -
     return _mapped(self, "map2_", callable, x, y)
 
 
+@_core.Function
 def tensor_new(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """`kiln.Tensor(...)`: of the default dtype, or of the tensor's; a subclass makes its own."""
     made = construct(None, *args, **kwargs or {})

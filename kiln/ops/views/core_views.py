@@ -275,6 +275,8 @@ def reshape_(input: Any, *sizes: Any, shape: Any = None) -> Any:
     >>> kiln.reshape(kiln.arange(6), (2, -1)).shape
     kiln.Size([2, 3])
     """
+    if not sizes and shape is None:
+        raise TypeError('reshape() missing 1 required positional arguments: "shape"')
     return _reshape(input, _resolved(input, sizes if shape is None else (shape,)))
 
 
@@ -291,6 +293,8 @@ def view(input: Any, *shape: Any, size: Any = None, dtype: Any = None) -> Any:
     """
     if dtype is not None or (len(shape) == 1 and isinstance(shape[0], _core.dtype)):
         return as_bits(input, dtype or shape[0])
+    if not shape and size is None:
+        raise TypeError("view() received an invalid combination of arguments - got (), but expected sizes")
     sizes = _resolved(input, shape if size is None else (size,))
     if is_value(input) or input.is_contiguous():
         return _reshape(input, sizes)

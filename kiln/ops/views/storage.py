@@ -28,6 +28,7 @@ class UntypedStorage:
 
     __slots__ = ("__weakref__", "_owner")
 
+    @_core.Function
     def __init__(self, owner: Any = 0, device: Any = None) -> None:
         if not isinstance(owner, _core.Tensor):
             check("UntypedStorage", device)
@@ -254,6 +255,7 @@ class TypedStorage(UntypedStorage):
     def _dtype(self) -> Any:
         return self._owner.dtype
 
+    @_core.Function
     def __init__(
         self,
         owner: Any = 0,

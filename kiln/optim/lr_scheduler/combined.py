@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kiln.absent import leave_out
-from kiln.errors import describe, message
+from kiln.errors import describe
 from kiln.optim.lr_scheduler.base import LRScheduler, write
 from kiln.optim.lr_scheduler.plateau import ReduceLROnPlateau
 from kiln.optim.optimizer import Optimizer
@@ -22,12 +22,13 @@ class _OfSchedules(LRScheduler):
         """ValueError for no schedules, those of several optimizers, or one that waits for a measure."""
         name = type(self).__name__
         if len(schedulers) < 1:
-            raise ValueError(f"{name} expects at least one scheduler, but got no scheduler.")
+            raise ValueError(f"{name} expects at least one scheduler to be chained, but got no scheduler.")
         optimizer = optimizer or getattr(schedulers[0], "optimizer", None)
         for k, schedule in enumerate(schedulers):
             if not hasattr(schedule, "optimizer"):
                 raise TypeError(
-                    message(name, f"a schedule at index {k}, which has an optimizer", describe(schedule))
+                    f"{name} at index {k} should have `optimizer` as its attribute: expected a schedule, got "
+                    f"{describe(schedule)}"
                 )
             if isinstance(schedule, ReduceLROnPlateau):
                 raise ValueError(

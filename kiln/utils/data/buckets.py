@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.errors import message
-from kiln.table.callables import hide_frames
+from kiln.table.callables import named
 from kiln.utils.data._utils.collate import collate, default_collate_fn_map
 from kiln.utils.data.sampler import Sampler, drawn_seed, own_generator, permutation
 
@@ -120,4 +120,4 @@ def _padded(padding_value: float, side: str, batch: Sequence[Any], *, collate_fn
     return Padded(values, ops.tensor(lengths, dtype=_core.int64))
 
 
-hide_frames(globals(), ("pad_collate",))
+pad_collate = named("pad_collate", pad_collate)

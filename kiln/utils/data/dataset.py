@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.errors import describe, message, warn
+from kiln.table.callables import name_all as _name_all
 from kiln.utils.data.sampler import permutation
 
 if TYPE_CHECKING:
@@ -288,3 +289,6 @@ def _size(dataset: Any) -> int:
     if not hasattr(dataset, "__len__"):
         raise TypeError(message("data", "a data set with __len__", describe(dataset)))
     return len(dataset)
+
+
+_name_all(globals(), __name__)

@@ -10,6 +10,7 @@ from kiln import _core
 from kiln.absent import hint_missing as _hint_missing
 from kiln.fx.graph import Graph
 from kiln.fx.node import Node
+from kiln.table.callables import name_all as _name_all
 
 __all__ = ["InternalMatch", "SubgraphMatcher"]
 
@@ -211,4 +212,5 @@ def _held(node: Node) -> Any:
     return found
 
 
+_name_all(globals(), __name__)
 _hint_missing(__name__)
