@@ -7,6 +7,7 @@ from re import sub
 from typing import Any
 
 from kiln import _core
+from kiln.autograd.handles import HookHandle as HookHandle
 from kiln.table import registry
 
 
@@ -83,26 +84,6 @@ class SavedTensor:
         tensor([2., 4.])
         """
         self._node.pack(*self._place, pack_hook, unpack_hook)
-
-
-class HookHandle:
-    """What registering a hook gives: the hook's number, and how to remove it."""
-
-    __slots__ = ("id",)
-    id: int
-
-    def remove(self) -> None:
-        """Removes the hook; nothing, if it is gone."""
-        _core.remove_hook(self.id)
-
-    def __enter__(self) -> HookHandle:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.remove()
-
-
-HookHandle.__module__ = "kiln.autograd"
 
 
 def saved_of(node: Node) -> dict[str, tuple[str, int]]:
