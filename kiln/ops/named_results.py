@@ -66,10 +66,14 @@ def kind(name: str) -> Any:
     if name in _kinds:
         return _kinds[name]
     made: Any = namedtuple(name, FIELDS[name], module=f"{_shown_in}.return_types")  # type: ignore[misc]
-    made.__new__ = _made
-    type.__setattr__(made, "__repr__", _shown)
-    made.__reduce__ = lambda self: (named, (name, *self))
-    made.__doc__ = f"What `{name}` gives."
+    own = {
+        "__new__": _made,
+        "__repr__": _shown,
+        "__reduce__": lambda self: (named, (name, *self)),
+        "__doc__": f"What `{name}` gives.",
+    }
+    for attribute, value in own.items():
+        setattr(made, attribute, value)
     return _kinds.setdefault(name, made)
 
 

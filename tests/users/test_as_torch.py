@@ -259,7 +259,7 @@ net = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), nn.LSTM(1, 1), nn.Lin
 adam = torch.optim.Adam(net.parameters())
 d = torch.distributions
 places = {
-    "torch": [torch.Tensor, torch.Size, torch.dtype, torch.device, torch.FloatTensor, torch.finfo, torch.iinfo],
+    "torch": [torch.Tensor, torch.Size, torch.dtype, torch.device, torch.FloatTensor, torch.finfo],
     "torch._C": [torch.Generator],
     "torch.return_types": [type(x.max(0)), torch.return_types.topk],
     "torch.nn.modules.module": [nn.Module],
@@ -287,7 +287,8 @@ assert typing.get_type_hints(nn.Module) and not hasattr(torch.fft, "rfft")
 class Named(torch.Tensor): pass
 assert repr(x.as_subclass(Named)) == "Named([1., 1.])" and str(Named) == "<class '__main__.Named'>"
 leaf = torch.ones(1, requires_grad=True)
-for handle in (leaf.register_hook(abs), (leaf * 2).grad_fn.register_prehook(abs), net.register_forward_hook(abs)):
+node = (leaf * 2).grad_fn
+for handle in (leaf.register_hook(abs), node.register_prehook(abs), net.register_forward_hook(abs)):
     assert isinstance(handle, torch.utils.hooks.RemovableHandle)
     handle.remove()
 try:
