@@ -123,6 +123,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         overrides as overrides,
         profiler as profiler,
         quasirandom as quasirandom,
+        return_types as return_types,
         signal as signal,
         storage as storage,
         testing as testing,
@@ -216,7 +217,8 @@ globals().update(_registry.imported())
 _PARTS = (
     "accelerator amp array_api backends batching cache compiler cpu cuda datasets distributed distributions "
     "export func futures fx hub jit library linalg masked mps mtia multiprocessing nn onnx optim overrides "
-    "profiler quasirandom random serialization signal special storage testing types utils version viz xpu"
+    "profiler quasirandom random return_types serialization signal special storage testing types utils version "
+    "viz xpu"
 )
 _SYM = "sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt sym_sum"
 _SWITCHES = (

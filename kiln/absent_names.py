@@ -70,7 +70,7 @@ NAMES = (
     "rebuild_storage_filename rebuild_typed_storage rebuild_typed_storage_child reduce_event "
     "reduce_nested_tensor reduce_sparse_tensor reduce_typed_storage reduce_typed_storage_child "
     "region_activation_memory_budget register_after_fork register_flop_formula "
-    "register_optimizer_step_post_hook reproducibility_notes return_types run run_and_parse_first_match "
+    "register_optimizer_step_post_hook reproducibility_notes run run_and_parse_first_match "
     "run_and_read_all run_and_return_first_line saliency_pruner scheduler sdpa_backward_flop "
     "sdpa_backward_flop_count sdpa_flop sdpa_flop_count set_override_stale_capture_stream "
     "set_warn_on_accumulate_grad_stream_mismatch shape_wrapper shared_cache sparse_binary sparse_unary "

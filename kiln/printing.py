@@ -78,7 +78,8 @@ def set_printoptions(
 
 def tensor_repr(tensor: Tensor) -> str:
     """`repr(tensor)`: values, then what the values do not tell (dtype, size, grad_fn or requires_grad)."""
-    prefix = "tensor("
+    kind = type(tensor)  # a class of the program's own is shown by its name
+    prefix = f"{'tensor' if kind.__module__.partition('.')[0] in ('kiln', 'torch') else kind.__name__}("
     plain = tensor.detach()
     suffixes = []
     dtype, shape = plain.dtype, tuple(plain.shape)

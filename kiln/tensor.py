@@ -264,6 +264,7 @@ def attach() -> None:
     absent.leave_out(_core.dtype, "to_complex", "kiln has no complex numbers")
     setattr(_core.dtype, "to_real", lambda self: self)  # noqa: B010  # which the core has not
     setattr(_core.dtype, "abbr", property(_short))  # noqa: B010
+    Tensor.__name__ = "Tensor"  # as Python's messages name it, without the module
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
     _core.set_operator("to", _core.Function(interop.to, True))
     _core.set_operator("new", _core.Function(later("kiln.ops.creation.legacy", "tensor_new")))

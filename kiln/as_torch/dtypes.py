@@ -46,6 +46,8 @@ NAMES.update(chalf=NAMES["complex32"], cfloat=NAMES["complex64"], cdouble=NAMES[
 class finfo(kiln.finfo):
     """Limits of a float dtype, of the small ones that only have names too."""
 
+    __module__ = "torch"
+
     __slots__ = ()
 
     def __init__(self, type: Any = None) -> None:
@@ -61,6 +63,8 @@ class finfo(kiln.finfo):
 
 class iinfo(kiln.iinfo):
     """Limits of an integer dtype, of those that only have names too."""
+
+    __module__ = "torch"
 
     __slots__ = ()
 

@@ -7,6 +7,7 @@ from re import sub
 from typing import Any
 
 from kiln import _core
+from kiln.autograd.handles import HookHandle as HookHandle
 from kiln.table import registry
 
 
@@ -85,26 +86,6 @@ class SavedTensor:
         self._node.pack(*self._place, pack_hook, unpack_hook)
 
 
-class HookHandle:
-    """What registering a hook gives: the hook's number, and how to remove it."""
-
-    __slots__ = ("id",)
-    id: int
-
-    def remove(self) -> None:
-        """Removes the hook; nothing, if it is gone."""
-        _core.remove_hook(self.id)
-
-    def __enter__(self) -> HookHandle:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.remove()
-
-
-HookHandle.__module__ = "kiln.autograd"
-
-
 def saved_of(node: Node) -> dict[str, tuple[str, int]]:
     """What an op's node may have saved, by PyTorch's names: "self", "other", "result"."""
     names: dict[str, tuple[str, int]] = {"result": ("output", 0)}
@@ -124,24 +105,49 @@ _TITLES = {
     **{
         name: f"{title}Backward0"
         for name, title in (
-            ("concat", "Cat"), ("convert", "ToCopy"), ("cross_entropy_classes", "NllLoss"),
-            ("entr", "SpecialEntr"), ("erfcx", "SpecialErfcx"), ("i0e", "SpecialI0E"),
-            ("i1", "SpecialI1"), ("i1e", "SpecialI1E"), ("largest", "Max"), ("layer_norm", "NativeLayerNorm"),
-            ("log_ndtr", "SpecialLogNdtr"),
-            ("logsigmoid", "LogSigmoid"), ("ndtri", "SpecialNdtri"), ("norm", "LinalgVectorNorm"),
-            ("relu6", "Hardtanh"), ("reshape", "View"), ("selu", "Elu"), ("smallest", "Min"),
-            ("square", "Pow"), ("surround", "ConstantPadNd"), ("take_at", "Index"),
-            ("xlog1py", "SpecialXlog1Py"), ("zeta", "SpecialZeta"),
+            ("add_at", "IndexAdd"), ("add_windows", "Col2Im"), ("affine_places", "AffineGridGenerator"),
+            ("bounded", "Hardtanh"), ("class_margins", "MultiMarginLoss"), ("concat", "Cat"),
+            ("convert", "ToCopy"), ("convolve", "Convolution"), ("convolve_input", "Convolution"),
+            ("copy_at", "IndexCopy"), ("cross_entropy_classes", "NllLoss"), ("dropout_values", "Dropout"),
+            ("entr", "SpecialEntr"), ("erfcx", "SpecialErfcx"), ("exponential_unit", "Celu"),
+            ("fill_masked", "MaskedScatter"), ("filled", "Fill"), ("gated", "Glu"),
+            ("gather_wrapped", "Gather"), ("i0e", "SpecialI0E"), ("i1", "SpecialI1"), ("i1e", "SpecialI1E"),
+            ("largest", "Max"), ("layer_norm", "NativeLayerNorm"), ("log_ndtr", "SpecialLogNdtr"),
+            ("logit_open", "Logit"), ("logsigmoid", "LogSigmoid"), ("middle", "Median"),
+            ("ndtri", "SpecialNdtri"), ("neighbour", "Nextafter"), ("norm", "LinalgVectorNorm"),
+            ("norm_along", "LinalgVectorNorm"), ("normalize_batch", "NativeBatchNorm"),
+            ("normalize_groups", "NativeGroupNorm"), ("placed", "DiagEmbed"), ("polygamma_of", "Polygamma"),
+            ("put_along", "Scatter"), ("reduce_along", "ScatterReduce"), ("relu6", "Hardtanh"),
+            ("replaced", "NanToNum"), ("reshape", "View"), ("row_distances", "Cdist"),
+            ("rows_at", "MaskedSelect"), ("sampled", "GridSampler"), ("selu", "Elu"),
+            ("shrunk", "Softshrink"), ("sloped", "PreluKernel"), ("smallest", "Min"), ("square", "Pow"),
+            ("std_mean_of", "StdMean"), ("surround", "ConstantPadNd"), ("take_at", "Index"),
+            ("take_flat", "Take"), ("var_mean_of", "VarMean"), ("xlog1py", "SpecialXlog1Py"),
+            ("zeta", "SpecialZeta"),
         )
     },
 }  # fmt: skip
+_PADS = {"reflect": "Reflection", "replicate": "Replication", "circular": "Circular"}
+# those that PyTorch has one op of for each number of dims: the title of a structure
+_BY_DIMS: dict[str, Callable[[Any], str]] = {
+    "adaptive_max": lambda structure: f"AdaptiveMaxPool{len(structure[2])}DBackward0",
+    "adaptive_mean": lambda structure: f"AdaptiveAvgPool{len(structure[2])}DBackward0",
+    "extend": lambda structure: f"{_PADS[structure[1]]}Pad{len(structure[2])}DBackward0",
+    "pool_max": lambda structure: f"MaxPool{structure[1]}DWithIndicesBackward0",
+    "pool_mean": lambda structure: f"AvgPool{structure[1]}DBackward0",
+}
 
 _classes: dict[str, type[Node]] = {}  # by title
 
 
 def class_of(name: str | None, structure: tuple[Any, ...] | None, of_user: bool) -> type[Node]:
     """The class of nodes of an op at a structure, of a user's function, or (without a name) of a leaf."""
-    title = "AccumulateGrad" if name is None else f"{name}Backward" if of_user else _title(name, structure)
+    if name is None:
+        title = "AccumulateGrad"
+    elif of_user and "." not in name:  # those of kiln's own have the path of their function
+        title = f"{name}Backward"
+    else:
+        title = _title(name, structure)
     if title not in _classes:
         _classes[title] = _core.node_class(f"kiln.autograd.graph.{title}", Node)
     return _classes[title]
@@ -151,5 +157,7 @@ def _title(name: str, structure: tuple[Any, ...] | None) -> str:
     """ "log1p" is "Log1PBackward0": made of the op's name, as PyTorch makes it."""
     if name in ("sum", "mean", "prod"):  # over everything it is PyTorch's 0, over dims its 1
         return f"{name.title()}Backward{int(structure is not None and structure[1] is not None)}"
+    if name in _BY_DIMS and structure is not None:
+        return _BY_DIMS[name](structure)
     words = sub("[A-Za-z]+", lambda word: word[0][0].upper() + word[0][1:], name)
     return _TITLES.get(name, sub("[_.]", "", words) + "Backward0")

@@ -185,11 +185,12 @@ class ExportedProgram(Module):
 
 
 class _States(dict[str, Any]):
-    """A program's parameters and buffers by name."""
+    """A program's parameters, then its buffers, by name."""
 
     def __init__(self, program: ExportedProgram) -> None:
         self._program = program
-        super().__init__(Module.state_dict(program, keep_vars=True))
+        held = Module.state_dict(program, keep_vars=True)
+        super().__init__({name: held[name] for name, _ in program.named_parameters()} | held)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return Module.state_dict(self._program, *args, **kwargs)

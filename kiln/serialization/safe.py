@@ -97,6 +97,7 @@ def here(module: str, name: str, parts: Collection[str] | None = PARTS) -> Any:
     imported for it.
     """
     first, *rest = module.split(".")
+    rest = [] if rest == ["_C"] else rest  # the core's names are public ones here
     if first not in ("torch", "kiln") or not all(map(str.isidentifier, rest)):
         return None
     if parts and rest and rest[0] not in parts:

@@ -135,6 +135,14 @@ def test_state_is_written_as_the_model_writes_it() -> None:
     assert program.state_dict().keys() == twin.state_dict().keys()
 
 
+def test_the_state_names_parameters_before_buffers() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+    state = export(model, (kiln.ones(3, 2),)).state_dict
+    names = [*dict(model.named_parameters()), *dict(model.named_buffers())]
+    assert list(state) == names != list(state())
+    assert list(state()) == list(model.state_dict())
+
+
 def test_random_numbers_are_drawn_anew_and_as_the_model_draws_them() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
     program = again(export(model, (kiln.ones(2, 4),)))

@@ -49,6 +49,7 @@ ALLOWED = {
     "switches": {"_core", "backends", "table"},
     "version": set(),
     "quasirandom": {"_core", "ops", "random", "table"},
+    "return_types": {"ops"},
     "types": {"_core", "device", "ops", "table"},
     "foreach": {"_core", "ops"},
     "futures": {"table"},

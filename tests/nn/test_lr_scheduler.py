@@ -170,6 +170,7 @@ def test_states_of_torchs_go_on_here_and_ours_there(number: int) -> None:
         taken, going_on = make(target, number)
         for own, saved in zip(taken.param_groups, groups, strict=True):
             own.update(saved)
+        assert list(going_on.state_dict()) == list(schedule.state_dict()), "in another order"
         going_on.load_state_dict(schedule.state_dict())
         for epoch in range(9, 30):
             assert settings(taken) == expected[epoch], (source.__name__, epoch)

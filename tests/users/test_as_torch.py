@@ -259,7 +259,9 @@ net = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), nn.LSTM(1, 1), nn.Lin
 adam = torch.optim.Adam(net.parameters())
 d = torch.distributions
 places = {
-    "torch": [torch.Tensor, torch.Size, torch.dtype, torch.device, torch.Generator, torch.FloatTensor],
+    "torch": [torch.Tensor, torch.Size, torch.dtype, torch.device, torch.FloatTensor, torch.finfo],
+    "torch._C": [torch.Generator],
+    "torch.return_types": [type(x.max(0)), torch.return_types.topk],
     "torch.nn.modules.module": [nn.Module],
     "torch.nn.modules.conv": [nn.Conv2d, nn.modules.conv._ConvNd, nn.LazyConv2d],
     "torch.nn.modules.batchnorm": [nn.BatchNorm2d, nn.modules.batchnorm._BatchNorm],
@@ -282,6 +284,17 @@ for place, classes in places.items():
         assert pickle.loads(pickle.dumps(kind)) is kind and place in sys.modules
 assert str(type(x)) == "<class 'torch.Tensor'>" and "torch.nn.parameter.Parameter" in repr(nn.Parameter)
 assert typing.get_type_hints(nn.Module) and not hasattr(torch.fft, "rfft")
+class Named(torch.Tensor): pass
+assert repr(x.as_subclass(Named)) == "Named([1., 1.])" and str(Named) == "<class '__main__.Named'>"
+leaf = torch.ones(1, requires_grad=True)
+node = (leaf * 2).grad_fn
+for handle in (leaf.register_hook(abs), node.register_prehook(abs), net.register_forward_hook(abs)):
+    assert isinstance(handle, torch.utils.hooks.RemovableHandle)
+    handle.remove()
+try:
+    x.nothing
+except AttributeError as error:
+    assert str(error) == "'Tensor' object has no attribute 'nothing'"
 try:
     rfft(x)
 except NotImplementedError as error:
@@ -290,7 +303,7 @@ except NotImplementedError as error:
 things = [
     net, adam, torch.optim.lr_scheduler.StepLR(adam, 2), d.Independent(d.Normal(x, 1.0), 1), x, torch.float32,
     x.shape, torch.device("cpu"), torch.strided, torch.Generator(), x.storage(), nn.Parameter(x),
-    torch.utils.data.TensorDataset(x), nn.LazyLinear(2), torch.FloatStorage([1]),
+    torch.utils.data.TensorDataset(x), nn.LazyLinear(2), torch.FloatStorage([1]), x.max(0),
 ]
 for thing in things:
     for again in (copy.copy(thing), copy.deepcopy(thing), pickle.loads(pickle.dumps(thing))):

@@ -227,7 +227,7 @@ def frexp(input: Any, *, out: Any = None) -> Any:
     >>> kiln.frexp(kiln.tensor([6.0])).mantissa
     tensor([0.7500])
     """
-    return named("frexp", "mantissa exponent", *mantissa_and_exponent(input, **into(out)))
+    return named("frexp", *mantissa_and_exponent(input, **into(out)))
 
 
 @composite(

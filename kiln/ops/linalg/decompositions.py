@@ -114,7 +114,7 @@ def cholesky_ex(A: Tensor, *, upper: bool = False, check_errors: bool = False) -
     y, info = _cholesky(A, upper, "linalg.cholesky_ex")
     if check_errors and info is not None:
         raise lapack.not_positive("linalg.cholesky_ex", info)
-    return named("linalg_cholesky_ex", "L info", y, infos(A, info))
+    return named("linalg_cholesky_ex", y, infos(A, info))
 
 
 def _solved(factor: Tensor, b: Tensor, upper: bool) -> Any:
@@ -207,7 +207,7 @@ def eigh(A: Tensor, UPLO: str = "L") -> Any:
     >>> kiln.linalg.eigh(kiln.tensor([[2.0, 0.0], [0.0, 1.0]])).eigenvalues
     tensor([1., 2.])
     """
-    return named("linalg_eigh", "eigenvalues eigenvectors", *_eigh(A, UPLO, "linalg.eigh"))
+    return named("linalg_eigh", *_eigh(A, UPLO, "linalg.eigh"))
 
 
 @linear("eigvalsh")
@@ -313,7 +313,7 @@ def svd(A: Tensor, full_matrices: bool = True, *, driver: Any = None) -> Any:
     tensor([2., 1.])
     """
     _no_driver(driver, "linalg.svd")
-    return named("linalg_svd", "U S Vh", *svd_parts(A, full_matrices))
+    return named("linalg_svd", *svd_parts(A, full_matrices))
 
 
 @linear("svdvals", **LAPACK, samples=d.samples(rows_of((3, 2), nothing), rows_of((2, 2, 3), nothing)),
@@ -343,7 +343,7 @@ def svd_of(input: Any, some: bool = True, compute_uv: bool = True, *, out: Any =
     if not compute_uv:
         (m, n), batch = input.shape[-2:], tuple(input.shape[:-2])
         u, v = (constants.zeros((*batch, k, k), dtype=input.dtype) for k in (m, n))
-    result = named("svd", "U S V", u, s, v)
+    result = named("svd", u, s, v)
     return result if out is None else type(result)(*p.written(result, out))
 
 
@@ -414,7 +414,7 @@ def qr(A: Tensor, mode: str = "reduced") -> Any:
     >>> kiln.linalg.qr(kiln.tensor([[3.0], [4.0]])).R.abs()
     tensor([[5.]])
     """
-    return named("linalg_qr", "Q R", *_qr(A, mode))
+    return named("linalg_qr", *_qr(A, mode))
 
 
 forms("qr", "-> Q, R")
@@ -429,7 +429,7 @@ def qr_of(input: Any, some: bool = True, *, out: Any = None) -> Any:
             [0., 1.]])
     """
     warn('torch.qr is deprecated in favor of torch.linalg.qr, with mode="complete" for some=False')
-    result = named("qr", "Q R", *_qr(input, "reduced" if some else "complete"))
+    result = named("qr", *_qr(input, "reduced" if some else "complete"))
     return result if out is None else type(result)(*p.written(result, out))
 
 
@@ -504,7 +504,7 @@ def slogdet(A: Tensor) -> Any:
     >>> kiln.linalg.slogdet(kiln.tensor([[0.0, 1.0], [1.0, 0.0]])).sign
     tensor(-1.)
     """
-    return named("linalg_slogdet", "sign logabsdet", *_slogdet(A, "linalg.slogdet"))
+    return named("linalg_slogdet", *_slogdet(A, "linalg.slogdet"))
 
 
 forms("slogdet", "-> sign, logabsdet")
@@ -517,7 +517,7 @@ def slogdet_(input: Any) -> Any:
     >>> kiln.slogdet(kiln.eye(2)).logabsdet
     tensor(0.)
     """
-    return named("slogdet", "sign logabsdet", *_slogdet(input, "linalg.slogdet"))
+    return named("slogdet", *_slogdet(input, "linalg.slogdet"))
 
 
 @public("logdet", samples=SQUARE, failures=d.failures(*BAD), **LAPACK)

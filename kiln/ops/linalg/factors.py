@@ -99,7 +99,7 @@ def ldl_factor(A: Tensor, *, hermitian: bool = False) -> Any:
     factor, pivots, info = _ldl(A, "linalg.ldl_factor")
     if bool((info != 0).any()):
         raise RuntimeError("torch.linalg.ldl_factor: the factor D is singular; see linalg.ldl_factor_ex")
-    return named("linalg_ldl_factor", "LD pivots", factor, pivots)
+    return named("linalg_ldl_factor", factor, pivots)
 
 
 forms("linalg.ldl_factor_ex", "-> LD, pivots, info")
@@ -114,7 +114,7 @@ def ldl_factor_ex(A: Tensor, *, hermitian: bool = False, check_errors: bool = Fa
     """
     if check_errors:
         ldl_factor(A)
-    return named("linalg_ldl_factor_ex", "LD pivots info", *_ldl(A, "linalg.ldl_factor_ex"))
+    return named("linalg_ldl_factor_ex", *_ldl(A, "linalg.ldl_factor_ex"))
 
 
 @linear("ldl_solve", differs="no derivative by LD", needs="scipy")
@@ -176,7 +176,7 @@ def geqrf(input: Any, *, out: Any = None) -> Any:
         return lapack.batched(of_one, "geqrf", a)
 
     found = outside("geqrf", compute, None, input)
-    return named("geqrf", "a tau", *(found if out is None else [o.copy_(f) for o, f in zip(out, found)]))
+    return named("geqrf", *(found if out is None else [o.copy_(f) for o, f in zip(out, found)]))
 
 
 @public("ormqr", dtypes="float32 float64")
@@ -234,7 +234,7 @@ def lu(A: Any, pivot: bool = True, get_infos: bool = False, out: Any = None) -> 
     """
     warn("torch.lu is deprecated in favor of torch.linalg.lu_factor and torch.linalg.lu_factor_ex")
     if get_infos:
-        return named("_lu_with_info", "LU pivots info", *lu_factor_ex(A, pivot=pivot, out=out))
+        return named("_lu_with_info", *lu_factor_ex(A, pivot=pivot, out=out))
     return tuple(lu_factor(A, pivot=pivot, out=out))
 
 

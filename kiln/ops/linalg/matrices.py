@@ -116,7 +116,7 @@ def lu_factor(A: Tensor, *, pivot: bool = True) -> Any:
             "by zero. If you still want to perform the factorization, consider calling linalg.lu(A, pivot) "
             "or linalg.lu_factor_ex(A, pivot)"
         )
-    return named("linalg_lu_factor", "LU pivots", factor, pivots)
+    return named("linalg_lu_factor", factor, pivots)
 
 
 forms("linalg.lu_factor_ex", "-> LU, pivots, info")
@@ -132,7 +132,7 @@ def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -
     if check_errors:
         lu_factor(A, pivot=pivot)
     factor, pivots, info = _lu(A, pivot, "linalg.lu_factor_ex")
-    return named("linalg_lu_factor_ex", "LU pivots info", factor, pivots, info)
+    return named("linalg_lu_factor_ex", factor, pivots, info)
 
 
 forms("linalg.lu", "-> P, L, U")
@@ -148,7 +148,7 @@ def lu(A: Tensor, *, pivot: bool = True) -> Any:
     """
     factor, pivots, _ = _lu(A, pivot, "linalg.lu")
     left, up = parts_of_lu(factor)
-    return named("linalg_lu", "P L U", _permutation(pivots, A.shape[-2], A), left, up)
+    return named("linalg_lu", _permutation(pivots, A.shape[-2], A), left, up)
 
 
 forms("lu_unpack", "-> P, L, U")
@@ -168,7 +168,7 @@ def lu_unpack(
     none = constants.zeros((0,), dtype=LU_data.dtype)
     left, up = parts_of_lu(LU_data) if unpack_data else (none, none)
     order = _permutation(LU_pivots, LU_data.shape[-2], LU_data) if unpack_pivots else none
-    return named("lu_unpack", "P L U", *p.written((order, left, up), out))
+    return named("lu_unpack", *p.written((order, left, up), out))
 
 
 @linear("lu_solve")
@@ -249,7 +249,7 @@ def triangular_solve(
         if transpose
         else triangular(a, y, upper, unit=unitriangular)
     )
-    return named("triangular_solve", "solution cloned_coefficient", *p.written((x, p.clone(A)), out))
+    return named("triangular_solve", *p.written((x, p.clone(A)), out))
 
 
 # Pseudo-inverses, ranks, least squares
@@ -387,7 +387,6 @@ def lstsq(A: Tensor, B: Tensor, rcond: Any = None, *, driver: Any = None) -> Any
     residual = ((matmul(A, x) - b) ** 2).sum(-2) if full else empty
     return named(
         "linalg_lstsq",
-        "solution residuals rank singular_values",
         squeeze(x, -1) if vector else x,
         residual,
         constants.zeros((0,), dtype="int64") if driver == "gels" else rank,

@@ -201,7 +201,7 @@ def inv_ex(A: Tensor, *, check_errors: bool = False) -> Any:
     y, info = inverse_of(A, "linalg.inv_ex")
     if check_errors and info is not None:
         raise lapack.singular("linalg.inv_ex", info)
-    return named("linalg_inv_ex", "inverse info", y, infos(A, info))
+    return named("linalg_inv_ex", y, infos(A, info))
 
 
 def _is_vector(a: Tensor, b: Tensor) -> bool:
@@ -289,13 +289,13 @@ def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = Fa
     """
     y, info = inverse_of(A, "linalg.solve_ex")
     if info is None:
-        return named("linalg_solve_ex", "result info", _solve(A, B, left, "linalg.solve_ex"), infos(A, None))
+        return named("linalg_solve_ex", _solve(A, B, left, "linalg.solve_ex"), infos(A, None))
     if check_errors:
         raise LinAlgError("torch.linalg.solve_ex: The solver failed because the input matrix is singular.")
     vector = _is_vector(A, B)
     b = unsqueeze(B, -1) if vector else B
     x = matmul(y, b) if left else matmul(b, y)
-    return named("linalg_solve_ex", "result info", squeeze(x, -1) if vector else x, infos(A, info))
+    return named("linalg_solve_ex", squeeze(x, -1) if vector else x, infos(A, info))
 
 
 def _triangular_back(upper: bool, left: bool, unit: bool) -> Any:

@@ -138,8 +138,11 @@ class Generator:
     def __reduce__(self) -> Any:
         return Generator, (), self._get()
 
-    def __setstate__(self, state: tuple[int, int]) -> None:
-        self._set(*state)
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        if len(state) == 2:
+            self._set(*state)
+        else:  # PyTorch's, with the state of another way to draw: refused by its size
+            self.set_state(state[-1])
 
 
 class _Default(Generator):

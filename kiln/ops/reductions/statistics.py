@@ -270,7 +270,7 @@ def aminmax(input: Any, *, dim: int | None = None, keepdim: bool = False, out: A
     if out is not None and (not isinstance(out, (tuple, list)) or len(out) != 2):
         raise TypeError(f"aminmax(): argument 'out' must be tuple of Tensors, not {type(out).__name__}")
     found = tuple(find(name).handle(input, dim, keepdim) for name in ("amin", "amax"))
-    return named("aminmax", "min max", *p.written(found, out))
+    return named("aminmax", *p.written(found, out))
 
 
 # Covariance

@@ -376,7 +376,7 @@ def histogram(
         n = edges.shape[0] - 1
         widths = p.sub(slice_(edges, 0, (1, n, 1)), slice_(edges, 0, (0, n, 1)))
         found = p.div(p.div(found, find("sum").handle(found)), widths)
-    return named("histogram", "hist bin_edges", *p.written((found, edges), out))
+    return named("histogram", *p.written((found, edges), out))
 
 
 def _edges_of(column: Any, bins: Any, limits: Any) -> Any:
@@ -458,4 +458,4 @@ def histogramdd(
     found = reshape(scatter_add(base, 0, p.where(inside, place, 0), p.where(inside, each, 0)), sizes)
     if density:
         found = p.div(p.div(found, find("sum").handle(found)), volume)
-    return named("histogramdd", "hist bin_edges", found, tuple(edges))
+    return named("histogramdd", found, tuple(edges))

@@ -105,6 +105,12 @@ class LRScheduler:
         """Everything but the optimizer: numbers and lists."""
         return {name: value for name, value in self.__dict__.items() if name != "optimizer"}
 
+    def _state_with(self, name: str, value: Any) -> dict[str, Any]:
+        """That state with another form of one entry, which is its last, as in PyTorch's."""
+        state = LRScheduler.state_dict(self)
+        del state[name]
+        return {**state, name: value}
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take up a saved state."""
         self.__dict__.update(state_dict)

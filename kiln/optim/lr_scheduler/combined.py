@@ -44,7 +44,7 @@ class _OfSchedules(LRScheduler):
         self.optimizer = optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "_schedulers": [s.state_dict() for s in self._schedulers]}
+        return self._state_with("_schedulers", [s.state_dict() for s in self._schedulers])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "_schedulers"})

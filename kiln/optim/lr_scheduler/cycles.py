@@ -124,7 +124,7 @@ class CyclicLR(_WithMomentum):
     def state_dict(self) -> dict[str, Any]:
         function = self._scale_fn_custom
         state = None if function is None else function_states([function])[0]
-        return {**super().state_dict(), "_scale_fn_custom": state}
+        return self._state_with("_scale_fn_custom", state)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         state = state_dict["_scale_fn_custom"]
@@ -178,8 +178,8 @@ class OneCycleLR(_WithMomentum):
             raise ValueError(
                 f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}"
             )
-        self._anneal_func_type = anneal_strategy
         self._schedule_phases = _phases(self.total_steps, pct_start, three_phase)
+        self._anneal_func_type = anneal_strategy
         if last_epoch == -1:
             for group, peak in zip(
                 optimizer.param_groups, per_group("max_lr", optimizer, max_lr), strict=True

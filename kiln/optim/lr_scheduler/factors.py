@@ -40,7 +40,7 @@ class _OfFunctions(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "lr_lambdas": function_states(self.lr_lambdas)}
+        return self._state_with("lr_lambdas", function_states(self.lr_lambdas))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         functions = self.lr_lambdas

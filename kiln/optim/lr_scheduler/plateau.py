@@ -50,9 +50,9 @@ class ReduceLROnPlateau(LRScheduler):
         self.cooldown = cooldown
         self.eps = eps
         self.last_epoch = 0
-        self.mode, self.threshold, self.threshold_mode = mode, threshold, threshold_mode
-        self.mode_worse = math.inf if mode == "min" else -math.inf
         self._last_lr = self._rates()
+        self.mode_worse = math.inf if mode == "min" else -math.inf
+        self.mode, self.threshold, self.threshold_mode = mode, threshold, threshold_mode
         self._reset()
 
     def _reset(self) -> None:
