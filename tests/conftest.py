@@ -11,6 +11,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,23 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+
+def place_of_kernels() -> str:
+    """Where this run's kernels are kept: in memory where there is plenty, since a file costs a tenth there; else
+    where temporary files are.
+    """
+    with suppress(OSError):
+        room = os.statvfs("/dev/shm")
+        if room.f_bavail * room.f_frsize >= 4 << 30:
+            return tempfile.mkdtemp(prefix="kiln-tests-", dir="/dev/shm")
+    return tempfile.mkdtemp(prefix="kiln-tests-")
+
+
 # set before the first `import kiln`, inherited by every process a test starts, shared by workers
 if "KILN_TEST_CACHE" in os.environ:
     os.environ["KILN_CACHE_DIR"] = os.environ["KILN_TEST_CACHE"]
 else:
-    os.environ["KILN_CACHE_DIR"] = os.environ["KILN_TEST_CACHE"] = tempfile.mkdtemp(prefix="kiln-tests-")
+    os.environ["KILN_CACHE_DIR"] = os.environ["KILN_TEST_CACHE"] = place_of_kernels()
     atexit.register(shutil.rmtree, os.environ["KILN_CACHE_DIR"], ignore_errors=True)
     # a forked child of a test must not remove the directory when it ends
     os.register_at_fork(after_in_child=lambda: atexit.unregister(shutil.rmtree))

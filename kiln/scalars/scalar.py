@@ -22,7 +22,8 @@ integer's range converts to its minimum. Each float op rounds once; only `fma` f
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Union
 
 Number = Union[int, float, bool]
@@ -284,11 +285,16 @@ def substitute(x: Scalar, replace: Callable[[Scalar], Scalar | None]) -> Scalar:
     return done[id(x)]
 
 
-def topological(roots: list[Scalar]) -> list[Scalar]:
-    """Every node the roots reach, operands before users; iterative."""
+def topological(roots: Sequence[Scalar]) -> tuple[Scalar, ...]:
+    """Every node the roots reach, operands before users."""
+    return _topological(tuple(roots))
+
+
+@lru_cache(maxsize=64)  # each step from a nest to its text asks for the order of the same roots
+def _topological(roots: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
     seen: set[Scalar] = set()
     order: list[Scalar] = []
-    stack: list[Scalar | None] = list(reversed(roots))
+    stack: list[Scalar | None] = list(roots[::-1])
     open_: list[Scalar] = []  # entered, operands not yet all done; a None on the stack closes the last one
     while stack:
         node = stack.pop()
@@ -302,7 +308,7 @@ def topological(roots: list[Scalar]) -> list[Scalar]:
                 stack += node.args[::-1]
             else:
                 order.append(node)
-    return order
+    return tuple(order)
 
 
 def text(x: Scalar) -> str:

@@ -91,13 +91,20 @@ def test_a_use_is_noted_once_a_day(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_seldom_looked_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For one in 256 entries that are written, for none that is read."""
+    """For one in 256 entries that are written, if a sixteenth of the limit was; for none that is read."""
     looked: list[int] = []
     monkeypatch.setattr(kept, "_make_room", lambda directory, limit: looked.append(limit))
-    cache = DiskCache(str(tmp_path), limit=7 << 20)
+    cache = DiskCache(str(tmp_path), limit=32 << 20)
     for last in range(256):
         assert cache.store(key(1, 0, last), b"x") and cache.load(key(1, 0, last)) == b"x"
-    assert looked == [7 << 20]
+    assert looked == [32 << 20]
+    cache.store(key(2, 1, 0), b"x")
+    assert len(looked) == 1
+    cache.store(key(2, 2, 1), bytes(2 << 20))
+    assert len(looked) == 1
+    cache.store(key(2, 3, 0), b"x")
+    cache.store(key(2, 4, 0), b"x")
+    assert len(looked) == 2
     assert (cache.hits, cache.misses) == (256, 0)
 
 

@@ -58,13 +58,14 @@ def cache_limit() -> int:
 class DiskCache:
     """Entries in one directory; every method survives whatever is found there."""
 
-    __slots__ = ("_directory", "_place", "hits", "limit", "misses", "path")
+    __slots__ = ("_directory", "_place", "_written", "hits", "limit", "misses", "path")
 
     def __init__(self, path: str | None, limit: int = DEFAULT_LIMIT) -> None:
         self.path, self.limit = path, limit
         self.hits = self.misses = 0
         self._directory: int | None = None
         self._place = (0, 0)  # its device and inode
+        self._written = limit  # bytes since the folder was looked through
 
     def load(self, key: bytes) -> bytes | None:
         """The content stored under `key` (32 bytes), or None."""
@@ -85,7 +86,9 @@ class DiskCache:
             directory = self._open(create=True) if self.limit else None
             if directory is None or not _put(directory, key.hex(), _core.header_of_entry(key, data) + data):
                 return False
-            if not key[-1]:  # one key in 256
+            self._written += len(data) + 4096  # a file ends in the middle of a block
+            if not key[-1] and self._written >= self.limit // 16:  # one key in 256, if much was written
+                self._written = 0
                 _make_room(directory, self.limit)
             return True
         except OSError:
