@@ -111,9 +111,9 @@ class Backed(Compiled):
         """What runs for a segment: what the backend gives for its graph."""
         capture_number = capture.number
         found = self._of_any_size.setdefault(_without_sizes(segment, live), []) if self.dynamic else []
-        for symbols, run in found:
-            if symbols.hold(segment):
-                return run
+        for known, before in found:
+            if known.hold(segment):
+                return before
         if self._counts.get(capture_number, 0) >= _MOST:
             said = f"{self._name} runs without the backend: {_MOST} graphs of it were captured before"
             if self.fullgraph:

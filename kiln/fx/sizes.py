@@ -35,7 +35,7 @@ __all__ = [
 
 
 class Number(int):
-    """A size, or what arithmetic made of sizes, in one call. `made`: a `Source`, or a function and operands."""
+    """A size, or what arithmetic made of sizes, in one call. `made`: a `Source`, or function, operands."""
 
     capture: Any  # a weak reference to the call's
     made: Any
@@ -229,7 +229,7 @@ def tell_looks(graph: Graph, inputs: list[Any], fixed: set[int]) -> None:
     def follow(node: Node) -> Any:
         args, kwargs = _followed((node.args, node.kwargs), known)
         if node.op == "call_method":
-            return getattr(args[0], node.target)(*args[1:], **kwargs)
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     for k, (node, tensor) in enumerate(zip(tensors, inputs)):

@@ -1,4 +1,4 @@
-"""`kiln.compile(fn, backend=callable, dynamic=True)`: sizes are symbols of the graph, numbers of the program."""
+"""`kiln.compile(fn, backend=callable, dynamic=True)`: sizes are symbols of graphs."""
 
 from __future__ import annotations
 
