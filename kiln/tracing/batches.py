@@ -47,5 +47,6 @@ def looks_as_sample(x: Any) -> Any:
     """A tensor that looks as a sample does; another value as it is."""
     if type(x) is not Batched:
         return x
-    made = constants.zeros(tuple(x.shape), dtype=x.dtype)
+    whole: Any = x
+    made = constants.zeros(tuple(x.shape), dtype=whole.dtype)
     return made.requires_grad_() if x.requires_grad else made
