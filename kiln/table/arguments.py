@@ -111,7 +111,7 @@ def answered(what: str, answer: Any) -> Any:
     """What a function of kiln's with the name `what` says of a mode or a switch; who follows the calls of
     this thread is told, whose program would go by it.
     """
-    recorder = _traced.recorder
+    recorder = _traced.recorder or _traced.follower
     return answer if recorder is None else recorder.asked_mode(what, answer)
 
 

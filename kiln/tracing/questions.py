@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from kiln import _core
-from kiln.capture.pure.trace import user_line
+from kiln.capture.pure.trace import asks, user_line
 from kiln.errors import is_own
 from kiln.tracing.answers import OF_TENSORS, Condition, attribute
 from kiln.tracing.reads import Reads
@@ -39,18 +39,6 @@ _NEVER = {
 }
 _OF_MODES = ("is_inference_mode_enabled", "is_autocast_enabled", "get_autocast_dtype")
 _AS = {"_is_view": "_base", "grad_fn": "is_leaf"}  # what says the same
-
-
-def asks(what: str, frame: FrameType | None, scripted: bool = False) -> bool:
-    """Whether the user's program asks, of whom kiln's function of that name is a part; `scripted`: also by what
-    makes the calls of a script.
-    """
-    while frame is not None and is_own(frame):
-        by_script = scripted and frame.f_globals.get("__name__", "").startswith("kiln.scripting.")
-        if frame.f_code.co_name != what and not by_script:
-            return False
-        frame = frame.f_back
-    return frame is not None
 
 
 class Unknown(BaseException):
@@ -148,6 +136,9 @@ class Questions(Reads):
         if name not in held:
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
         return held[name]
+
+    def attribute_missed(self, tensor: Any, name: str) -> None:
+        """Shows where attributes are varied."""
 
     def _layout_asked(self, whole: Any, what: str) -> None:
         what = _AS.get(what, what)
