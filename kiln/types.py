@@ -28,15 +28,27 @@ _int, _float, _bool = int, float, bool
 _TensorOrTensors: TypeAlias = Union[Tensor, Sequence[Tensor]]
 
 
+class _Sizes(type):
+    """Sizes that vary are of the class, whatever they are made of."""
+
+    def __instancecheck__(cls, x: object) -> bool:
+        return hasattr(type(x), "terms")
+
+
 class _Symbolic:
-    """Of sizes that PyTorch leaves open while it reads a program. In kiln every size is a number."""
+    """Of numbers that are left open while a program is read."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError(f"{type(self).__name__}: sizes are numbers")
+        raise NotImplementedError(f"{type(self).__name__}: such numbers come of shapes that vary")
 
 
-class SymInt(_Symbolic):
-    """A whole number that is not known yet: no value is one."""
+class SymInt(_Symbolic, metaclass=_Sizes):
+    """A size that varies: of `kiln.graph.placeholder("x", ("n",))`, of a trace with `dynamic_shapes`, in the
+    graphs that a backend is given with `dynamic=True`.
+
+    >>> isinstance(kiln.graph.placeholder("x", ("n",)).shape[0], kiln.SymInt)
+    True
+    """
 
 
 class SymFloat(_Symbolic):
@@ -129,7 +141,9 @@ def sym_sqrt(a: Any) -> float:
     return math.sqrt(a)
 
 
-_leave_out(_Symbolic, "as_integer_ratio bit_length conjugate hex is_integer", "sizes are numbers")
+_leave_out(
+    _Symbolic, "as_integer_ratio bit_length conjugate hex is_integer", "numbers that vary have no digits"
+)
 
 
 _name_all(globals(), __name__)

@@ -225,15 +225,17 @@ def compile(
     that `kiln.compiler.register_backend` was told. Python runs at each call, and a call that does with its
     tensors what an earlier one did runs what that one was given. Where a value is read, what was done so far
     runs and another graph begins; with `fullgraph=True` that raises RuntimeError with the line. With
-    `dynamic=True` what the backend gave for a graph runs also where only the sizes of its inputs are others:
-    the example inputs have those of the first call. Sizes that the program reads are numbers in the graph,
-    and others than before are another graph.
+    `dynamic=True` one graph serves all sizes: those of its inputs are placeholders of their own, of type
+    `kiln.SymInt`, equal ones one, and what the program computes with sizes are nodes. Sizes of 0 and 1,
+    which broadcast, and those of parameters and buffers are numbers.
 
     With `pure=True` you say that what the callable does depends on its arguments and on the parameters and
     buffers it meets alone. Then its Python runs at the first calls of a kind only, and a call is one
     operation: one node of autograd, one program forward, one backward. What is not pure is refused with its
     line, or noticed later: one of every 256 calls is compared with the Python (`kiln.compiler.PurityError`).
     Attributes of modules, numbers and buffers are part of it: what changes in them is seen at the next call.
+    So is what is asked of tensors and modes that is no value (`is_leaf`, `x.grad is None`, attributes that the
+    program gave a tensor); `_version`, `data_ptr` and storages are refused.
 
     With `batch=True` a call is a block of `kiln.batching()` instead: nothing is recorded, and calls of ops
     that are alike run together. It takes a function, or a decorator's place; TypeError for a module.

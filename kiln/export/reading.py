@@ -15,7 +15,7 @@ from kiln.passes.rewrite import clone, slots_in
 from kiln.table.record import find
 from kiln.tracing.capture import add_checks, set_histories
 from kiln.tracing.captured import Captured
-from kiln.tracing.expand import expand
+from kiln.tracing.expand import Moved, expand
 from kiln.tracing.restore import Restored
 from kiln.tracing.sizes import Guard, Sizes
 
@@ -70,13 +70,16 @@ def decomposed(found: Captured, tensors: list[Any]) -> Captured:
     """A program without composites, which has these tensors."""
     made = copy(found)
     made.state = [s._replace(tensor=x) for s, x in zip(found.state, tensors)]
-    made.step_lines, made.whole, made.hierarchy = [], None, None
+    made.step_lines, made.whole = [], None
     graph, values = clone(found.graph)
     numbers, made.checks = asked_last(found)
+    moved = Moved()
     try:
-        follow(made, expand(graph.finish([values[id(found.graph.outputs[k])] for k in numbers])))
+        follow(made, expand(graph.finish([values[id(found.graph.outputs[k])] for k in numbers]), moved))
     except TextError as error:  # of sizes that vary some ops make numbers, and compute with them
         raise NotImplementedError(f"run_decompositions: {found.name} has {error}") from None
+    if found.hierarchy is not None:
+        made.hierarchy = found.hierarchy.in_graph(moved.begins, moved.values)
     return made
 
 

@@ -156,7 +156,7 @@ def unflatten(module: ExportedProgram, flat_args_adapter: Any = None) -> Unflatt
     the tensors that the model gave them by position, or as the model calls them, if
     `preserve_module_call_signature` of `export` named them.
 
-    NotImplementedError for a program that was not made of a module, or that was decomposed.
+    NotImplementedError for a program that was not made of a module.
 
     >>> import kiln
     >>> net = kiln.nn.Sequential(kiln.nn.Linear(3, 4), kiln.nn.ReLU(), kiln.nn.Linear(4, 2))
@@ -173,7 +173,7 @@ def unflatten(module: ExportedProgram, flat_args_adapter: Any = None) -> Unflatt
     if held is None:
         raise NotImplementedError(
             f"unflatten: {found.name} does not say which of its steps are calls of modules: it was made of a "
-            "function, was decomposed, or is of a file of before; export the model anew"
+            "function, or is of a file of before; export the model anew"
         )
     try:
         rest = Restored(graph)

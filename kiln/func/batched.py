@@ -348,14 +348,18 @@ def everywhere(x: Any, level: Level) -> Any:
     return x.whole if _at(x, level) else in_batch(Operand(x, False), level.size)
 
 
+def expect_randomness() -> None:
+    """RuntimeError where no random numbers are to be drawn."""
+    if any(level.randomness == "error" for level in levels()):
+        raise RuntimeError(
+            "vmap: called random operation while in randomness error mode. Please either use the 'same' "
+            "or 'different' randomness flags on vmap or perform the randomness operation out of vmap"
+        )
+
+
 def reserved(count: int, take: Any) -> tuple[Any, Any]:
     """(seed, position) of random numbers for every sample: the same for all, or a position for each."""
-    for level in levels():
-        if level.randomness == "error":
-            raise RuntimeError(
-                "vmap: called random operation while in randomness error mode. Please either use the 'same' "
-                "or 'different' randomness flags on vmap or perform the randomness operation out of vmap"
-            )
+    expect_randomness()
     own = [level for level in levels() if level.randomness == "different"]
     samples = prod(level.size for level in own)
     seed, position = take(count * samples)

@@ -32,6 +32,7 @@ from kiln.fx.graph_module import GraphModule
 from kiln.fx.immutable_collections import immutable_dict, immutable_list
 from kiln.fx.looks import Same, look
 from kiln.fx.node import Node
+from kiln.fx.sizes import Number, Symbols, Terms, tell_looks
 from kiln.fx.values import Place, Value
 from kiln.nn import Module as _Module
 from kiln.nn import Parameter
@@ -109,22 +110,33 @@ class Backed(Compiled):
     def made(self, capture: Capture, segment: Segment, live: tuple[int, ...]) -> Any:
         """What runs for a segment: what the backend gives for its graph."""
         capture_number = capture.number
-        key = _without_sizes(segment, live) if self.dynamic else None
-        if key in self._of_any_size:
-            return self._of_any_size[key]
+        found = self._of_any_size.setdefault(_without_sizes(segment, live), []) if self.dynamic else []
+        for known, before in found:
+            if known.hold(segment):
+                return before
         if self._counts.get(capture_number, 0) >= _MOST:
             said = f"{self._name} runs without the backend: {_MOST} graphs of it were captured before"
             if self.fullgraph:
                 raise RuntimeError(f"compile: fullgraph=True, but {said}")
             warn(f"compile: a call of {said}")
             return partial(_run, segment.path, live)
-        module = GraphModule(_Module(), _graph(segment, live, capture.named()))
+        symbols = Symbols(segment) if self.dynamic else None
+        module = GraphModule(_Module(), _graph(segment, live, capture.named(), symbols))
         self._counts[capture_number] = self._counts.get(capture_number, 0) + 1
-        run = type(self).backend(module, list(segment.inputs), **self.more)
-        if not callable(run):
-            raise TypeError(f"compile: the backend must return a callable, got {type(run).__name__}")
-        if key is not None:
-            self._of_any_size[key] = run
+        examples = list(segment.inputs)
+        if symbols is not None:
+            examples = symbols.given(examples, segment.numbers)
+        made = type(self).backend(module, examples, **self.more)
+        if not callable(made):
+            raise TypeError(f"compile: the backend must return a callable, got {type(made).__name__}")
+        if symbols is None:
+            return lambda tensors, numbers: made(*tensors)
+        given = symbols.given
+
+        def run(tensors: list[Any], numbers: list[int]) -> Any:
+            return made(*given(tensors, numbers))
+
+        found.append((symbols, run))
         return run
 
 
@@ -142,20 +154,25 @@ def _given(capture: Capture, args: Any, kwargs: Any) -> Any:
     }
 
 
-def _graph(segment: Segment, live: tuple[int, ...], paths: dict[int, str]) -> Graph:
+def _graph(segment: Segment, live: tuple[int, ...], paths: dict[int, str], symbols: Symbols | None) -> Graph:
     """A segment's steps as a graph whose results are some of them; `paths`: names of tensors by identity."""
     graph = Graph()
     placed: dict[str, list[Node]] = {"input": [], "step": []}
+    terms = Terms(graph, segment, placed)
     names: list[str] = []
     for number, (tensor, name) in enumerate(zip(segment.inputs, segment.names)):
         name = f"L_{paths.get(id(tensor), name)}_"
         names.append(name if name not in names else f"{name}{number}_")
-    for tensor, name in zip(segment.inputs, names):
+    for feed in range(len(names)) if symbols is None else symbols.feeds:
+        if not isinstance(feed, int):
+            terms.add(feed)
+            continue
+        tensor, name = segment.inputs[feed], names[feed]
         node = graph.placeholder("".join(c if c.isalnum() else "_" for c in name))
         node.meta["example_value"] = node.meta["val"] = tensor.detach()
         placed["input"].append(node)
     for step in segment.path:
-        args, kwargs = _kept((step.args, step.kwargs), placed)
+        args, kwargs = _kept((step.args, step.kwargs), placed, terms)
         node = graph.create_node(step.kind, step.target, args, dict(kwargs))
         node.meta["example_value"] = node.meta["val"] = step.result
         node.stack_trace = step.line
@@ -164,6 +181,8 @@ def _graph(segment: Segment, live: tuple[int, ...], paths: dict[int, str]) -> Gr
     for node in reversed(graph.nodes):  # parts of results that nothing uses
         if not node.users and node.target is operator.getitem:
             graph.erase_node(node)
+    if symbols is not None:
+        tell_looks(graph, segment.inputs, segment.fixed)
     return graph
 
 
@@ -172,20 +191,21 @@ def _without_sizes(segment: Segment, live: tuple[int, ...]) -> Any:
     broadcast, are sizes of their own, and so are numbers among the arguments.
     """
     inputs = []
-    for x in segment.inputs:
-        shape = tuple(min(n, 2) for n in x.shape)
+    for k, x in enumerate(segment.inputs):
+        shape = tuple(x.shape) if k in segment.fixed else tuple(min(n, 2) for n in x.shape)
         inputs.append((type(x), shape, x.dtype, x.is_contiguous(), x.requires_grad, x.is_leaf))
     steps = [
         (s.kind, s.target if isinstance(s.target, str) else Same(s.target), _frozen((s.args, s.kwargs)))
         for s in segment.path
     ]
-    return live, segment.start_modes, _core.get_default_dtype(), tuple(inputs), tuple(steps)
+    numbers = tuple(min(n, 2) for n in segment.numbers)
+    return live, segment.start_modes, _core.get_default_dtype(), tuple(inputs), numbers, tuple(steps)
 
 
 def _frozen(a: Any) -> Any:
     """Arguments as a key."""
-    if type(a) is Place:
-        return (Place, a.kind, a.number)
+    if isinstance(a, Place):
+        return a.frozen()
     if isinstance(a, (tuple, list)):
         return (type(a), *map(_frozen, a))
     if isinstance(a, dict):
@@ -195,29 +215,29 @@ def _frozen(a: Any) -> Any:
     return look(a)
 
 
-def _run(path: list[Step], live: tuple[int, ...], *given: Any) -> Any:
+def _run(path: list[Step], live: tuple[int, ...], tensors: list[Any], numbers: list[int]) -> Any:
     """What a graph of the steps would give."""
     results: list[Any] = []
     for step in path:
-        results.append(step.call(results, list(given)))
+        results.append(step.call(results, tensors, numbers))
     return tuple(results[k] for k in live)
 
 
-def _kept(a: Any, placed: dict[str, list[Node]]) -> Any:
+def _kept(a: Any, placed: dict[str, list[Node]], terms: Terms) -> Any:
     """Arguments as nodes hold them."""
-    if type(a) is Place:
-        return placed[a.kind][a.number]
+    if isinstance(a, Place):
+        return placed[a.kind][a.number] if type(a) is Place else terms.node(a)
     if isinstance(a, tuple):
-        items = [_kept(x, placed) for x in a]
+        items = [_kept(x, placed, terms) for x in a]
         if type(a) is tuple:
             return tuple(items)
         return type(a)(*items) if hasattr(a, "_fields") else type(a)(items)
     if isinstance(a, list):
-        return immutable_list([_kept(x, placed) for x in a])
+        return immutable_list([_kept(x, placed, terms) for x in a])
     if isinstance(a, dict):
-        return immutable_dict({k: _kept(x, placed) for k, x in a.items()})
+        return immutable_dict({k: _kept(x, placed, terms) for k, x in a.items()})
     if isinstance(a, slice):
-        return slice(*(_kept(x, placed) for x in (a.start, a.stop, a.step)))
+        return slice(*(_kept(x, placed, terms) for x in (a.start, a.stop, a.step)))
     return a
 
 
@@ -241,7 +261,7 @@ def _attribute(module: Any, name: str, found: Any) -> Any:
     if capture is None or capture.passing:
         return found
     if isinstance(found, _core.Tensor):
-        return found if issubclass(type(found), Value) else capture.lift(found, name)
+        return found if issubclass(type(found), Value) else capture.lift(found, name, True)
     if capture.segment.writes and name in _ALL_TENSORS:
         capture.end()  # what is found there stands for nothing
     return found
@@ -287,7 +307,7 @@ def _stood(capture: Capture, function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _real(x: Any) -> Any:
-    return x.value if issubclass(type(x), Value) else x
+    return x.value if issubclass(type(x), Value) else int(x) if type(x) is Number else x
 
 
 def _stand(a: Any, function: Any, seen: set[int]) -> Any:

@@ -25,6 +25,7 @@ from kiln.fx import names
 from kiln.fx.asked import AT_ONCE, GIVE_NOTHING, METADATA, READS, calls_back, sized_by_values, writes
 from kiln.fx.looks import Same, copy_of, hollow, look
 from kiln.fx.proxy import TracerBase, in_assert
+from kiln.fx.sizes import Number, SizePlace, Source, Term
 from kiln.fx.values import Place, Value, mapped, places_in, tensors_in
 from kiln.ops.random.generator import Generator
 from kiln.switches import _assert
@@ -56,10 +57,10 @@ class Step:
         self.writes = False  # into an argument
         self.line: Any = None
 
-    def call(self, shadows: list[Any], inputs: list[Any]) -> Any:
-        """What it gives for tensors in the place of steps and inputs."""
-        sources = {"step": shadows, "input": inputs}
-        args, kwargs = mapped((self.args, self.kwargs), Place, lambda p: sources[p.kind][p.number])
+    def call(self, shadows: list[Any], inputs: list[Any], numbers: list[int]) -> Any:
+        """What it gives for tensors in the place of steps and inputs, of sizes that were read before."""
+        sources = {"step": shadows, "input": inputs, "number": numbers}
+        args, kwargs = mapped((self.args, self.kwargs), Place, lambda p: p.of(sources))
         if self.kind == "call_method":
             return getattr(args[0], self.target)(*args[1:], **kwargs)
         return self.target(*args, **kwargs)
@@ -74,6 +75,9 @@ class Segment:
         self.inputs: list[Any] = []
         self.names: list[str] = []
         self.places: dict[int, int] = {}  # of tensors, by identity
+        self.fixed: set[int] = set()  # inputs that are a module's
+        self.numbers: list[int] = []  # sizes of tensors that are gone
+        self.sources: dict[Source, int] = {}  # of those
         self.kept: dict[int, Any] = {}  # copies of tensors that lay about, and their versions
         self.copies: list[Any] = []
         self.shadows: list[Any] | None = None  # what its steps give for the copies
@@ -83,7 +87,7 @@ class Segment:
     def forget(self, count: int) -> None:
         """Inputs behind a number of them."""
         for tensor in self.inputs[count:]:
-            del self.places[id(tensor)]
+            self.fixed.discard(self.places.pop(id(tensor)))
         del self.inputs[count:], self.names[count:], self.copies[count:]
         self.kept = {number: kept for number, kept in self.kept.items() if number < count}
 
@@ -93,6 +97,7 @@ class Capture(TracerBase):
 
     def __init__(self, owner: Any, named: Callable[[], dict[int, str]]) -> None:
         self.owner, self.named = owner, named  # called for the names of tensors where a graph is made
+        self.reference = weakref.ref(self)
         self.graph: Any = self  # one program: values of two do not meet
         self.passing = False  # what is asked is done at once
         self.broken: Break | None = None
@@ -107,11 +112,11 @@ class Capture(TracerBase):
 
     # -- tensors and what stands for them --
 
-    def lift(self, tensor: Any, path: str = "") -> Value:
-        """What stands for a tensor that is there."""
+    def lift(self, tensor: Any, path: str = "", fixed: bool = False) -> Value:
+        """What stands for a tensor that is there; `fixed`: it is a module's."""
         known = self.known.get(id(tensor))
         if known is None or known.index is not None or known.value is not tensor:
-            known = self.known[id(tensor)] = Value(self, tensor, None, path)
+            known = self.known[id(tensor)] = Value(self, tensor, None, path, fixed)
             self.made.append(weakref.ref(known))
         return known
 
@@ -143,7 +148,7 @@ class Capture(TracerBase):
             found = self.broken = Break(f"{why} at {line()}")
             raise found
 
-    def _input(self, tensor: Any, path: str) -> Any:
+    def _input(self, tensor: Any, path: str, fixed: bool = False) -> Any:
         """The key of a tensor that is an input, from now on if it was none."""
         segment = self.segment
         number = segment.places.get(id(tensor))
@@ -153,6 +158,8 @@ class Capture(TracerBase):
         segment.inputs.append(tensor)
         if not path and not tensor.requires_grad:
             segment.kept[number] = (tensor._version, tensor.detach().clone())
+        if fixed:
+            segment.fixed.add(number)
         segment.names.append(path or f"tensor_{number}")
         segment.copies.append(copy_of(tensor) if segment.shadows is not None else None)
         return "input", number, look(tensor)
@@ -162,7 +169,9 @@ class Capture(TracerBase):
         kind = type(a)
         if kind is Value or kind is _At:
             index = a.index
-            return ("step", index) if index is not None else self._input(a.value, a.path)
+            return ("step", index) if index is not None else self._input(a.value, a.path, a.fixed)
+        if kind is Number:
+            return self._number_key(a)
         if kind in _SIMPLE:
             return (kind, a)
         if kind is tuple or kind is list:
@@ -179,9 +188,46 @@ class Capture(TracerBase):
             raise TypeError("an array is no part of a key")
         return look(a)
 
+    def _number_key(self, a: Number) -> Any:
+        """What must be the same of a size: where it comes from. One of another call is a number."""
+        if a.capture is not self.reference:
+            return (int, int(a))
+        if not isinstance(a.made, Source):
+            return (a.made[0].__name__, *map(self._key, a.made[1:]))
+        dim, value = a.made.dim, self._source(a)
+        if value is None:
+            number = self.segment.sources.setdefault(a.made, len(self.segment.sources))
+            if number == len(self.segment.numbers):
+                self.segment.numbers.append(int(a))
+            return ("number", number, int(a))
+        return ("size", ("step", value) if type(value) is int else self._key(value), dim)
+
+    def _source(self, a: Number) -> Any:
+        """Whose size it is: the number of a step, or a value; None: a tensor that is gone or has others."""
+        source = a.made
+        if source.index is not None and source.segment() is self.segment:
+            return source.index
+        value = source.value()
+        if value is None or value.index is not None or value.value.dim() <= max(source.dim, ~source.dim):
+            return None
+        return value if value.value.shape[source.dim] == a else None
+
+    def _number_placed(self, a: Number) -> Any:
+        if a.capture is not self.reference:
+            return int(a)
+        if not isinstance(a.made, Source):
+            return Term(a.made[0], tuple(map(self._placed, a.made[1:])))
+        value = self._source(a)
+        if value is None:
+            return SizePlace("number", self.segment.sources[a.made], 0)
+        at = Place("step", value) if type(value) is int else self._placed(value)
+        return SizePlace(at.kind, at.number, a.made.dim)
+
     def _placed(self, a: Any) -> Any:
         """Arguments that have a key, with places instead of tensors."""
         kind = type(a)
+        if kind is Number:
+            return self._number_placed(a)
         if kind is Value or kind is _At:
             if a.index is not None:
                 return Place("step", a.index)
@@ -375,9 +421,9 @@ class Capture(TracerBase):
                 segment.shadows = []
                 _core.set_modes(*segment.start_modes)
                 for known in segment.path:
-                    segment.shadows.append(known.call(segment.shadows, segment.copies))
+                    segment.shadows.append(known.call(segment.shadows, segment.copies, segment.numbers))
                 _core.set_modes(*modes)
-            result = step.call(segment.shadows, segment.copies)
+            result = step.call(segment.shadows, segment.copies, segment.numbers)
         finally:
             _core.set_modes(*modes)
             _core.set_random_state(*state)
@@ -387,7 +433,7 @@ class Capture(TracerBase):
         given = mapped((step.args, step.kwargs), Place, lambda p: p)
         sources = {"step": segment.shadows, "input": segment.copies}
         for place_ in places_in(given):
-            if result is not None and sources[place_.kind][place_.number] is result:
+            if result is not None and type(place_) is Place and sources[place_.kind][place_.number] is result:
                 step.same = place_
         if not _is_kept(step, result):
             return False
@@ -473,7 +519,7 @@ class Capture(TracerBase):
             if run is None:
                 run = self.owner.made(self, segment, live)
                 segment.at.runs[live] = run
-            made = run(*given)
+            made = run(given, segment.numbers)
         finally:
             _core.set_modes(*before[3])
             _core.take_all(before[0])

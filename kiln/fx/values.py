@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,14 @@ class Place:
 
     def __init__(self, kind: str, number: int) -> None:
         self.kind, self.number = kind, number
+
+    def of(self, sources: dict[str, Any]) -> Any:
+        """What stands there."""
+        return sources[self.kind][self.number]
+
+    def frozen(self) -> Any:
+        """A key."""
+        return (Place, self.kind, self.number)
 
 
 def mapped(a: Any, kind: type, function: Callable[[Any], Any]) -> Any:
@@ -54,22 +63,27 @@ class Value(StandIn, metaclass=_AsTensor):
 
     tracer: Any
 
-    def __init__(self, tracer: Any, value: Any, index: int | None, path: str = "") -> None:
+    def __init__(
+        self, tracer: Any, value: Any, index: int | None, path: str = "", fixed: bool = False
+    ) -> None:
         set_ = object.__setattr__
         set_(self, "tracer", tracer)
         set_(self, "value", value)  # the tensor itself where index is None
         set_(self, "index", index)  # its step in the segment that has not run
         set_(self, "path", path)
+        set_(self, "fixed", fixed)  # a module's: of sizes that do not vary
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self.value)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("tracer", "value", "index", "path", "node"):
+        if name in ("tracer", "value", "index", "path", "fixed", "node"):
             raise AttributeError(name)
         if name in OF_REAL or self.tracer.passing:
             return self.tracer.shown(getattr(self.tracer.real(self, f"the attribute {name}"), name))
+        if name in _SIZES and self.tracer.owner.dynamic:
+            return _SIZES[name](self)
         found = getattr(self.value, name)
         if name in VIEWS:
             return self.tracer.create_proxy("call_function", getattr, (self, name), {})
@@ -99,6 +113,22 @@ class Value(StandIn, metaclass=_AsTensor):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
+
+
+def _size(value: Value, dim: int | None = None) -> Any:
+    from kiln.fx.sizes import read_size, read_sizes
+
+    return read_sizes(value) if dim is None else read_size(value, dim)
+
+
+def _numel(value: Value) -> Any:
+    return functools.reduce(operator.mul, _size(value)) if value.value.dim() else 1
+
+
+_SIZES: Any = {
+    "shape": _size, "size": lambda value: partial(_size, value),
+    "numel": lambda value: partial(_numel, value), "nelement": lambda value: partial(_numel, value),
+}  # fmt: skip
 
 
 def _method(value: Value, name: str, /, *args: Any, **kwargs: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kiln import _core, ops
@@ -11,6 +12,7 @@ from kiln.errors import warn
 from kiln.nn import functional, init
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
+from kiln.table.arguments import keeping
 
 if TYPE_CHECKING:
     from kiln._typed.words import Device, DType
@@ -222,6 +224,11 @@ class _BatchNorm(_NormBase):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_dims(input)
+        count = self.num_batches_tracked
+        y: Tensor = keeping(input, partial(self._normalized, input), num_batches_tracked=count)
+        return y
+
+    def _normalized(self, input: Tensor) -> Tensor:
         momentum = 0.0 if self.momentum is None else self.momentum
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)

@@ -21,6 +21,7 @@ from kiln.graph.graph import Value
 from kiln.nn import Module
 from kiln.nn.calls import HOOKS
 from kiln.scripting.annotations import check_arguments
+from kiln.scripting.any_sizes import Sizes, declared, without_sizes
 from kiln.scripting.calls import call
 from kiln.scripting.context import Context, entered, reachable
 from kiln.scripting.given import (
@@ -38,6 +39,7 @@ from kiln.scripting.items import contents
 from kiln.scripting.within import defined, definition_of, inside, numbers_as_tensors
 from kiln.table.arguments import recorder_here
 from kiln.table.callables import hide_frames, name_constructor
+from kiln.tracing.batches import looks_as_sample
 from kiln.tracing.captured import Captured
 from kiln.tracing.modules import TopLevelTracedModule, TracerWarning
 from kiln.tracing.program import Program, held_in
@@ -85,6 +87,7 @@ class Variant:
         kwargs: dict[str, Any],
         refused: TracingError | None,
         fast: Any,
+        dims: Any = None,
     ) -> None:
         self.refused = refused  # why it is for one way that the function goes alone
         self.tree: Any = None
@@ -95,7 +98,7 @@ class Variant:
         ran: dict[Any, dict[str, Any]] = {}
         run = self._runner(function, root, ran)
         on_data = "refuse" if refused is None else "check"
-        self.captured: Captured = captured_twice(run, args, kwargs, None, on_data, True, root)
+        self.captured: Captured = captured_twice(run, args, kwargs, dims, on_data, True, root)
         self._state = [s.tensor for s in self.captured.state]
         read = Read(ran, self._state)
         for places in ways_to([function, root, args, kwargs], self._state).values():
@@ -120,7 +123,8 @@ class Variant:
         self._environ = dict(os.environ) if any(asks & names_in(code) for code in ran) else None
         self.is_seen = self.is_seen and self._environ is None
         self.writes_inputs = any(kind == "input" for kind, _ in self.captured.mutated)
-        self.run = Way(self, fast).run
+        self.way = Way(self, fast)
+        self.run = self.way.run
 
     def _runner(self, function: Any, root: Any, ran: dict[Any, dict[str, Any]]) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -161,12 +165,21 @@ class Variant:
             and all(x.shape == y.shape and x.tobytes() == y.tobytes() for x, y in self._arrays)
         )
 
+    def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether it is a program for the sizes of these arguments, if they look the same besides."""
+        try:
+            self.way.leaves(args, kwargs)
+        except (RuntimeError, TypeError):
+            return False
+        return True
+
     def result(self, leaves: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """What the function returns, of the program's results; prints, and changes what the function does."""
         if self.numbers:
             leaves = list(leaves)
             for k in self.numbers:
-                leaves[k] = leaves[k].item()
+                if issubclass(type(leaves[k]), _core.Tensor):  # (one of a batch stays a tensor)
+                    leaves[k] = leaves[k].item()
         found, prints, effects = build(self.tree, iter(leaves))
         for texts, named in prints:
             print(*texts, **named)
@@ -209,6 +222,7 @@ class Calls:
     def __init__(self, function: Any, root: Any) -> None:
         self.function, self.root = function, root
         self.variants: dict[Any, list[Variant]] = {}
+        self.sizes: dict[Any, Sizes] = {}  # by how arguments look but for their sizes
         self.last: Variant | None = None
         self.told = False  # that a program holds one way alone
         self.fast = _core.Cell(self._slow)  # the call; those like an earlier one the core runs by itself
@@ -223,12 +237,12 @@ class Calls:
             definition = definition_of(args, kwargs)
             if definition is not None:
                 return definition.during(lambda: defined(definition, self.function, args, kwargs))
-            return self.function(*args, **kwargs)  # of a batch, or values of a graph: no program takes them
-        kept = self.variants.setdefault(tuple(look), [])
+            return self._of_batch(args, kwargs)
+        kept = self.variants.get(tuple(look), [])
         if not kept:
             check_arguments(self.function, args, kwargs)
         state = _core.random_state()
-        for made in kept:
+        for made in kept or self._for_sizes(look, args, kwargs):
             if not made.holds() or (made.writes_inputs and overlap(args, kwargs)):
                 continue
             try:
@@ -241,6 +255,7 @@ class Calls:
                     self.function(*args, **kwargs)  # raises it, with its text and its lines
                     raise
         try:
+            kept = self.variants.setdefault(tuple(look), [])
             made = self._made(kept, args, kwargs)
             if made.writes_inputs and overlap(args, kwargs):
                 raise TracingError(
@@ -253,6 +268,58 @@ class Calls:
             _core.set_random_state(*state)
             self.function(*args, **kwargs)
             raise
+
+    def _of_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Of samples of a batch: the program of how one looks, if there is one of all ways; else, and of
+        values of a graph, what the function gives.
+        """
+        leaves: list[Any] = []
+        tree = flatten((args, kwargs), leaves)
+        given, named = build(tree, iter(map(looks_as_sample, leaves)))
+        look: list[Any] = [_core.modes(), _core.default_dtype_name()]
+        seen: dict[int, int] = {}
+        if not (_look(given, look, seen) and _look(named, look, seen)):
+            return self.function(*args, **kwargs)
+        kept = self.variants.setdefault(tuple(look), [])
+        made = next((v for v in kept if v.refused is None and v.holds()), None)
+        try:
+            if made is None:
+                made = Variant(self.function, self.root, given, named, None, self.fast)
+                kept.insert(0, made)
+            if made.prints or made.places:
+                raise TracingError(f"{made.captured.name}: prints, or changes what is there before the call")
+        except TracingError as refused:
+            try:
+                return self.function(*args, **kwargs)
+            except RuntimeError as error:
+                if not str(error).startswith("vmap: "):
+                    raise
+                raise TracingError(f"{error} The script is no program for all samples: {refused}") from None
+        return made.run(None, args, kwargs)
+
+    def _for_sizes(self, look: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Variant]:
+        """The program of a look for all sizes, if there is one; it is made at the second set of sizes."""
+        found = without_sizes(look)
+        if found is None:
+            return []
+        key, shapes = found
+        if key not in self.sizes:
+            while len(self.sizes) > KEPT:
+                del self.sizes[next(iter(self.sizes))]
+            self.sizes[key] = Sizes(shapes)
+            return []
+        known = self.sizes[key]
+        for made in known.kept:
+            if made.fits(args, kwargs):
+                return [made]
+        dims = None if self.told else known.dims(shapes)
+        if dims is not None:
+            try:
+                given = declared(self.function, args, kwargs, dims)
+                known.kept = [Variant(self.function, self.root, args, kwargs, None, self.fast, given)]
+            except Exception:  # what it is shows in the program for these sizes alone
+                known.give_up()
+        return [made for made in known.kept if made.fits(args, kwargs)]
 
     def _ran(
         self,

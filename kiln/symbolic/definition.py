@@ -43,6 +43,15 @@ _WAYS = (
 )
 
 
+class Overwritten(NamedTuple):
+    """What a tensor of the program was before a call wrote into it."""
+
+    operand: int  # the tensor
+    value: int  # what was in it
+    call: int
+    name: str
+
+
 class Definition(Recorder):
     """The steps that ops on placeholders have made."""
 
@@ -64,6 +73,10 @@ class Definition(Recorder):
         self._last = (0, 0)  # the last draw before an op: from, to
         self._rewound = -1  # where the generator was before it
         self._inside = False
+        self.calls: list[int] = []  # of each step: the number of the call of an op that it is of; 0: of none
+        self.overwritten: dict[int, Overwritten] = {}  # by what is in it then: tensors that stay
+        self._call = 0
+        self._kept: dict[int, str] = {}  # by id: names of tensors that stay, in a call that writes them
         self.expected_at: list[str] = []  # the lines on which ops asked what `expected` holds
 
     def given(self, name: str, shape: tuple[Any, ...], dtype: Any) -> Traced:
@@ -114,6 +127,8 @@ class Definition(Recorder):
                 "as an argument, or make the graph a part of the function, graph(x)"
             )
         self._inside = True
+        self.number_steps(0)
+        self._call += 1
         state = _core.random_state()
         self.random = state
         self.failure = None
@@ -128,12 +143,41 @@ class Definition(Recorder):
             raise
         finally:
             self._inside = False
+            self.number_steps(self._call)
             drawn = _core.random_state()[1] - state[1]
             _core.set_random_state(state[0], state[1] if self._rewound < 0 else self._rewound)
             self._rewound = -1
             if drawn:
                 self.drawn_by.append(self._counts.pop(state[1], drawn))
         return result
+
+    def number_steps(self, call: int) -> None:
+        """Says of which call the last steps are."""
+        del self.calls[len(self.steps) :]
+        self.calls += [call] * (len(self.steps) - len(self.calls))
+
+    def keeping(self, call: Callable[[], Any], names: dict[int, str]) -> Any:
+        """One call of ops that writes into tensors of the program: they are state of graphs."""
+        before = self._kept
+        self._kept = {**before, **names}
+        try:
+            return self.during(call)
+        finally:
+            self._kept = before
+
+    def read(self, tensor: Any, for_others: bool) -> Any:
+        """Tensors of the program have values, but for those that a call writes which each run does again."""
+        if id(tensor) in self._kept:
+            self.refuse("reads a value that is another one at each run")
+        return super().read(tensor, for_others)
+
+    def _written(self, target: Any, k: int, history: bool) -> None:
+        if id(target) in self._kept:
+            operand = self.operand_of(target)
+            assert operand is not None
+            name = self._kept[id(target)]
+            self.overwritten[k] = Overwritten(operand, self.value(target), self._call, name)
+        super()._written(target, k, history)
 
     def _argument(self, name: str, x: Any) -> Any:
         """Random numbers are drawn when the graph is run: seed and position are numbers that it is given."""
@@ -215,6 +259,9 @@ class Definition(Recorder):
         raise self._refused(_READS.get(what, what), line=line)
 
     def _expect_buffer(self, storage: int) -> None:
+        whole = self._on[storage][0]
+        if id(whole) in self._kept and not whole.requires_grad:
+            return
         self.refuse(
             "writes into a tensor of the program, which the graph would have to do at each run: write "
             "into a copy, "

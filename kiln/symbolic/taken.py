@@ -40,7 +40,12 @@ class Taken(Restored):
         for k in inputs:
             self._operand(k)
         makers = {k: at for at, step in enumerate(definition.steps) for k in step.outs}
+        self.calls: set[int] = set()  # those that results need: what they write is written
         needed, constants = self._needs(results, makers)
+        definition.number_steps(0)
+        while not self.calls.issuperset(calls := {definition.calls[at] for at in needed}):
+            self.calls |= calls
+            needed, constants = self._needs([*results, *self._last().values()], makers)
         # what ops ask of values on the lines of these steps, where the inputs say it
         lines = {definition.lines[at] for at in needed}
         self.expected: list[tuple[int, type[Exception], str]] = []
@@ -54,15 +59,29 @@ class Taken(Restored):
             self._operand(k)
         for at in sorted(needed):
             self._step(at)
-        self.results = [self._of[k] for k in results]
+        self.results = [self._of[self._now(k)] for k in results]
+        # what is in tensors of the program afterwards, by operand: a value of the graph
+        self.written = {own: self._of[k] for own, k in self._last().items()}
+
+    def _last(self) -> dict[int, int]:
+        """The last value that each tensor of the program is given, by operand."""
+        writes = self.definition.overwritten.items()
+        return {write.operand: k for k, write in writes if write.call in self.calls}
+
+    def _now(self, k: int) -> int:
+        """A value, but of a tensor of the program what was in it before calls that this graph has not."""
+        overwritten = self.definition.overwritten
+        while k in overwritten and overwritten[k].call not in self.calls:
+            k = overwritten[k].value
+        return k
 
     def _needs(self, values: list[int], makers: dict[int, int]) -> tuple[set[int], set[int]]:
         """The steps that make these values, and the operands, beside those that are given."""
         needed: set[int] = set()
         constants: set[int] = set()
-        wanted = [k for k in values if k not in self._of]
+        wanted = list(values)
         while wanted:
-            k = wanted.pop()
+            k = self._now(wanted.pop())
             if k in self._of or k in constants or makers.get(k) in needed:
                 continue
             if k not in makers:
@@ -89,7 +108,8 @@ class Taken(Restored):
             if own is None or own < _FIRST:  # (what a graph is given is not computed)
                 own = _FIRST + len(self.dtypes) - len(self.operands)
                 self.dtypes[own] = dtype
-                self.sizes[own] = self.definition.sizes.get(k, ())
+                if k in self.definition.sizes:  # (of what is written into something else, the op knows)
+                    self.sizes[own] = self.definition.sizes[k]
                 self._of.setdefault(k, own)
             outs.append(own)
         self.steps.append(step._replace(args=args, outs=tuple(outs)))
@@ -97,7 +117,7 @@ class Taken(Restored):
 
     def _argument_of(self, kind: str, x: Any) -> tuple[str, Any]:
         if kind == "value":
-            return kind, self._of[x]
+            return kind, self._of[self._now(x)]
         if kind == "operand":
             if x not in self.drawn:
                 self.drawn.append(x)
@@ -203,8 +223,15 @@ def _finish(
     found.inputs = [
         Input(name, taken.dtypes[k], tuple(map(moved, shapes[k]))) for k, name in enumerate(names)
     ]
+    named = {write.operand: write.name for write in definition.overwritten.values()}
     for at, k in enumerate(taken.constants):
-        found.state.append(State(f"constant{at}", "constant", definition.operands[k]))
+        kind = "buffer" if k in taken.written else "constant"
+        name = _free(named[k], {s.name for s in found.state}) if k in taken.written else f"constant{at}"
+        found.state.append(State(name, kind, definition.operands[k]))
+    changed = []
+    for k, value in taken.written.items():
+        found.mutated.append(("state", taken.constants.index(k)))
+        changed.append(value)
     found.in_tree = Tree("tuple", (Tree("tuple", (LEAF,) * len(names)), Tree("dict")))
     found.parameters = names
     found.aliases = tuple(range(len(names)))
@@ -216,7 +243,7 @@ def _finish(
         elif own < len(taken.operands):
             found.same[k] = "state", own - len(inputs)
     found.random, found.drawn = _draws(definition, taken, moved)
-    count = len(taken.results)
+    count = len(taken.results) + len(changed)
     taken.steps = [
         s._replace(
             args=tuple([_moved_argument(moved, *arg) for arg in s.args]),
@@ -228,7 +255,7 @@ def _finish(
     extra = add_checks(found, taken, count)  # type: ignore[arg-type]  # of a recorder it asks as much
     checks, asked = taken.expectations(count + len(extra))
     found.checks += checks
-    results = [*taken.results, *extra, *asked]
+    results = [*taken.results, *changed, *extra, *asked]
     found.steps = taken.finish(results)
     set_histories(found)
     wanted, lines = set(results), []
@@ -242,6 +269,14 @@ def _finish(
     found.number_sizes()
     _guard(found, definition, moved)
     found.make_op()
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, numbered if it is taken."""
+    found, k = name, 1
+    while found in taken:
+        found, k = f"{name}_{k}", k + 1
+    return found
 
 
 def _moved_argument(moved: Callable[[Any], Any], kind: str, x: Any) -> tuple[str, Any]:

@@ -98,11 +98,20 @@ def recorder_here(*given: Any) -> Any:
     return _traced.recorder
 
 
+def keeping(given: Any, call: Callable[[], Any], **state: Any) -> Any:
+    """What a call gives that writes into tensors which stay: they are state, by name, of a graph that is
+    defined, if `given` is a node of it.
+    """
+    if not hasattr(type(given), "recorder"):
+        return call()
+    return given.recorder.keeping(call, {id(x): name for name, x in state.items() if x is not None})
+
+
 def answered(what: str, answer: Any) -> Any:
     """What a function of kiln's with the name `what` says of a mode or a switch; who follows the calls of
     this thread is told, whose program would go by it.
     """
-    recorder = _traced.recorder
+    recorder = _traced.recorder or _traced.follower
     return answer if recorder is None else recorder.asked_mode(what, answer)
 
 

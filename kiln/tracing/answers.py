@@ -40,6 +40,7 @@ OF_TENSORS: dict[str, Callable[[Any], Any]] = {
     "is_contiguous": lambda x: x.is_contiguous(),
     "stride": _in_order,
     "storage_offset": lambda x: x.storage_offset() == 0,
+    "offset": lambda x: x.storage_offset(),
     "_base": lambda x: x._base is None,
     "is_shared": lambda x: not x.is_shared(),
     "is_inference": lambda x: not x.is_inference(),
@@ -50,6 +51,13 @@ OF_TENSORS: dict[str, Callable[[Any], Any]] = {
     "output_nr": lambda x: x.output_nr,
     "type": lambda x: type(x).__name__,
 }
+
+
+def of_tensors() -> dict[str, Callable[[Any], Any]]:
+    """What tensors answer, by what they are asked."""
+    return OF_TENSORS
+
+
 _TOLD = {
     ("is_contiguous", True): "must be contiguous",
     ("stride", True): "must have its elements in order in memory, by its strides",
@@ -83,6 +91,21 @@ def answer_of(operands: list[Any], which: int, what: str, answer: Any) -> Any:
     if what == OTHER:
         return answer if x is not operands[answer] else which
     return OF_TENSORS[what](x)
+
+
+def holds(x: Any, what: str, answer: Any) -> bool:
+    """Whether a tensor, or a mode where that is None, answers so; attributes are the same objects."""
+    if x is None:
+        return bool(MODES[what]() == answer)
+    if what == "__dict__":
+        held = vars(x)
+        return held.keys() == answer.keys() and all(held[k] is v for k, v in answer.items())
+    if what.startswith(_ATTRIBUTE):
+        held, name = getattr(x, "__dict__", {}), what[len(_ATTRIBUTE) :]
+        if not answer or name not in held:
+            return not answer and name not in held
+        return held[name] is answer[0] or (is_plain(answer[0]) and held[name] == answer[0])
+    return bool(OF_TENSORS[what](x) == answer)
 
 
 class Condition(NamedTuple):

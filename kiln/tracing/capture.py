@@ -23,6 +23,7 @@ from kiln.tracing.captured import Captured, Check, Input, Raises, State, flat, l
 from kiln.tracing.compare import random_states, refuse_drawn
 from kiln.tracing.dims import declared, specs_of
 from kiln.tracing.noted import Notes
+from kiln.tracing.questions import Unknown
 from kiln.tracing.recorder import Recorder, TracingError
 from kiln.tracing.symbolic import Traced, plain
 from kiln.tracing.trees import Tree, build, constants, flatten
@@ -44,12 +45,15 @@ def capture(
     varied: Variation | None = None,
     written: frozenset[int] = frozenset(),
     preserved: Sequence[str] | None = None,
+    grad: Sequence[bool] | None = None,
+    grad_begins: bool = True,
 ) -> Captured:
     """What `fn(*args, **kwargs)` does, as a graph. `dims`: which sizes vary, as `dynamic_shapes` of
     `kiln.jit.trace`; `root`: the module whose parameters and buffers it uses (fn itself, if it is one);
     `has_values`: whether the arguments have values, or only say what such look like; `varied`: what is
     otherwise than in the example, where arguments that are `written` stay several; such a run is there to be
-    compared, and has no graph; `preserved`: that calls of modules are noted, with the signatures of these.
+    compared, and has no graph; `preserved`: that calls of modules are noted, with the signatures of these;
+    `grad`: what it is told when it asks for the grad mode; `grad_begins`: the mode it is followed with.
     TracingError for what a graph would not do again, with the line.
     """
     kwargs = kwargs or {}
@@ -65,6 +69,7 @@ def capture(
     found.distinct = sorted(set(found.aliases))
     distinct = list({id(x): x for x in leaves}.values())
     recorder = Recorder(name, on_data, has_values)
+    recorder.grad_begins, recorder.grad_shown = grad_begins, None if grad is None else list(grad)
     shapes = _declare(found, recorder, leaves, names, dims) if dims else {}
     found.casts = _core.modes()[2] is not None
     found.types = [type(x).__name__ for x in distinct]
@@ -82,6 +87,13 @@ def capture(
     state_of: dict[int, tuple[str, str, Any]] = {}
     outputs: list[Any] = []
     rebound: dict[int, Any] = {}  # what a buffer is after the run, where it was assigned
+
+    def again(told: Sequence[bool] | None, begins: bool) -> Captured:
+        """The same once more."""
+        how_again = NONE if not begins else varied
+        return capture(
+            fn, args, kwargs, dims, root, on_data, has_values, how_again, written, preserved, told, begins
+        )  # fmt: skip
 
     def run() -> Any:
         for x in leaves:
@@ -118,13 +130,15 @@ def capture(
 
     state = _core.random_state()
     outside = random_states()
-    grad = _core.set_grad_enabled(True)  # what a call records is decided by the call
-    recorder.grad_around = grad
+    before = _core.set_grad_enabled(grad_begins)  # what a call records is decided by the call
+    unknown = False
     try:
         with without_values(recorder):
             _core.trace(recorder, True, run, (), {}, ())
         if recorder.failure is not None:
             raise recorder.failure
+    except Unknown:
+        unknown = True
     except BaseException as error:
         if recorder.failure is not None:
             raise recorder.failure from None
@@ -135,11 +149,15 @@ def capture(
             ) from error
         raise
     finally:
-        _core.set_grad_enabled(grad)
+        _core.set_grad_enabled(before)
         found.drawn = _core.random_state()[1] - state[1]
         if recorder.known.value_of(recorder.drawn) == found.drawn:
             found.drawn = recorder.drawn
         _core.set_random_state(*state)
+    if unknown:
+        return again(again(None, False).kept.grad_told, True)
+    if recorder.grad_modes and grad_begins:
+        recorder.state_grad(again(recorder.grad_told, False).kept.grad_modes)
     refuse_drawn(name, outside)
     recorder.expect_unwritten()
     found.kept, found.given_back = recorder, recorder.given_back

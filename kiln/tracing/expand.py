@@ -16,9 +16,23 @@ from kiln.passes.rewrite import append, begun
 from kiln.table.record import find
 
 
-def expand(graph: Graph) -> Graph:
-    """A graph without composites that computes the same."""
-    return _expanded(graph, {})
+class Moved:
+    """Where things are in an expanded graph, by where they were."""
+
+    def __init__(self) -> None:
+        self.begins: list[int] = []  # how many nodes stand before what each node became, and at the end
+        self.values: dict[int, int] = {}  # of inputs and nodes' results
+
+    def note(self, graph: Graph, expanded: Graph, values: dict[int, Value]) -> None:
+        """`values`: what became of each value, by its id."""
+        places = {id(v): k for k, v in enumerate(expanded.values())}
+        became = [values.get(id(v)) for v in graph.values()]
+        self.values = {k: places[id(v)] for k, v in enumerate(became) if v is not None and id(v) in places}
+
+
+def expand(graph: Graph, moved: Moved | None = None) -> Graph:
+    """A graph without composites that computes the same; `moved` is told where its parts are."""
+    return _expanded(graph, {}, moved)
 
 
 def expanded(sub: Subgraph) -> Subgraph:
@@ -26,9 +40,12 @@ def expanded(sub: Subgraph) -> Subgraph:
     return _called(sub, {})
 
 
-def _expanded(graph: Graph, made_of: dict[int, Subgraph]) -> Graph:
+def _expanded(graph: Graph, made_of: dict[int, Subgraph], moved: Moved | None = None) -> Graph:
     """`made_of`: by id, what became of graphs that nodes call; the results of a call share them."""
     if not _has_composites(graph, set()):
+        if moved is not None:
+            moved.begins = list(range(len(graph.nodes) + 1))
+            moved.note(graph, graph, {id(v): v for v in graph.values()})
         return graph
     work, values = begun(graph)
     several: dict[tuple[Any, ...], list[Value]] = {}
@@ -36,11 +53,16 @@ def _expanded(graph: Graph, made_of: dict[int, Subgraph]) -> Graph:
         for node in graph.nodes:
             inputs = tuple([values[id(v)] for v in node.inputs])
             before = len(work.nodes)
+            if moved is not None:
+                moved.begins.append(before)
             made = _made(work, node, inputs, several, made_of)
             made.shape = tuple([work.canonical(d) for d in made.shape])
             for new in work.nodes[before:]:
                 new.line = node.line
             values[id(node.out)] = made
+    if moved is not None:
+        moved.begins.append(len(work.nodes))
+        moved.note(graph, work, values)
     work.updates.update(graph.updates)
     return work.finish([values[id(v)] for v in graph.outputs])
 

@@ -22,6 +22,7 @@ _OFTEN, _EVERY = (
 
 _called = later("kiln.tracing.ops", "called")
 _inlined, _within = later("kiln.tracing.nested", "inlined"), later("kiln.tracing.nested", "within")
+_of_batch = later("kiln.tracing.batches", "results_of_batch")
 _cast_arguments = later("kiln.amp.autocast_mode", "cast_arguments")
 
 above: dict[str, Any] = {}  # what makes a program of converted tensors: kiln/export's
@@ -113,10 +114,10 @@ class Program:
         if recorder is not None:
             followed: tuple[Any, ...] = recorder.during(partial(_within, found, recorder, tensors))
             return followed
+        if not _are_tensors(tensors):
+            of_batch: tuple[Any, ...] = _of_batch(found, operands, tensors)
+            return of_batch
         numbers = found.draw(operands)
-        if not _are_tensors(tensors):  # of a batch, or of a graph
-            made = found.op.handle(tensors, *([tuple(numbers)] if numbers else []))
-            return tuple(made) if isinstance(made, (tuple, list)) else (made,)
         for check in found.checks:
             check.before(operands)
         if _core.modes()[2] is None or found.casts:

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from kiln import _core
-from kiln.capture.pure.trace import user_line
+from kiln.capture.pure.trace import asks, user_line
 from kiln.errors import is_own
 from kiln.tracing.answers import OF_TENSORS, Condition, attribute
 from kiln.tracing.reads import Reads
@@ -37,14 +37,14 @@ _NEVER = {
     "data_ptr": "where its memory lies",
     "_version": "how often its memory was written",
 }
+_OF_MODES = ("is_inference_mode_enabled", "is_autocast_enabled", "get_autocast_dtype")
 _AS = {"_is_view": "_base", "grad_fn": "is_leaf"}  # what says the same
 
 
-def asks(what: str, frame: FrameType | None) -> bool:
-    """Whether the user's program asks, of whom kiln's function of that name is a part."""
-    while frame is not None and frame.f_code.co_name == what and is_own(frame):
-        frame = frame.f_back
-    return frame is not None and not is_own(frame)
+class Unknown(BaseException):
+    """Whether gradients are on depends on what the program itself has switched, which does not show: the
+    function is to be followed from the mode that it is called in.
+    """
 
 
 class Questions(Reads):
@@ -55,7 +55,12 @@ class Questions(Reads):
         self.conditions: dict[tuple[int, str], tuple[Any, str]] = {}  # (operand or -1, what) -> answer, line
         self.given_back: set[int] = set()  # operands that contiguous() gave as they are
         self.gives_others = False  # whether it gives other objects instead
-        self.grad_around = True  # whether gradients are on where the function is followed
+        self.modes_around = _core.modes()  # where the function is followed
+        self.grad_around = self.modes_around[0]
+        self.grad_begins = True  # what it is followed with, so that steps have histories
+        self.grad_modes: list[tuple[bool, str]] = []  # what was on when it asked, and the line
+        self.grad_told: list[bool] = []
+        self.grad_shown: list[bool] | None = None  # what it is told, of a run from the mode around
 
     def asked(self, tensor: Any, what: str, frame: FrameType | None = None) -> None:
         """A tensor is asked for what is no value; `frame`: who asks."""
@@ -80,14 +85,33 @@ class Questions(Reads):
 
     def asked_mode(self, what: str, answer: Any) -> Any:
         """The answer to a question about a mode or a switch, as the program is to see it."""
-        if self._quiet or not asks(what, sys._getframe(1).f_back):
+        if self._quiet or not asks(what, sys._getframe(1).f_back, True):
             return answer
         if what == "is_grad_enabled":
-            if not answer:  # by the program itself: where it is followed they are on
-                return answer
-            answer = self.grad_around
-        self._state(-1, what, getattr(answer, "name", answer))
+            return self._grad_asked(answer)
+        own = what in _OF_MODES and _core.modes()[1:] != self.modes_around[1:]
+        if not own:  # what the program itself has switched is so in each call
+            self._state(-1, what, getattr(answer, "name", answer))
         return answer
+
+    def _grad_asked(self, now: bool) -> bool:
+        at = len(self.grad_modes)
+        self.grad_modes.append((now, user_line()))
+        told = now
+        if self.grad_shown is not None and at < len(self.grad_shown):
+            told = self.grad_shown[at]
+        elif now and self.grad_begins and not self.grad_around:
+            raise Unknown
+        self.grad_told.append(told)
+        return told
+
+    def state_grad(self, otherwise: list[tuple[bool, str]]) -> None:
+        """A condition, if what the function was told depends on the mode that it is called in: `otherwise` is
+        what was on in a run that began without gradients.
+        """
+        for (now, line), (other, _) in zip(self.grad_modes, otherwise):
+            if now != other:
+                self.conditions.setdefault((-1, "is_grad_enabled"), (self.grad_around, line))
 
     def itself(self, tensor: Any) -> Any:
         """What contiguous() gives of a tensor in order: itself, where a call may have it copy. To see whether
@@ -112,6 +136,9 @@ class Questions(Reads):
         if name not in held:
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
         return held[name]
+
+    def attribute_missed(self, tensor: Any, name: str) -> None:
+        """Shows where attributes are varied."""
 
     def _layout_asked(self, whole: Any, what: str) -> None:
         what = _AS.get(what, what)

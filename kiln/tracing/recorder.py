@@ -239,6 +239,10 @@ class Recorder(Questions):
         """What a call of ops gives."""
         return call()
 
+    def keeping(self, call: Callable[[], Any], names: dict[int, str]) -> Any:
+        """What a call gives that writes into tensors which stay; `names` by their ids."""
+        return call()
+
     def ask(self, tensor: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         """A method that reads values, which the core refuses."""
         return getattr(tensor, name)(*args, **kwargs)

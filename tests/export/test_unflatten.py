@@ -208,6 +208,41 @@ def test_unflattened_is_the_model(name: str) -> None:
             p.grad = None
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_decomposed_and_unflattened_is_the_model(name: str) -> None:
+    """Of primitives alone: modules, names, and the decomposed program's bits."""
+    kiln.manual_seed(0)
+    make, args, kwargs, how = CASES[name]
+    model = make()
+    program = export(copy.deepcopy(model), tuple(y.clone() for y in args), kwargs, **how)
+    plain = program.run_decompositions()
+    for made in (_of_file(plain), plain, _of_file(program).run_decompositions()):
+        model_now = copy.deepcopy(model)
+        whole, decomposed = unflatten(made).train(), copy.deepcopy(unflatten(made)).train()
+        assert list(whole.state_dict()) == list(model_now.state_dict())
+        assert [n for n, _ in whole.named_modules()] == [n for n, _ in model_now.named_modules()]
+        calls = [n.target for n in unflatten(program).graph.nodes if n.op == "call_module"]
+        assert [n.target for n in whole.graph.nodes if n.op == "call_module"] == calls
+        for _ in range(2):
+            found, again, known = (_results(m, args, kwargs) for m in (whole, decomposed, model_now))
+            assert all(kiln.equal(a, b) for a, b in zip(found, again, strict=True))
+            for a, b in zip(found, known, strict=True):
+                assert kiln.allclose(a, b, atol=1e-6)
+        for a, b in zip(whole.state_dict().values(), model_now.state_dict().values()):
+            assert kiln.allclose(a.double(), b.double(), atol=1e-6)
+        for results in (found, known):
+            sum(y.sum() for y in results if y.requires_grad).backward()
+        expected = dict(model_now.named_parameters())
+        for n, p in whole.named_parameters():
+            assert (p.grad is None) == (expected[n].grad is None), n
+            assert p.grad is None or kiln.allclose(p.grad, expected[n].grad, atol=1e-5), n
+            p.grad = None
+    deep = unflatten(plain)
+    for path, module in deep.named_modules():
+        for node in module.graph.nodes if getattr(module, "_graphs", None) else ():
+            assert "linear" not in str(node.target) and "layer_norm" not in str(node.target), path
+
+
 def test_modules_are_called_and_exchanged() -> None:
     """Each module by itself, with its tensors by position; another one in its place; a copy of the whole."""
     model = Twice()
@@ -275,8 +310,6 @@ def test_refusals() -> None:
         export(Twice(), (x,), preserve_module_call_signature=("nope",))
     with pytest.raises(NotImplementedError, match="does not say which of its steps are calls of modules"):
         unflatten(export(lambda x: x * 2, (x,)))
-    with pytest.raises(NotImplementedError, match="was decomposed"):
-        unflatten(export(Twice(), (x,)).run_decompositions())
 
 
 def _edited(edit: Any) -> Any:

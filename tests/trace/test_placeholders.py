@@ -437,3 +437,81 @@ def test_values_under_control_flow_are_not_iterated_over_for_ever() -> None:
         list(graph.add_input("float32", (graph.new_symbol(), 3)))
     with pytest.raises(TypeError, match="0-d"):
         list(graph.add_input("float32", ()))
+
+
+def test_running_statistics_are_state_of_a_graph() -> None:
+    """Of batch and instance norms in training: read and written at each run, not when the graph is made."""
+    for make, shape in (
+        (lambda: nn.BatchNorm1d(3), ("n", 3)),
+        (lambda: nn.BatchNorm2d(3, momentum=0.3, affine=False), (2, 3, "h", 4)),
+        (lambda: nn.InstanceNorm1d(3, track_running_stats=True), ("n", 3, 5)),
+        (lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.BatchNorm1d(3)), ("n", 3)),
+    ):
+        model, other = make(), make()
+        other.load_state_dict(model.state_dict())
+        x = placeholder("x", shape)
+        y = model(x) * 2
+        assert all(map(kiln.equal, model.buffers(), other.buffers()))  # nothing ran
+        g = Graph(x, y)
+        written = [line.split()[1] for line in str(g).splitlines() if line.startswith("  write ")]
+        counted = not isinstance(model, nn.InstanceNorm1d)  # whose batches are not counted
+        assert len(written) == len(list(model.buffers())) - (not counted) and "$running_mean" in written
+        for n in (4, 7, 2):
+            a = kiln.randn(*(k if isinstance(k, int) else n for k in shape), requires_grad=True)
+            b = a.detach().clone().requires_grad_()
+            ours, theirs = g(a), other(b) * 2
+            assert _same(ours, theirs)
+            assert all(map(_same, model.buffers(), other.buffers()))
+            assert {f"${k}" for k in g.state}.issuperset(written)
+            kiln.autograd.backward([ours.sum(), theirs.sum()])
+            assert _same(a.grad, b.grad)
+
+
+def test_a_graph_has_the_writes_of_its_own_calls_alone(tmp_path: Any) -> None:
+    norm = nn.BatchNorm1d(2)
+    x, z = placeholder("x", (4, 2)), placeholder("z", (4, 2))
+    of_x, of_z = norm(x), norm(z)
+    norm.eval()
+    later = norm(z)
+    norm.train()
+    one, both, after, evaluated = (
+        Graph(z, of_z), Graph([x, z], [of_x, of_z]), Graph([x, z], [of_x, later]), Graph(z, later),
+    )  # fmt: skip
+    assert [str(g).count("write ") for g in (one, both, after, evaluated)] == [3, 3, 3, 0]
+    a, b = kiln.randn(4, 2), kiln.randn(4, 2)
+    twin = nn.BatchNorm1d(2)
+    for g, given in ((one, (b,)), (both, (a, b)), (one, (a,))):
+        ours = g(*given)
+        theirs = [twin(t) for t in given]
+        assert all(map(_same, ours if len(given) > 1 else [ours], theirs))
+        assert all(map(_same, norm.buffers(), twin.buffers()))
+    assert _same(evaluated(b), twin.eval()(b))
+    twin.train()
+    first = twin(a)
+    ours = after(a, b)
+    assert _same(ours[0], first) and _same(ours[1], twin.eval()(b))
+    assert int(norm.num_batches_tracked) == 5
+    assert kiln.equal(one.run({"z": b}, fetch=of_z), twin.train()(b))
+    one.save(tmp_path / "norm.kiln")
+    loaded = kiln.graph.load(tmp_path / "norm.kiln")
+    assert str(loaded) and _same(loaded(a), twin(a)) and list(loaded.state) == list(one.state)
+    with pytest.raises(TracingError, match="writes into a tensor of the program"):
+        norm.running_mean.add_(x.sum())
+    norm.momentum = None
+    with pytest.raises(TracingError, match="reads a value that is another one at each run"):
+        norm(x)
+    assert int(norm.num_batches_tracked) == 5
+
+
+def test_what_is_written_has_its_sizes(tmp_path: Any) -> None:
+    """So the text of a graph with writes in place can be read."""
+    x = placeholder("x", (3,))
+    v = x.clone()
+    v.mul_(x)
+    v.copy_(x[0])
+    v[0] = 1.0
+    v.lerp_(x, 0.5)
+    g = Graph(x, v)
+    g.save(tmp_path / "g.kiln")
+    a = kiln.randn(3)
+    assert _same(kiln.graph.load(tmp_path / "g.kiln")(a), g(a)) and _same(kiln.graph.parse(str(g))(a), g(a))

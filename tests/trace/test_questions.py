@@ -330,3 +330,70 @@ def test_kwargs_and_operators_that_compare_identity() -> None:
     traced = kiln.jit.trace(lambda x, y: x + y if operator.is_(x, y) else x - y, (_given(0), _given(1)))
     with pytest.raises(RuntimeError, match="another tensor"):
         traced(*[_given(0)] * 2)
+
+
+def _modes_told(x: Any, own: Any) -> tuple[Any, list[bool]]:
+    told = [kiln.is_grad_enabled(), kiln.is_inference_mode_enabled()]
+    with own():
+        told += [kiln.is_grad_enabled(), kiln.is_inference_mode_enabled()]
+        with kiln.enable_grad():
+            told += [kiln.is_grad_enabled(), kiln.is_autocast_enabled("cpu")]
+            with kiln.no_grad(), kiln.autocast("cpu"):
+                told += [kiln.is_grad_enabled(), kiln.is_autocast_enabled("cpu")]
+        told.append(kiln.is_grad_enabled())
+    return x * 2 if told[-1] else x * 3, told
+
+
+_MODES = [
+    nullcontext,
+    kiln.no_grad,
+    kiln.enable_grad,
+    kiln.inference_mode,
+    lambda: kiln.set_grad_enabled(False),
+]
+
+
+@pytest.mark.parametrize("around", range(len(_MODES)))
+def test_a_program_is_told_the_modes_that_it_switches_itself(around: int) -> None:
+    """As in eager, in each way of following it."""
+    x = _given(1)
+    for own in _MODES:
+
+        def f(x: Any, own: Any = own) -> Any:
+            return _modes_told(x, own)
+
+        made: dict[str, Any] = {
+            "trace": lambda f=f: kiln.jit.trace(f, (x,)),
+            "export": lambda f=f: kiln.export.export(f, (x,)),
+            "script": lambda f=f: kiln.jit.script(f),
+            "pure": lambda f=f: kiln.compile(f, pure=True),
+            "compile": lambda f=f: kiln.compile(f),
+            "backend": lambda f=f: kiln.compile(f, backend=lambda gm, _: gm),
+            "graph": lambda f=f: kiln.graph.from_function(f, kiln.graph.placeholder("x", (3, 3))),
+        }
+        with _MODES[around]():
+            expected = f(x)
+            for name, make in made.items():
+                came = make()(x)
+                assert came[1] == expected[1] and kiln.equal(came[0], expected[0]), (name, around, own)
+
+
+def test_what_a_program_switches_itself_is_no_condition() -> None:
+    def f(x: Any) -> Any:
+        with kiln.enable_grad():
+            x = x * 2 if kiln.is_grad_enabled() else x * 3
+        with kiln.no_grad(), kiln.inference_mode():
+            return x * 5 if kiln.is_grad_enabled() or not kiln.is_inference_mode_enabled() else x * 7
+
+    def g(x: Any) -> Any:
+        x = f(x)
+        return x * 2 if kiln.is_grad_enabled() else x * 3
+
+    for modes in ((nullcontext, kiln.no_grad), (kiln.no_grad, nullcontext)):
+        with modes[0]():
+            free, bound = kiln.jit.trace(f, (_given(0),)), kiln.jit.trace(g, (_given(0),))
+            assert kiln.equal(bound(_given(1)), g(_given(1)))
+        with modes[1]():
+            assert kiln.equal(free(_given(1)), f(_given(1)))
+            with pytest.raises(RuntimeError, match="was made where is_grad_enabled"):
+                bound(_given(1))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from kiln import _core, ops
@@ -25,6 +26,21 @@ from kiln.table.record import Op
 
 _MOVES = {"a value was read": "reads a value", "of a write": "writes to memory that others can see"}
 _applied = later("kiln.tracing.functions", "applied")
+_attribute = later("kiln.tracing.answers", "attribute")
+_of_tensors = later("kiln.tracing.answers", "of_tensors")
+# what calls that look alike have in common
+_LOOKS = {"sizes", "requires_grad", "is_contiguous", "stride"}
+_MODES = {
+    "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "get_autocast_dtype",
+    "is_autocast_cache_enabled", "get_default_dtype",
+}  # fmt: skip
+_CHANGING = {
+    "_version": "how often its memory was written, which changes from call to call",
+    "data_ptr": "where its memory lies, which changes from call to call",
+    "untyped_storage": "which may hold more than the tensor",
+}
+# what says the same, or all of it
+_AS = {"_is_view": "_base", "grad_fn": "is_leaf", "storage_offset": "offset"}
 _HINT = "kiln.compile without pure=True runs any Python"
 
 
@@ -34,6 +50,18 @@ def user_line() -> str:
     while frame is not None and is_own(frame):
         frame = frame.f_back  # type: ignore[assignment]
     return "an unknown line" if frame is None else place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def asks(what: str, frame: FrameType | None, scripted: bool = False) -> bool:
+    """Whether the user's program asks, of whom kiln's function of that name is a part; `scripted`: also by
+    what makes the calls of a script.
+    """
+    while frame is not None and is_own(frame):
+        by_script = scripted and frame.f_globals.get("__name__", "").startswith("kiln.scripting.")
+        if frame.f_code.co_name != what and not by_script:
+            return False
+        frame = frame.f_back
+    return frame is not None
 
 
 class Viewed(NamedTuple):
@@ -55,6 +83,8 @@ class Tracer:
         self.name = name
         self._is_buffer = is_buffer
         self.failure: PurityError | None = None
+        # what was asked, by (id of a tensor or -1, what) -> the tensor, the answer
+        self.assumed: dict[tuple[int, str], tuple[Any, Any]] = {}
         self.steps: list[Step] = []
         self.lines: list[str] = []
         self.operands: list[Any] = []  # tensors
@@ -121,13 +151,48 @@ class Tracer:
             else:
                 self._made.add(_core.place(y)[0])
 
-    def asked(self, tensor: Any, what: str) -> None:
-        """The program has asked a tensor for its sizes, or whether it requires a gradient, or the like: calls
+    def asked(self, tensor: Any, what: str, frame: FrameType | None = None) -> None:
+        """The program has asked a tensor for its sizes, or whether it requires a gradient, or the like. Calls
         look alike only where layouts are the same, and all that a tensor is made of requires a gradient or
-        does not.
+        does not; other answers are conditions, or change with each call.
         """
         if what == "sizes":
             self.by_value.add((self.value(tensor), -1))
+        elif not self._quiet and what not in _LOOKS and asks(what, frame or sys._getframe(1)):
+            self._asked(tensor, what)
+
+    def _asked(self, tensor: Any, what: str) -> None:
+        made = _core.place(tensor)[0] in self._made
+        if what in _CHANGING and not (made and what == "_version"):
+            self.refuse(f"asks {what} of a tensor, {_CHANGING[what]}")
+        if not made:
+            self._assume(self._owner(tensor), what)
+
+    def asked_mode(self, what: str, answer: Any) -> Any:
+        """What is switched on was asked: a condition, where calls that look alike may have it otherwise."""
+        if not self._quiet and what not in _MODES and asks(what, sys._getframe(1).f_back):
+            self.assumed.setdefault((-1, what), (None, getattr(answer, "name", answer)))
+        return answer
+
+    def attribute_missed(self, tensor: Any, name: str) -> None:
+        """An attribute that a tensor has not, and that the program may give it."""
+        if not self._quiet and _core.place(tensor)[0] not in self._made:
+            owner = self._owner(tensor)
+            self.assumed.setdefault((id(owner), _attribute(name)), (owner, []))
+
+    def _owner(self, tensor: Any) -> Any:
+        """The argument, or tensor that was met, whose memory it shows."""
+        known = self._on.get(_core.place(tensor)[0])
+        return tensor if known is None or any(x is tensor for x in self.operands) else known[0]
+
+    def _assume(self, tensor: Any, what: str) -> None:
+        self._quiet = True
+        try:
+            self.kept.append(tensor)
+            answer = _of_tensors()[_AS.get(what, what)](tensor)
+        finally:
+            self._quiet = False
+        self.assumed.setdefault((id(tensor), _AS.get(what, what)), (tensor, answer))
 
     def read(self, tensor: Any, for_others: bool) -> Any:
         """The program reads a tensor's values."""

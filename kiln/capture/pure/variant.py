@@ -18,9 +18,14 @@ from kiln.capture.pure.surroundings import Watch
 from kiln.capture.pure.trace import Tracer, names_of
 from kiln.errors import describe
 from kiln.graph.size import Size, slots_named
+from kiln.late import later
 from kiln.table.kinds import FLOATS
 
 _NUMBERS = (int, float, bool, complex, str, bytes, type(None), _core.dtype)
+
+
+_attribute = later("kiln.tracing.answers", "attribute")
+_holds = later("kiln.tracing.answers", "holds")
 
 
 class Leaf(NamedTuple):
@@ -125,6 +130,10 @@ class Variant:
         self.pins: dict[int, Any] = {}
         self.sizes = self._sizes_by_value(tracer, leaves)
         self.plain = self._plain()
+        # (argument, tensor that was met, or None: modes; what; the answer)
+        self.conditions: list[tuple[Any, str, Any]] = []
+        for (_, asked), (x, answer) in tracer.assumed.items():
+            self.conditions.append((None if x is None else place.get(id(x), x), asked, answer))
 
     # -- results ----------------------------------------------------------------------------------------
 
@@ -268,6 +277,12 @@ class Variant:
 
     def watch(self, roots: list[Any], watch: Watch, leaves: list[Any]) -> None:
         """Learns by which places what it met is found, and what else the code that ran may have read."""
+        places = {id(x): k for k, x in enumerate(leaves)}
+        own = {id(x): x for x in (*leaves, *self.met, *watch.marked()) if hasattr(x, "__dict__")}
+        whole = any(not {"vars", "__dict__"}.isdisjoint(code.co_names) for code in watch.codes)
+        for k, x in own.items():
+            held = {"__dict__": dict(vars(x))} if whole else {_attribute(n): [v] for n, v in vars(x).items()}
+            self.conditions += [(places.get(k, x), what, answer) for what, answer in held.items()]
         modules = [x for x in watch.objects_met() if "training" in getattr(x, "__dict__", ())]
         read = Read(watch.ran, self.met)
         for way in ways_to(roots, [*self.met, *modules]).values():
@@ -287,6 +302,10 @@ class Variant:
             return False
         if not all(fits_number(call.numbers[k]) for k in self.flowing):
             return False
+        for x, what, answer in self.conditions:
+            own = None if x is None else leaves[x] if isinstance(x, int) else x
+            if not _holds(own, what, answer):
+                return False
         looks = all(look == look_of(x) for look, x in zip(self.looks, self.met))
         pinned = all(leaves[k] is x for k, x in self.pins.items())
         other = any(x is own for own in self.met for x in leaves)

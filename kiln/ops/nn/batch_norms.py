@@ -11,7 +11,7 @@ from kiln.ops.nn.group_norms import check_channels, normalize_by, per_channel
 from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import reshape
 from kiln.table import drawn as d
-from kiln.table.arguments import count_of, is_value, numel
+from kiln.table.arguments import count_of, is_value, keeping, numel
 from kiln.table.public import public
 from kiln.table.record import Number, Tensor, composite
 from kiln.table.registry import forms
@@ -135,8 +135,12 @@ def batch_norm(
         raise ValueError(f"batch_norm eps must be {least}, but got {eps}")
     if not training:
         return normalize_by.handle(input, running_mean, running_var, weight, bias, eps)
-    y, mean, var = normalize_batch.handle(input, weight, bias, eps)
-    if running_mean is not None and not (isinstance(input.shape[0], int) and 0 in input.shape):
-        for running, now in ((running_mean, mean), (running_var, var)):
-            running.lerp_(now.detach().to(dtype=running.dtype), momentum)
-    return y
+
+    def normalized() -> Any:
+        y, mean, var = normalize_batch.handle(input, weight, bias, eps)
+        if running_mean is not None and not (isinstance(input.shape[0], int) and 0 in input.shape):
+            for running, now in ((running_mean, mean), (running_var, var)):
+                running.lerp_(now.detach().to(dtype=running.dtype), momentum)
+        return y
+
+    return keeping(input, normalized, running_mean=running_mean, running_var=running_var)

@@ -12,7 +12,7 @@ from kiln.ops.nn.softmax_and_layer_norm import first_of_last
 from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import embed, reshape, slice_
 from kiln.table import drawn as d
-from kiln.table.arguments import count_of, expect_count, is_value, numel
+from kiln.table.arguments import count_of, expect_count, is_value, keeping, numel
 from kiln.table.public import public
 from kiln.table.record import Number, Structure, Tensor, composite
 from kiln.table.registry import forms
@@ -211,11 +211,15 @@ def instance_norm(
             f"Expected more than 1 spatial element when training, got input size {list(input.shape)}"
         )
     dims = tuple(range(2, input.ndim))
-    if running_mean is not None:
-        _updated(running_mean, input.detach().mean(dims).mean(0), momentum)
-    if running_var is not None:
-        _updated(running_var, input.detach().var(dims).mean(0), momentum)
-    return normalize_groups.handle(input, input.shape[1], weight, bias, eps)
+
+    def normalized() -> Any:
+        if running_mean is not None:
+            _updated(running_mean, input.detach().mean(dims).mean(0), momentum)
+        if running_var is not None:
+            _updated(running_var, input.detach().var(dims).mean(0), momentum)
+        return normalize_groups.handle(input, input.shape[1], weight, bias, eps)
+
+    return keeping(input, normalized, running_mean=running_mean, running_var=running_var)
 
 
 def _by(

@@ -13,7 +13,7 @@ from kiln.device import CPU, check, device
 from kiln.errors import describe, message
 from kiln.ops.creation.constants import empty, settle, sizes_given
 from kiln.ops.views.storage_places import element
-from kiln.table.arguments import dtype_name, numel, recorder_here, type_name
+from kiln.table.arguments import dtype_name, follower_here, numel, recorder_here, type_name
 from kiln.table.public import methods, public
 from kiln.table.record import Tensor, find
 
@@ -387,9 +387,9 @@ def untyped_storage(self: Any) -> UntypedStorage:
 
 def _tell(x: Any, frame: Any) -> None:
     """Who follows the program of that frame is told that it asks for memory."""
-    recorder = recorder_here()
-    if recorder is not None:
-        recorder.asked(getattr(x, "whole", x), "untyped_storage", frame)
+    follower = recorder_here() or follower_here()
+    if follower is not None:
+        follower.asked(getattr(x, "whole", x), "untyped_storage", frame)
 
 
 def storage(self: Any) -> TypedStorage:
