@@ -57,7 +57,7 @@ def hide_frames(namespace: dict[str, Any], names: Iterable[str]) -> None:
 
 def hide_frames_of_calls(made: type) -> None:
     """The same of what a call of a class's objects runs; of a metaclass, of its classes."""
-    made.__call__ = _core.Function(made.__call__, True)  # type: ignore[operator]
+    made.__call__ = _core.Function(made.__call__, True)  # type: ignore[method-assign]
 
 
 def name_constructor(made: type) -> None:

@@ -34,7 +34,7 @@ KNOWN = [
     ("(amax|amin|aminmax)", "64 dims", "24 dims at most"),
     ("(lin|log)space", "received an invalid", "the argument that is wrong is named"),
     ("narrow_copy", "", "told as narrow's"),
-    ("as_strided_scatter", "", "told by the places that are written"),
+    ("multinomial", "expects Long tensor out", "what is drawn from is looked at before out="),
     ("multinomial", "number of categories", "more than 2^24 weights are taken"),
     ("nn.functional.embedding", "'weight' must be", "told by what is first asked of it"),
     ("nn.NLLLoss", "no error", "a weight of another dtype is converted"),
