@@ -1,4 +1,4 @@
-"""`grad_fn` of layers and functions that are one op in PyTorch too: its names, which programs print and look for."""
+"""`grad_fn` of layers and functions that are one op in PyTorch too: its names, which programs look for."""
 
 from __future__ import annotations
 
