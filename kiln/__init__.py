@@ -217,8 +217,8 @@ globals().update(_registry.imported())
 _PARTS = (
     "accelerator amp array_api backends batching cache compiler cpu cuda datasets distributed distributions "
     "export func futures fx hub jit library linalg masked mps mtia multiprocessing nn onnx optim overrides "
-    "profiler quasirandom random return_types serialization signal special storage testing types utils version "
-    "viz xpu"
+    "profiler quasirandom random return_types serialization signal special storage testing types utils "
+    "version viz xpu"
 )
 _SYM = "sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt sym_sum"
 _SWITCHES = (

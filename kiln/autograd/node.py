@@ -31,6 +31,11 @@ class Node(_core.Node):
         inputs = facts[5] if facts else ()
         return tuple([given[:2] for given in inputs if isinstance(given, tuple)])
 
+    @property
+    def requires_grad(self) -> bool:
+        """True: what is recorded has a gradient."""
+        return True
+
     def _sequence_nr(self) -> int:
         """Later nodes have larger numbers, and are passed earlier; a leaf's comes as soon as it can."""
         facts = self.facts()

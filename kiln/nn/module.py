@@ -71,7 +71,8 @@ class Owned(dict[str, Any]):
 
 
 class _Asked:
-    """Base of modules with a `__getattr__` of their own, which ends in `super().__getattr__(name)`.
+    """Base of modules with a `__getattr__` of their own, which ends in `super().__getattr__(name)`, and of
+    those whose methods call `self.__getattr__(name)`.
 
     It is no method of Module: a class that has one pays for it at every attribute, and a module finds what
     it owns without.
@@ -213,14 +214,15 @@ class Module(Calls, State):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "__getattr__" not in vars(cls):
+        own = vars(cls)
+        codes = {name: getattr(function, "__code__", None) for name, function in own.items()}
+        names = {name: code.co_names for name, code in codes.items() if code is not None}
+        if "__getattr__" not in own and not any("__getattr__" in used for used in names.values()):
             return
         if not issubclass(cls, _Asked):
-            cls.__bases__ = (*cls.__bases__, _Asked)  # what its super().__getattr__ finds
-        names = getattr(getattr(vars(cls)["__getattr__"], "__code__", None), "co_names", ())
-        if (
-            "__getattr__" in names and "super" not in names
-        ):  # Module.__getattr__(self, name): then all have it
+            cls.__bases__ = (*cls.__bases__, _Asked)  # what super().__getattr__ and self.__getattr__ find
+        used = names.get("__getattr__", ())
+        if "__getattr__" in used and "super" not in used:  # Module.__getattr__(self, name): then all have it
             Module.__getattr__ = _Asked.__getattr__  # type: ignore[method-assign,assignment]
 
     if TYPE_CHECKING:  # buffers, and what `model[0]` has, are known when it runs

@@ -1,4 +1,4 @@
-"""`grad_fn` of layers and functions that are one op in PyTorch too: its names, which programs print and look for."""
+"""`grad_fn` of layers and functions that are one op in PyTorch too: its names, which programs look for."""
 
 from __future__ import annotations
 
@@ -50,6 +50,28 @@ def name_of(lib: Any, expression: str) -> Any:
 @pytest.mark.parametrize("expression", NAMES)
 def test_names_are_pytorchs(expression: str) -> None:
     assert name_of(kiln, expression) == NAMES[expression]
+
+
+def test_a_node_requires_a_gradient(answers: Any) -> None:
+    """Of an op, of a leaf, of a function of the program's own."""
+
+    def found(lib: Any) -> list[bool]:
+        class Double(lib.autograd.Function):  # type: ignore[misc,name-defined]
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                return x * 2
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                return g * 2
+
+        x = lib.ones(1, requires_grad=True)
+        node = (x * 2).grad_fn
+        nodes = (node, node.next_functions[0][0], Double.apply(x).grad_fn)
+        return [each.requires_grad for each in nodes]
+
+    ours, theirs = answers.both(found)
+    assert ours == theirs == [True, True, True]
 
 
 @needs_torch

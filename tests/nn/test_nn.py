@@ -465,6 +465,32 @@ def test_a_wrapper_asks_the_module_that_it_holds() -> None:
     assert "__getattr__" not in dir(nn.Linear)  # which every attribute would pay for
 
 
+def test_a_method_may_ask_its_module_by_name() -> None:
+    """`self.__getattr__(name)` finds what is owned and nothing else, as PyTorch's; in classes below too."""
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain = 3
+            self.register_buffer("start", kiln.ones(2))
+            for k in range(2):
+                setattr(self, f"layer{k}", nn.Linear(2, 2))
+
+        def forward(self, x: Any) -> Any:
+            for k in range(2):
+                x = self.__getattr__(f"layer{k}")(x)
+            return x + self.__getattr__("start")
+
+    class More(Layers):
+        pass
+
+    for model in (Layers(), More(), copy.deepcopy(More())):
+        assert model(kiln.ones(1, 2)).shape == (1, 2)
+        with pytest.raises(AttributeError, match=f"'{type(model).__name__}' object has no attribute 'plain'"):
+            model.__getattr__("plain")
+    assert "__getattr__" not in dir(nn.Linear)
+
+
 def joined(lib: Any) -> list[Any]:
     """Sequentials added and multiplied: names, how often a parameter is there, what is refused."""
     n, found = lib.nn, []

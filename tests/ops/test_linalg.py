@@ -208,6 +208,18 @@ def test_infos(answers: Any) -> None:
         assert ours == theirs and all(theirs[0])
 
 
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("row, order", [(0, 1), (1, 2), (2, 3)])
+def test_a_nan_is_no_pivot_of_a_factor(row: int, order: int, upper: bool) -> None:
+    """The order that LAPACK's own check of a pivot says, in batches too."""
+    bad = kiln.eye(3)
+    bad[(0, row) if upper else (row, 0)] = float("nan")
+    batch = kiln.stack([kiln.eye(3), bad, -kiln.eye(3)])
+    assert kiln.linalg.cholesky_ex(batch, upper=upper).info.tolist() == [0, order, 1]
+    with pytest.raises(kiln.linalg.LinAlgError, match=f"leading minor of order {order}"):
+        kiln.linalg.cholesky(bad, upper=upper)
+
+
 def test_least_squares_by_every_driver(answers: Any) -> None:
     """What each driver computes, shapes of what it does not, vectors and matrices on the right."""
 

@@ -91,6 +91,10 @@ def cholesky(a: Any, upper: bool) -> tuple[Any, Any]:
         info = np.asarray(batched(_first_minor, "cholesky", a)[0])
         sound = np.where((info == 0)[..., None, None], a, np.eye(a.shape[-1], dtype=a.dtype))
         factor = np.where((info == 0)[..., None, None], np.linalg.cholesky(sound), np.tril(a)).astype(a.dtype)
+    pivots = np.diagonal(factor, axis1=-2, axis2=-1)
+    if (lost := np.isnan(pivots)).any():  # no error to NumPy's LAPACK, which goes on with them
+        first = np.where(lost.any(-1), lost.argmax(-1) + 1, 0).astype(np.int32)
+        info = first if info is None else np.where(info == 0, first, info)
     return (np.ascontiguousarray(np.swapaxes(factor, -1, -2)) if upper else factor), info
 
 

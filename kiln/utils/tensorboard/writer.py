@@ -158,7 +158,7 @@ class SummaryWriter:
     ) -> None:
         """NotImplementedError: TensorBoard's picture is of a traced program; `kiln.viz` draws models."""
         raise NotImplementedError(
-            "SummaryWriter.add_graph: kiln traces no programs; kiln.viz draws a model's graph"
+            "SummaryWriter.add_graph: kiln writes no graphs of TensorBoard's; kiln.viz draws a model's graph"
         )
 
     def flush(self) -> None:
