@@ -95,8 +95,8 @@ def seed(request: pytest.FixtureRequest) -> Iterator[int]:
 # Hooks, no fixtures: one that every test has costs it a quarter of a millisecond.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    """From here on it is noted what the compiler warns of. At a file's first test: what was collected, and what
-    the files before left in caches, no search for garbage looks at again.
+    """From here on it is noted what the compiler warns of. At a file's first test: what was collected, and
+    what the files before left in caches, no search for garbage looks at again.
     """
     from kiln.testing.random_programs import compiler_warnings
 
