@@ -11,7 +11,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 def place_of_kernels() -> str:
-    """Where this run's kernels are kept: in memory where there is plenty, since a file costs a tenth there; else
-    where temporary files are.
-    """
+    """Where this run's kernels are kept: in memory where there is plenty, as a file costs a tenth there."""
     with suppress(OSError):
         room = os.statvfs("/dev/shm")
         if room.f_bavail * room.f_frsize >= 4 << 30:
@@ -50,6 +48,9 @@ os.environ["KILN_PACK"] = "0"
 
 SEED = pytest.StashKey[int]()
 BOOKS = pytest.StashKey[dict[str, Any]]()
+FILE = pytest.StashKey[Path]()  # whose tests run
+WATCH = pytest.StashKey[AbstractContextManager[list[str]]]()
+WARNED = pytest.StashKey[list[str]]()
 
 # the same draws in every run, and no directory of remembered ones beside the sources
 hypothesis.settings.register_profile("kiln", database=None, derandomize=True, deadline=None)
@@ -91,22 +92,32 @@ def seed(request: pytest.FixtureRequest) -> Iterator[int]:
     yield value
 
 
-@pytest.fixture(autouse=True, scope="module")
-def settled() -> None:
-    """What was collected, and what the files before left in caches, no search for garbage looks at again."""
-    gc.collect()
-    gc.freeze()
-
-
-@pytest.fixture(autouse=True)
-def programs_run(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test where a region ran op by op because its program could not be made or did not fit."""
+# Hooks, no fixtures: one that every test has costs it a quarter of a millisecond.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """From here on it is noted what the compiler warns of. At a file's first test: what was collected, and
+    what the files before left in caches, no search for garbage looks at again.
+    """
     from kiln.testing.random_programs import compiler_warnings
 
-    with compiler_warnings() as warnings:
+    if item.config.stash.get(FILE, None) != item.path:
+        item.config.stash[FILE] = item.path
+        gc.collect()
+        gc.freeze()
+    item.stash[WATCH] = watch = compiler_warnings()
+    item.stash[WARNED] = watch.__enter__()
+    yield
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Fails a test where a region ran op by op because its program could not be made or did not fit."""
+    try:
         yield
-    if request.node.get_closest_marker("op_by_op") is None:
-        assert not warnings, warnings
+    finally:
+        item.stash[WATCH].__exit__(None, None, None)
+    if item.get_closest_marker("op_by_op") is None:
+        assert not item.stash[WARNED], item.stash[WARNED]
 
 
 @pytest.fixture

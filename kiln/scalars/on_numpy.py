@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,8 @@ def evaluate(roots: list[Scalar], leaves: Leaves, gather: Gather | None = None) 
     a load at computed positions, from the positions. A result has the dtype of its root and the broadcast
     shape of what it reads; it may be an array `leaves` returned, and may be 0-dimensional.
     """
-    order, uses = _schedule(roots)
-    values: dict[int, Array] = {}
+    order, reads = _schedule(tuple(roots))
+    uses, values = dict(reads), dict[int, Array]()
     with np.errstate(all="ignore"):
         for node in order:
             operands = [values[id(a)] for a in _operands(node)]
@@ -55,11 +56,12 @@ def _operands(node: Scalar) -> tuple[Scalar, ...]:
     return () if node.op in REDUCE else node.args
 
 
-def _schedule(roots: list[Scalar]) -> tuple[list[Scalar], dict[int, int]]:
+@lru_cache(maxsize=64)  # a graph is interpreted for many values
+def _schedule(roots: tuple[Scalar, ...]) -> tuple[list[Scalar], dict[int, int]]:
     """Every node once, operands first, and how often each is read (a root once more, so that it is kept)."""
     order: list[Scalar] = []
     uses: dict[int, int] = {}
-    stack: list[tuple[Scalar, bool]] = [(r, False) for r in reversed(roots)]
+    stack: list[tuple[Scalar, bool]] = [(r, False) for r in roots[::-1]]
     while stack:
         node, ready = stack.pop()
         if ready:
@@ -102,7 +104,7 @@ def _apply(node: Scalar, x: list[Array], leaves: Leaves, gather: Gather | None) 
     if op == "ldexp":
         return _ldexp(*x)
     if op == "fma":
-        return (_fma32 if node.type == "f32" else _fma64)(*np.broadcast_arrays(*x))
+        return (_fma32 if node.type == "f32" else _fma64)(*x)
     if op == "not":
         return np.asarray(np.logical_not(x[0]) if node.type == "i1" else np.invert(x[0]))
     return np.asarray(_PLAIN[op](*x), dtype=dtype)
@@ -223,7 +225,10 @@ def _fma64(a: Array, b: Array, c: Array) -> Array:
     is below 2^-150 of the other, where it can only break a tie. Results near the denormals: by fractions.
     """
     special = ~(np.isfinite(a) & np.isfinite(b) & np.isfinite(c)) | (a == 0) | (b == 0) | (c == 0)
-    (ma, ea), (mb, eb), (mc, ec) = (np.frexp(np.where(special, 1.0, v)) for v in (a, b, c))
+    if special.any():
+        found = _fma64(*(np.where(special, 1.0, v) for v in (a, b, c)))
+        return np.where(special, _fma64_special(a, b, c), found)
+    (ma, ea), (mb, eb), (mc, ec) = np.frexp(a), np.frexp(b), np.frexp(c)
     ep = ea + eb
     top = np.maximum(ep, ec)
     scale = np.ldexp(1.0, np.maximum(ep - top, -150))
@@ -233,10 +238,13 @@ def _fma64(a: Array, b: Array, c: Array) -> Array:
     tail, rest = _two_sum(addend, low)
     head, middle = _two_sum(high, tail)
     total = head + _odd_sum(middle, rest)
-    result = np.ldexp(total, top)
-    for i in np.flatnonzero(~special & (total != 0) & (np.abs(result) < 2.0**-1020)):
-        result.flat[i] = _fma_fraction(float(a.flat[i]), float(b.flat[i]), float(c.flat[i]))
-    return np.asarray(np.where(special, _fma64_special(a, b, c), result))
+    result = np.asarray(np.ldexp(total, top))
+    tiny = np.abs(result) < 2.0**-1020
+    if tiny.any():
+        factors = np.broadcast_arrays(a, b, c)
+        for i in np.flatnonzero(tiny & (total != 0)):
+            result.flat[i] = _fma_fraction(*(float(v.flat[i]) for v in factors))
+    return result
 
 
 def _fma64_special(a: Array, b: Array, c: Array) -> Array:

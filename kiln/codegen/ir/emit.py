@@ -13,7 +13,7 @@ docstring of `kiln.scalars.scalar`. No flag ever allows LLVM to change a roundin
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 
 from kiln.codegen.ir.code import Code
@@ -417,7 +417,7 @@ def _lanes(kind: str, width: int) -> str:
     return kind if width == 1 else f"<{width} x {kind}>"
 
 
-def rare_families(nodes: list[Scalar], where: Callable[[Scalar], Hashable]) -> dict[int, list[Scalar]]:
+def rare_families(nodes: Sequence[Scalar], where: Callable[[Scalar], Hashable]) -> dict[int, list[Scalar]]:
     """The selects marked "rare" that share a branch: one condition, one place `where` they are computed.
 
     `nodes` are in topological order; no member of a family depends on another.

@@ -1,11 +1,11 @@
 """How the cache on disk is kept small: which entries go, and what killed processes left.
 
-Once in 256 entries that are written, the folder is looked through (3 us a file), by a process that has written
-a sixteenth of the limit since it last did so. If there is more than the limit, entries go until a quarter of it
-is free, so that this is seldom needed. First those of an identity (of
-kiln's source, LLVM, target and machine) of which nothing was used for longest, in days: other versions. Then
-those that were not used for longest themselves. Another process may do the same, or be reading or writing: a
-file that is open stays readable, and what is gone is made anew.
+Once in 256 entries that are written, the folder is looked through (3 us a file), by a process that has
+written a sixteenth of the limit since it last did so. If there is more than the limit, entries go until a
+quarter of it is free, so that this is seldom needed. First those of an identity (of kiln's source, LLVM,
+target and machine) of which nothing was used for longest, in days: other versions. Then those that were not
+used for longest themselves. Another process may do the same, or be reading or writing: a file that is open
+stays readable, and what is gone is made anew.
 """
 
 from __future__ import annotations
