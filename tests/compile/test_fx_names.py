@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from backend import needs_torch
+from backend import needs_torch, torch
 
 import kiln
 from kiln import fx
@@ -35,9 +35,6 @@ def _shown(module: Any, function: Any) -> list[tuple[str, str]]:
 @needs_torch
 @pytest.mark.parametrize("place", ["nn.functional", "linalg", "special"])
 def test_functions_are_shown_as_in_pytorch(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-    import torch.fx
-
     monkeypatch.setattr(names, "root", lambda: "torch")
     ours, theirs = kiln, torch
     for part in place.split("."):
