@@ -13,9 +13,9 @@ from typing import Any, Final, TypeVar, get_origin
 from kiln.absent import hint_missing as _hint_missing
 from kiln.scripting import frozen as _frozen  # noqa: F401  (what `freeze` does of scripts)
 from kiln.scripting.context import current as _current
+from kiln.scripting.saved import load as _load
+from kiln.scripting.saved import save as _save
 from kiln.scripting.scripted import RecursiveScriptModule, script
-from kiln.scripting.scripted import load as _load
-from kiln.scripting.scripted import save as _save
 from kiln.scripting.units import CompilationUnit
 from kiln.table.arguments import is_traced as _is_traced
 from kiln.table.callables import hide_frames as _hide_frames

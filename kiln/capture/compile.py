@@ -234,8 +234,8 @@ def compile(
     operation: one node of autograd, one program forward, one backward. What is not pure is refused with its
     line, or noticed later: one of every 256 calls is compared with the Python (`kiln.compiler.PurityError`).
     Attributes of modules, numbers and buffers are part of it: what changes in them is seen at the next call.
-    So is what is asked of tensors and modes that is no value (`is_leaf`, `x.grad is None`, attributes that the
-    program gave a tensor); `_version`, `data_ptr` and storages are refused.
+    So is what is asked of tensors and modes that is no value (`is_leaf`, `x.grad is None`, attributes that
+    the program gave a tensor); `_version`, `data_ptr` and storages are refused.
 
     With `batch=True` a call is a block of `kiln.batching()` instead: nothing is recorded, and calls of ops
     that are alike run together. It takes a function, or a decorator's place; TypeError for a module.

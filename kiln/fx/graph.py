@@ -416,7 +416,7 @@ def _rebuilt(rows: list[Any], tracer_cls: Any, codegen: CodeGen) -> Graph:
 
 def _base_name(target: Target) -> str:
     """What a node is called for its target."""
-    text = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
+    text = target if isinstance(target, str) else names.stem(target)
     if text.startswith("__") and text.endswith("__") and len(text) > 4:
         text = text[2:-2]
     return names.snake_case(

@@ -442,6 +442,7 @@ def _with_flags(name: str, function: Any) -> Any:
         return function(*args, **kwargs)
 
     call.__doc__ = function.__doc__
+    call.__name__ = call.__qualname__ = name
     return _callables.named(name, call)
 
 

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from kiln import _core
+from kiln.graph.graph import Value
 from kiln.tracing.trees import flatten
 
 PLAIN = (int, float, bool, complex, str, bytes, type(None), _core.dtype)
@@ -77,3 +78,21 @@ def all_contiguous(value: Any) -> bool:
     leaves: list[Any] = []
     flatten(value, leaves)
     return all(x.is_contiguous() for x in leaves)
+
+
+def look_at(value: Any, parts: list[Any], seen: dict[int, int]) -> bool:
+    """Adds how a value looks; whether a program can take it."""
+    kind = type(value)
+    if issubclass(kind, _core.Tensor):
+        again = seen.setdefault(id(value), len(seen))
+        strides = None if value.is_contiguous() else value.stride()
+        parts.append((value.dtype, tuple(value.shape), value.requires_grad, again, strides))
+        return True
+    if kind is tuple or kind is list or hasattr(value, "_fields"):
+        parts.append((kind, len(value), seen.setdefault(id(value), len(seen)) if kind is list else 0))
+        return not [item for item in value if not look_at(item, parts, seen)]
+    if kind is dict:
+        parts.append((kind, tuple(value), seen.setdefault(id(value), len(seen))))
+        return not [item for item in value.values() if not look_at(item, parts, seen)]
+    parts.append((kind, repr(value) if kind is float else value) if kind in PLAIN else (kind, id(value)))
+    return not isinstance(value, (_core.Tensor, Value))

@@ -14,10 +14,9 @@ from types import FunctionType, MethodType
 from typing import Any
 
 import kiln.scripting.runtime  # noqa: F401  (what rewritten code calls)
-from kiln import _core, export
+from kiln import _core
 from kiln.capture.pure.guards import Read, names_in, ways_to
 from kiln.errors import describe, message
-from kiln.graph.graph import Value
 from kiln.nn import Module
 from kiln.nn.calls import HOOKS
 from kiln.scripting.annotations import check_arguments
@@ -32,6 +31,7 @@ from kiln.scripting.given import (
     as_given,
     containers,
     count,
+    look_at,
     objects_in,
     overlap,
 )
@@ -41,10 +41,10 @@ from kiln.table.arguments import recorder_here
 from kiln.table.callables import hide_frames, name_constructor
 from kiln.tracing.batches import looks_as_sample
 from kiln.tracing.captured import Captured
-from kiln.tracing.modules import TopLevelTracedModule, TracerWarning
+from kiln.tracing.modules import TracerWarning
 from kiln.tracing.program import Program, held_in
 from kiln.tracing.recorder import WAYS, TracingError
-from kiln.tracing.scripts import ScriptFunction, ScriptModule, TracedModule, above, captured_twice
+from kiln.tracing.scripts import ScriptFunction, ScriptModule, captured_twice
 from kiln.tracing.trees import build, constants, flatten
 
 KEPT = 64  # looks of one function
@@ -233,7 +233,7 @@ class Calls:
             return inside(recorder, self.function, args, kwargs)
         look: list[Any] = [_core.modes(), _core.default_dtype_name()]
         seen: dict[int, int] = {}
-        if not (_look(args, look, seen) and _look(kwargs, look, seen)):
+        if not (look_at(args, look, seen) and look_at(kwargs, look, seen)):
             definition = definition_of(args, kwargs)
             if definition is not None:
                 return definition.during(lambda: defined(definition, self.function, args, kwargs))
@@ -278,7 +278,7 @@ class Calls:
         given, named = build(tree, iter(map(looks_as_sample, leaves)))
         look: list[Any] = [_core.modes(), _core.default_dtype_name()]
         seen: dict[int, int] = {}
-        if not (_look(given, look, seen) and _look(named, look, seen)):
+        if not (look_at(given, look, seen) and look_at(named, look, seen)):
             return self.function(*args, **kwargs)
         kept = self.variants.setdefault(tuple(look), [])
         made = next((v for v in kept if v.refused is None and v.holds()), None)
@@ -373,24 +373,6 @@ class Calls:
         if self.last is None:
             raise RuntimeError("a script is made for the arguments of a call: call it once before")
         return self.last
-
-
-def _look(value: Any, parts: list[Any], seen: dict[int, int]) -> bool:
-    """Adds how a value looks; whether a program can take it."""
-    kind = type(value)
-    if issubclass(kind, _core.Tensor):
-        again = seen.setdefault(id(value), len(seen))
-        strides = None if value.is_contiguous() else value.stride()
-        parts.append((value.dtype, tuple(value.shape), value.requires_grad, again, strides))
-        return True
-    if kind is tuple or kind is list or hasattr(value, "_fields"):
-        parts.append((kind, len(value), seen.setdefault(id(value), len(seen)) if kind is list else 0))
-        return not [item for item in value if not _look(item, parts, seen)]
-    if kind is dict:
-        parts.append((kind, tuple(value), seen.setdefault(id(value), len(seen))))
-        return not [item for item in value.values() if not _look(item, parts, seen)]
-    parts.append((kind, repr(value) if kind is float else value) if kind in PLAIN else (kind, id(value)))
-    return not isinstance(value, (_core.Tensor, Value))
 
 
 class Scripted(ScriptFunction):
@@ -564,33 +546,6 @@ def prepared(module: Any, seen: dict[int, Any]) -> Any:
     return made
 
 
-def save(made: Any, f: Any, extra_files: Any = None) -> None:
-    """Writes a program into a file, which `kiln.export.load` reads too: of a script the one that ran last,
-    for arguments that look like those of that call. RuntimeError, with the line, of a script whose program
-    holds one way alone that the function may go.
-    """
-    if not isinstance(made, (ScriptFunction, ScriptModule)):
-        raise TypeError(message("jit.save", "what jit.trace or jit.script gives", describe(made)))
-    if isinstance(made, TopLevelTracedModule) and set(made._methods) != {"forward"}:
-        raise NotImplementedError("jit.save: a file holds forward alone, not further methods")
-    program = made.__dict__.get("_program")
-    captured = made.captured
-    if isinstance(program, Program):  # of the tensors that it has now
-        tensors = program.state()
-        captured = copy.copy(program.captured)
-        captured.state = [s._replace(tensor=x) for s, x in zip(captured.state, tensors)]
-    export.save(export.ExportedProgram(captured), f, extra_files=extra_files)
-
-
-above["save"] = save
-
-
-def load(f: Any, extra_files: Any = None) -> Any:
-    """A program that `save` wrote."""
-    made = export.load(f, extra_files=extra_files)
-    return TracedModule(made, made._captured, made._captured.name)
-
-
 def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs: Any) -> Any:
     """A function or module with all its branches and loops as a program, also those that depend on the values
     of tensors: it is called as before, gives the same bits, and its gradients flow.
@@ -635,7 +590,5 @@ def script(obj: Any, optimize: Any = None, example_inputs: Any = None, **kwargs:
     return made
 
 
-hide_frames(globals(), ("load", "save", "script"))
-
-
+hide_frames(globals(), ("script",))
 name_constructor(RecursiveScriptModule)

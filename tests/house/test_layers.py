@@ -57,7 +57,10 @@ ALLOWED = {
     # names that refuse when they are used
     "jit": {"nn", "table", "tracing", "export", "scripting"},
     "scripting": {"_core", "graph", "ops", "table", "capture", "func", "tracing", "export", "nn"},
-    "fx": {"_core", "device", "layout", "table", "switches", "utils", "capture", "nn", "autograd", "ops"},
+    "fx": {
+        "_core", "device", "layout", "table", "switches", "utils", "capture", "nn", "autograd", "ops",
+        "types", "symbolic",
+    },
     "onnx": set(),
     "library": {"_core", "autograd"},
     "hub": {"bars", "files", "serialization"},
@@ -171,6 +174,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.amp": "only programs that ask for a switch look at it",
     },
     "kiln/tracing/program.py": {
+        "kiln.tracing.batches": "for programs under vmap, whose samples are of kiln.func",
         "kiln.tracing.ops": "a program that was loaded runs without the ops of its steps",
         "kiln.tracing.nested": "few programs are called by what is traced",
         "kiln.amp": "only calls under autocast cast",
@@ -206,8 +210,18 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.symbolic.pictures": "and fewer ask for a picture",
     },
     "kiln/profiler.py": {"kiln.capture.flops": "few profiles count operations"},
+    "kiln/capture/pure/variant.py": {
+        "kiln.tracing.answers": "for what was asked, which traces keep too",
+    },
+    "kiln/fx/sizes.py": {
+        "kiln.symbolic.definition": "for backends that are given sizes that vary",
+    },
+    "kiln/fx/values.py": {
+        "kiln.fx.sizes": "for sizes that vary, which are of values",
+    },
     "kiln/capture/pure/trace.py": {
         "kiln.tracing.functions": "for functions with a derivative of their own, which know who follows them",
+        "kiln.tracing.answers": "for what was asked, which traces keep too",
     },
     "kiln/tracing/recorder.py": {
         "kiln.tracing.symbolic": "sizes that vary know who follows them",
