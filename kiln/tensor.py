@@ -266,7 +266,7 @@ def attach() -> None:
     setattr(_core.dtype, "abbr", property(_short))  # noqa: B010
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
     _core.set_operator("to", _core.Function(interop.to, True))
-    _core.set_operator("new", _core.Function(later("kiln.ops.creation.legacy", "tensor_new")))
+    _core.set_operator("new", later("kiln.ops.creation.legacy", "tensor_new"))
     _core.set_operator("fill", _learning("fill", registry.method, "fill_"))
     for name in kinds.COMPUTE:
         _core.set_core_function(name, arithmetic.convert.handle, (name,))

@@ -57,6 +57,8 @@ UNNAMED: Differences = [
     ),
     ("nn.Module.load_state_dict", "unnamed RuntimeError: Error", "PyTorch's words"),
     ("sym_", "inside|unnamed", "Python's, of what is no number"),
+    ("Tensor$", "unnamed|lines of kiln's", "PyTorch's name of the constructor, new, which the core calls"),
+    ("set_deterministic_debug_mode", "unnamed", "PyTorch's words"),
     ("storage.", "unnamed|inside", "PyTorch's words, or of memory: new"),
     ("distributions.Normal.sample", "unnamed MemoryError", "the allocator's"),
 ]
@@ -421,4 +423,5 @@ KNOWN: Differences = [
         "told by the element that is no number",
     ),
     ("Size", _TAKES + "TypeError", "a tuple of anything: what is in it is looked at where it is used"),
+    ("nn.functional.max_pool", "refuses: RuntimeError: .*bool tensor", "sizes are Python's numbers"),
 ]
