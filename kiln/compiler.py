@@ -21,7 +21,7 @@ from kiln.capture.compile import REGISTERED, Compiled, compile
 from kiln.capture.objects import Recorded
 from kiln.capture.pure.errors import PurityError
 from kiln.errors import describe, message
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 __all__ = [
     "PurityError", "allow_in_graph", "assume_constant_result", "compile", "cudagraph_mark_step_begin",
@@ -192,5 +192,5 @@ def reset() -> None:
     service.wait()
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)
 _hint_missing(__name__)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
 from kiln.absent import hint_missing as _hint_missing
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 __all__ = ["Future", "collect_all", "wait_all"]
 
@@ -165,5 +165,5 @@ def wait_all(futures: list[Future[Any]]) -> list[Any]:
     return [future.wait() for future in collect_all(futures).wait()]
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)
 _hint_missing(__name__)

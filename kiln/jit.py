@@ -19,7 +19,7 @@ from kiln.scripting.scripted import RecursiveScriptModule, script
 from kiln.scripting.units import CompilationUnit
 from kiln.table.arguments import is_traced as _is_traced
 from kiln.table.callables import hide_frames as _hide_frames
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 from kiln.tracing.modules import (
     Future,
     TopLevelTracedModule,
@@ -191,4 +191,4 @@ def onednn_fusion_enabled() -> bool:
 _hint_missing(__name__)
 
 _hide_frames(globals(), ("ignore", "interface", "load", "save"))
-_name_all(globals(), __name__, "jit.")
+_name_helpers(globals(), __name__, "jit.")

@@ -15,7 +15,7 @@ from kiln.errors import describe, message
 from kiln.ops.creation.dtypes import iinfo
 from kiln.table import arguments, registry
 from kiln.table.arguments import dtype_name as _dtype_name
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 from kiln.table.kinds import normalize_dim
 
 if TYPE_CHECKING:
@@ -368,4 +368,4 @@ def cumprod(input: Tensor, dim: int, *, dtype: DType | None = None, mask: Tensor
     return ops.cumprod(_left(input, mask, 1, "cumprod"), dim, dtype=dtype)
 
 
-_name_all(globals(), __name__, "masked.")
+_name_helpers(globals(), __name__, "masked.")

@@ -7,7 +7,7 @@ import typing as _typing
 from kiln import _core
 from kiln.device import not_compiled as _not_compiled
 from kiln.device import refusal as _refusal
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 _REFUSED = (
     "current_device current_stream get_device_capability get_device_name "
@@ -133,4 +133,4 @@ def refusals(kind: str) -> dict[str, _typing.Any]:
     return made
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)

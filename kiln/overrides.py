@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from kiln._core import Tensor
 from kiln.absent import hint_missing as _hint_missing
 from kiln.absent import leave_out as _leave_out
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 __all__ = [
     "get_default_nowrap_functions", "get_ignored_functions", "handle_torch_function", "has_torch_function",
@@ -90,4 +90,4 @@ _hint_missing(__name__)
 _leave_out(TorchFunctionMode, "push", "PyTorch removed it; `with mode:` enters it")
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)

@@ -10,7 +10,7 @@ from kiln import ops
 from kiln._core import Tensor, get_default_dtype
 from kiln.absent import hint_missing as _hint_missing
 from kiln.random import initial_seed
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 if TYPE_CHECKING:
     from kiln._typed.words import DType
@@ -94,5 +94,5 @@ class SobolEngine:
         return f"{type(self).__name__}({', '.join(given)})"
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)
 _hint_missing(__name__)

@@ -15,7 +15,6 @@ from kiln.backends import precision as _precision
 from kiln.backends.precision import set_float32_matmul_precision
 from kiln.table.arguments import answered
 from kiln.table.callables import hide_frames as _hide_frames
-from kiln.table.callables import name_all as _name_all
 
 __all__ = [
     "are_deterministic_algorithms_enabled", "get_deterministic_debug_mode", "get_float32_matmul_precision",
@@ -172,5 +171,8 @@ def _check(cond: Any, message: Callable[[], Any] | None = None) -> None:
         raise RuntimeError("Expected cond to be True, but got False" if message is None else str(message()))
 
 
-_hide_frames(globals(), ("_assert", "_check"))
-_name_all(globals(), __name__)
+_hide_frames(
+    globals(),
+    ("_assert", "_check", "set_deterministic_debug_mode", "set_flush_denormal", "set_num_interop_threads",
+     "set_warn_always", "use_deterministic_algorithms"),
+)  # fmt: skip

@@ -267,7 +267,7 @@ def attach() -> None:
     Tensor.__name__ = "Tensor"  # as Python's messages name it, without the module
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
     _core.set_operator("to", _core.Function(interop.to, True))
-    _core.set_operator("new", _core.Function(later("kiln.ops.creation.legacy", "tensor_new")))
+    _core.set_operator("new", later("kiln.ops.creation.legacy", "tensor_new"))
     _core.set_operator("fill", _learning("fill", registry.method, "fill_"))
     for name in kinds.COMPUTE:
         _core.set_core_function(name, arithmetic.convert.handle, (name,))

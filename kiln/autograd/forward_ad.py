@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from kiln._core import Tensor
 from kiln.absent import hint_missing as _hint_missing
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 __all__ = [
     "UnpackedDualTensor",
@@ -70,5 +70,5 @@ def unpack_dual(tensor: Tensor, *, level: int | None = None) -> UnpackedDualTens
     return UnpackedDualTensor(tensor, None)
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)
 _hint_missing(__name__)

@@ -17,7 +17,7 @@ from kiln.autograd.engine import grad
 from kiln.autograd.function import Function
 from kiln.errors import warn
 from kiln.late import later
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 from kiln.tuples import NamedTuple
 
 __all__ = [
@@ -498,4 +498,4 @@ def _check_undefined(func: Call, given: tuple[Any, ...], leaves: dict[int, Tenso
             )
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)

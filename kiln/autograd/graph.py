@@ -10,7 +10,7 @@ from kiln import _core
 from kiln._core import Tensor
 from kiln.autograd.node import Node as Node
 from kiln.late import later
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 from kiln.tuples import NamedTuple
 
 _weak_set = later("weakref", "WeakSet")
@@ -282,4 +282,4 @@ class _unsafe_preserve_version_counter:
             _core.set_version(x, version)
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)

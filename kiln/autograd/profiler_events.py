@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from kiln.absent import leave_out
 from kiln.autograd.watch import Call, Layer
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 
 class Change(NamedTuple):
@@ -471,4 +471,4 @@ leave_out(
 )
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)

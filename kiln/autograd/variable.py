@@ -8,7 +8,7 @@ from typing import Any
 from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.errors import warn
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 __all__ = ["Variable", "VariableMeta"]
 
@@ -61,4 +61,4 @@ class Variable(metaclass=VariableMeta):
         return tensor.requires_grad_(requires_grad)
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)

@@ -16,7 +16,7 @@ from typing import Any
 from kiln.absent import hint_missing as _hint_missing
 from kiln.backends.precision import products as matmul
 from kiln.errors import describe, message, warn
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 __all__ = [
     "SDPAParams", "can_use_cudnn_attention", "can_use_efficient_attention", "can_use_flash_attention",
@@ -165,5 +165,5 @@ def preferred_blas_library(backend: str | None = None) -> str:
     return _prefer("blas", backend, "default, cublas, hipblas, cublaslt, hipblaslt, ck")
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)
 _hint_missing(__name__)

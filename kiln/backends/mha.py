@@ -1,7 +1,7 @@
 """The fast path of attention's layers: they have one path; what is told is kept."""
 
 from kiln.absent import hint_missing as _hint_missing
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 __all__ = ["get_fastpath_enabled", "set_fastpath_enabled"]
 
@@ -18,5 +18,5 @@ def set_fastpath_enabled(value: bool) -> None:
     _enabled[0] = bool(value)
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)
 _hint_missing(__name__)

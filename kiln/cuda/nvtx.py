@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from kiln.absent import hint_missing as _hint_missing
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 __all__ = ["mark", "range", "range_end", "range_pop", "range_push", "range_start"]
 
@@ -47,5 +47,5 @@ def range(msg: str, *args: Any, **kwargs: Any) -> Any:
     _missing()
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)
 _hint_missing(__name__)

@@ -14,7 +14,7 @@ from kiln import linalg, ops
 from kiln._core import Tensor
 from kiln._core import bool as _bool
 from kiln.distributions.utils import finfo
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 __all__ = [
     "Constraint", "boolean", "cat", "corr_cholesky", "dependent", "dependent_property", "greater_than",
@@ -474,4 +474,4 @@ cat = _Cat
 stack = _Stack
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)

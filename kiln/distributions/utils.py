@@ -10,7 +10,7 @@ from kiln import ops
 from kiln._core import Size, Tensor, get_default_dtype
 from kiln.autograd import enable_grad
 from kiln.ops.creation.dtypes import finfo as _finfo
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 if TYPE_CHECKING:
     from kiln._core import dtype as DType
@@ -161,4 +161,4 @@ def _triangle_count(size: int, diag: int) -> int:
     return sum(min(max(row + 1 + diag, 0), size) for row in range(size))
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)

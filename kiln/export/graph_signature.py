@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import Any
 
 from kiln.absent import hint_missing as _hint_missing
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 from kiln.tracing.captured import Captured
 
 __all__ = [
@@ -214,4 +214,4 @@ def output_kind(found: Captured, kind: str, which: int) -> tuple[OutputKind, str
     return OutputKind.PARAMETER_MUTATION if is_parameter else OutputKind.BUFFER_MUTATION, state.name
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)

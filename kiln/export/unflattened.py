@@ -18,7 +18,7 @@ from kiln.fx import Graph, Interpreter, Node
 from kiln.graph.size import symbol
 from kiln.graph.text import TextError
 from kiln.nn import Module
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 from kiln.tracing.captured import Captured
 from kiln.tracing.hierarchy import UNKNOWN, Hierarchy, ModuleCall
 from kiln.tracing.program import Home, Program
@@ -583,4 +583,4 @@ def _nodes(graph: Graph) -> list[Any]:
     ]
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)

@@ -25,7 +25,8 @@ from kiln.nn import Parameter as _Parameter
 from kiln.nn import Sequential as _Sequential
 from kiln.nn.module import _Asked
 from kiln.switches import _assert
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import hide_frames as _hide_frames
+from kiln.table.callables import name_helpers as _name_helpers
 from kiln.utils import _pytree as pytree
 
 __all__ = ["PH", "PHBase", "ProxyableClassMeta", "Tracer", "is_fx_tracing", "symbolic_trace", "wrap"]
@@ -525,4 +526,5 @@ _hint_missing(__name__)
 leave_out(Tracer, "get_fresh_qualname", "names of attributes are the program's own")
 
 
-_name_all(globals(), __name__)
+_hide_frames(globals(), ("symbolic_trace",))
+_name_helpers(globals(), __name__)

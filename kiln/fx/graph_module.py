@@ -16,7 +16,7 @@ from kiln.fx.codegen import PythonCode, PyTreeCodeGen
 from kiln.fx.graph import Graph
 from kiln.nn import Module as _Module
 from kiln.nn import Parameter as _Parameter
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 __all__ = ["GraphModule"]
 
@@ -305,5 +305,5 @@ def _loaded(own: type[GraphModule], state: dict[str, Any], graph: Graph, name: s
     return made
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)
 _hint_missing(__name__)

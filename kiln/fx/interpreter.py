@@ -11,7 +11,7 @@ from kiln.fx.graph import Graph
 from kiln.fx.graph_module import GraphModule
 from kiln.fx.node import Argument, Node, Target, map_aggregate, map_arg
 from kiln.fx.proxy import Proxy
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 __all__ = ["Interpreter", "Transformer"]
 
@@ -235,5 +235,5 @@ class Transformer(Interpreter):
         return GraphModule(self.module, self.new_graph)
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)
 _hint_missing(__name__)

@@ -17,7 +17,7 @@ from kiln import _core
 from kiln.absent import hint_missing as _hint_missing
 from kiln.fx import names
 from kiln.fx.immutable_collections import immutable_dict, immutable_list
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 __all__ = ["Argument", "Node", "Target", "has_side_effect", "map_aggregate", "map_arg"]
 
@@ -338,5 +338,5 @@ def nodes_in(items: Iterable[Any]) -> list[Node]:
     return found
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)
 _hint_missing(__name__)

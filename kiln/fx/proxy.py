@@ -24,7 +24,7 @@ from kiln.fx.immutable_collections import immutable_dict, immutable_list
 from kiln.fx.node import Argument, Node, Target
 from kiln.layout import layout, memory_format
 from kiln.switches import _assert
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 __all__ = [
     "Attribute", "GraphAppendingTracer", "ParameterProxy", "Proxy", "Scope", "ScopeContextManager",
@@ -413,7 +413,11 @@ def _take_over(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], met
     else:
         name = getattr(function, "__name__", "")
         path = getattr(function, "__qualname__", "") or ""
-        if name in _OF_ANYTHING or "." in path.rpartition("<locals>.")[2]:
+        if (
+            name in _OF_ANYTHING
+            or "." in path.rpartition("<locals>.")[2]
+            or hasattr(function, "_kiln_helper")
+        ):
             return NotImplemented
     capture = STATE.capture
     if capture is not None and _are_of(capture, (*args, *kwargs.values())):
@@ -463,5 +467,5 @@ StandIn.__hash__ = object.__hash__  # type: ignore[method-assign]
 _core.set_stand_ins((StandIn,), _take_over)
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)
 _hint_missing(__name__)

@@ -17,7 +17,7 @@ from kiln.fx.graph_module import GraphModule
 from kiln.fx.node import Node
 from kiln.fx.passes.utils.matcher_utils import InternalMatch, SubgraphMatcher
 from kiln.nn import Module as _Module
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 __all__ = ["Match", "ReplacedPatterns", "replace_pattern", "replace_pattern_with_filters"]
 
@@ -189,5 +189,5 @@ def _place(graph: Graph, given: list[Node], first_user: Node | None, match: Inte
     )
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)
 _hint_missing(__name__)

@@ -14,7 +14,7 @@ from typing import Any
 from kiln import _core
 from kiln.errors import describe, message
 from kiln.scripting.scripted import Scripted, script
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 from kiln.tracing.scripts import above
 
 _count = itertools.count()
@@ -82,4 +82,4 @@ def define(module: Any, source: str) -> None:
 above["define"] = define
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)

@@ -6,7 +6,7 @@ import sys
 from enum import Enum
 
 from kiln.errors import describe
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 
 class LoadEndianness(Enum):
@@ -46,4 +46,4 @@ def default_order() -> bytes:
     return b"big" if _default is LoadEndianness.BIG else b"little"
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)

@@ -9,7 +9,7 @@ from kiln.serialization.archive import Archive
 from kiln.serialization.safe import asked_for
 from kiln.serialization.source import Damaged, Path, opened
 from kiln.serialization.words import Missing, meaning
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 
 def get_unsafe_globals_in_checkpoint(f: Path | IO[bytes]) -> list[str]:
@@ -76,4 +76,4 @@ def _names(content: bytes) -> list[str]:
     return list(found)
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)

@@ -8,7 +8,7 @@ from typing import Any
 from kiln._core import Tensor
 from kiln.errors import describe, message
 from kiln.ops.views.storage import UntypedStorage
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 _NO_CUDA = (
     "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False. If you are "
@@ -72,4 +72,4 @@ def mapping(map_location: Any) -> Callable[[Any, str], Any]:
     return mapped
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)

@@ -8,7 +8,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, Union
 
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 Allowed = Union[Callable[..., Any], tuple[Callable[..., Any], str]]
 
@@ -121,4 +121,4 @@ def asked_for(module: str, name: str) -> Any:
     return found
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)

@@ -13,7 +13,7 @@ from typing import Any
 from kiln import ops
 from kiln.ops.creation.constants import chosen_dtype, settle
 from kiln.ops.elementwise.arithmetic import convert
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 
 def _window(name: str, M: int, values: Callable[[Any], Any], options: dict[str, Any], least: int = 2) -> Any:
@@ -169,4 +169,4 @@ def kaiser(M: int, *, beta: float = 12.0, sym: bool = True, **options: Any) -> A
     return _window("kaiser", M, values, options)
 
 
-_name_all(globals(), __name__, "signal.windows.")
+_name_helpers(globals(), __name__, "signal.windows.")

@@ -49,6 +49,20 @@ def name_all(namespace: dict[str, Any], module: str, space: str = "") -> None:
             name_constructor(value)
 
 
+def helper(name: str, function: Any) -> Any:
+    """The same of a function that is no operation: a program that is traced goes through it."""
+    function._kiln_helper = True
+    return named(name, function, raw=False)
+
+
+def name_helpers(namespace: dict[str, Any], module: str, space: str = "") -> None:
+    """As `name_all`, of functions that are no operations."""
+    for name, value in tuple(namespace.items()):
+        if name[0] != "_" and isinstance(value, FunctionType) and value.__module__.startswith(module):
+            namespace[name] = helper(space + name, value)
+    name_all(namespace, module, space)
+
+
 def hide_frames(namespace: dict[str, Any], names: Iterable[str]) -> None:
     """Makes functions callables of the core whose errors keep their words, but show no lines of kiln's."""
     for name in names:

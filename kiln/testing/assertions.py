@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from kiln import _core, ops
 from kiln.errors import warn
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import hide_frames as _hide_frames
+from kiln.table.callables import name_helpers as _name_helpers
 
 # dtype -> (relative, absolute); other dtypes have to be equal
 TOLERANCES = {
@@ -280,4 +281,5 @@ _BY_KIND: tuple[tuple[Any, Any], ...] = (
 )
 
 
-_name_all(globals(), __name__)
+_hide_frames(globals(), ("assert_allclose", "assert_close"))
+_name_helpers(globals(), __name__)

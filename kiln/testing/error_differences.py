@@ -57,6 +57,9 @@ UNNAMED: Differences = [
     ),
     ("nn.Module.load_state_dict", "unnamed RuntimeError: Error", "PyTorch's words"),
     ("sym_", "inside|unnamed", "Python's, of what is no number"),
+    ("Tensor$", "unnamed|lines of kiln's", "PyTorch's name of the constructor, new, which the core calls"),
+    ("set_deterministic_debug_mode", "unnamed", "PyTorch's words"),
+    ("testing.assert", "unnamed|inside", "what a comparison says is the whole text"),
     ("storage.", "unnamed|inside", "PyTorch's words, or of memory: new"),
     ("distributions.Normal.sample", "unnamed MemoryError", "the allocator's"),
 ]
@@ -395,6 +398,7 @@ KNOWN: Differences = [
     ("nn.utils.parametrize.is_parametrized", "refuses: TypeError", "a name is a text"),
     ("overrides.has_torch_function", _TAKES + "TypeError: expected a sequence", "nothing is looked for"),
     ("random.fork_rng", "refuses: TypeError: .*positional", "PyTorch's further settings are of devices"),
+    ("storage.TypedStorage", "raises TypeError: .*positional", "Python's, of too many arguments"),
     ("storage.TypedStorage", _TAKES + "TypeError: TypedStorage.__init__", "any sequence of numbers"),
     ("storage.UntypedStorage", _TAKES + "RuntimeError: .*but got (Tensor|bool)", "a tensor's memory"),
     ("types.Sym", "refuses: NotImplementedError", "sizes are numbers"),
@@ -421,4 +425,5 @@ KNOWN: Differences = [
         "told by the element that is no number",
     ),
     ("Size", _TAKES + "TypeError", "a tuple of anything: what is in it is looked at where it is used"),
+    ("nn.functional.max_pool", "refuses: RuntimeError: .*bool tensor", "sizes are Python's numbers"),
 ]

@@ -9,7 +9,7 @@ from typing import Any
 from kiln.absent import leave_out
 from kiln.errors import describe, message
 from kiln.nn import Module
-from kiln.table.callables import hide_frames, name_constructor
+from kiln.table.callables import helper, hide_frames, name_constructor
 from kiln.tracing.captured import State
 from kiln.tracing.scripts import ScriptModule, TracedModule, above, captured_twice, check_given
 
@@ -232,5 +232,5 @@ leave_out(TracerWarning, "ignore_lib_warnings", "warnings.filterwarnings leaves 
 hide_frames(globals(), ("freeze", "optimize_for_inference", "trace_module"))
 
 
-hide_frames(globals(), ("fork", "wait"))
+fork, wait = helper("fork", fork), helper("wait", wait)
 name_constructor(TopLevelTracedModule)

@@ -26,7 +26,7 @@ from kiln._core import Tensor
 from kiln.autograd import Function, backward, enable_grad
 from kiln.autograd.graph import saved_tensors_hooks
 from kiln.errors import describe, message, warn
-from kiln.table.callables import hide_frames, name_all
+from kiln.table.callables import helper, hide_frames
 from kiln.utils.selective import (
     CheckpointPolicy as CheckpointPolicy,
 )
@@ -439,5 +439,6 @@ def checkpoint_sequential(
     return run(stages[(segments - 1) * size :], input)
 
 
-hide_frames(globals(), ("checkpoint",))
-name_all(globals(), __name__)
+hide_frames(globals(), ("checkpoint", "checkpoint_sequential"))
+for _name in ("check_backward_validity", "detach_variable", "set_device_states"):
+    globals()[_name] = helper(_name, globals()[_name])

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from kiln._core import Tensor
 from kiln.autograd import watch
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 from kiln.utils._operators import Overload, Packet, called
 
 Policy = Callable[..., Any]
@@ -179,4 +179,4 @@ def create_selective_checkpoint_contexts(
     return watch.Asked(storage.keep), _Again(storage)
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)

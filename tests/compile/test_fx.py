@@ -505,3 +505,14 @@ def test_generic_annotations_are_written_by_their_parts() -> None:
     traced = kiln.fx.symbolic_trace(f)
     assert "x : typing_List[str], y : dict[str,int]) -> tuple[str,int]:" in traced.code
     assert traced(["b"], {"a": 1}) == ("b", 1)
+
+
+def test_what_is_no_operation_is_gone_through() -> None:
+    """Functions that only ask or help are no nodes: their own calls are."""
+
+    def asked(x: Any) -> Any:
+        return kiln.jit.annotate(object, x) + 1 if not kiln.jit.is_scripting() else x
+
+    nodes = kiln.fx.symbolic_trace(asked).graph.nodes
+    called = [str(node.target) for node in nodes if node.op == "call_function"]
+    assert called and not any("is_scripting" in name or "annotate" in name for name in called)

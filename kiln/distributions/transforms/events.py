@@ -18,7 +18,7 @@ from kiln.distributions.utils import (
     tril_matrix_to_vec,
     vec_to_tril_matrix,
 )
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 
 def _require(shape: Shape, dims: int) -> None:
@@ -376,4 +376,4 @@ class StackTransform(_Parts):
         return self._join(self._stretches(x, y))
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)

@@ -12,7 +12,7 @@ from kiln.nn.parameter import Buffer as Buffer
 from kiln.nn.parameter import Parameter as Parameter
 from kiln.nn.state import EXTRA as _EXTRA_STATE_KEY_SUFFIX  # noqa: F401  # libraries look for such entries
 from kiln.nn.state import _IncompatibleKeys as _IncompatibleKeys
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 __all__ = [
     "Module",
@@ -126,4 +126,4 @@ def _added_backward(hook: Any, full: bool) -> RemovableHandle:
     return _added(Everywhere.backward, hook)
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)

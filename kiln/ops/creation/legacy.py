@@ -267,7 +267,6 @@ def map2_(self: Any, x: Any, y: Any, callable: Callable[[Any, Any, Any], Any]) -
     return _mapped(self, "map2_", callable, x, y)
 
 
-@_core.Function
 def tensor_new(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """`kiln.Tensor(...)`: of the default dtype, or of the tensor's; a subclass makes its own."""
     made = construct(None, *args, **kwargs or {})

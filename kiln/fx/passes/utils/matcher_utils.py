@@ -10,7 +10,7 @@ from kiln import _core
 from kiln.absent import hint_missing as _hint_missing
 from kiln.fx.graph import Graph
 from kiln.fx.node import Node
-from kiln.table.callables import name_all as _name_all
+from kiln.table.callables import name_helpers as _name_helpers
 
 __all__ = ["InternalMatch", "SubgraphMatcher"]
 
@@ -212,5 +212,5 @@ def _held(node: Node) -> Any:
     return found
 
 
-_name_all(globals(), __name__)
+_name_helpers(globals(), __name__)
 _hint_missing(__name__)
