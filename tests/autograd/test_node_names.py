@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from backend import needs_kiln, needs_torch
+from backend import needs_kiln, needs_torch, torch
 
 import kiln
 
@@ -77,6 +77,4 @@ def test_a_node_requires_a_gradient(answers: Any) -> None:
 @needs_torch
 @pytest.mark.parametrize("expression", NAMES)
 def test_pytorch_says_so(expression: str) -> None:
-    import torch
-
     assert name_of(torch, expression) == NAMES[expression]

@@ -7,7 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
-from backend import needs_kiln, needs_torch
+from backend import needs_kiln, needs_torch, torch
 
 import kiln
 
@@ -16,8 +16,6 @@ pytestmark = needs_kiln
 
 @needs_torch
 def test_they_have_pytorchs_names_and_fields() -> None:
-    import torch
-
     theirs: dict[str, Any] = vars(torch.return_types)
     for name in kiln.return_types.__all__:
         assert getattr(kiln.return_types, name)._fields == theirs[name].__match_args__
