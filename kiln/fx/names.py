@@ -14,6 +14,7 @@ from typing import Any
 
 from kiln import _core
 from kiln.device import device
+from kiln.nn import shown
 from kiln.table import registry
 
 _MAGIC = {
@@ -117,23 +118,6 @@ class Namespace:
         )
 
 
-# functions that are found in kiln itself too, in PyTorch in nn.functional alone
-_FUNCTIONAL = frozenset(
-    "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool1d_with_indices "
-    "adaptive_max_pool2d adaptive_max_pool2d_with_indices adaptive_max_pool3d "
-    "adaptive_max_pool3d_with_indices affine_grid avg_pool2d avg_pool3d batch_norm elu_ embedding_bag "
-    "fold fractional_max_pool2d fractional_max_pool2d_with_indices fractional_max_pool3d "
-    "fractional_max_pool3d_with_indices gaussian_nll_loss glu grid_sample group_norm hardtanh_ "
-    "instance_norm interpolate leaky_relu_ local_response_norm logsigmoid lp_pool1d lp_pool2d "
-    "lp_pool3d max_pool1d max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d "
-    "max_pool3d_with_indices max_unpool1d max_unpool2d max_unpool3d normalize pad rms_norm "
-    "scaled_dot_product_attention softplus softshrink softsign tanhshrink upsample".split()
-)
-# how PyTorch shows functions: those of its own core, and of its module `functional`
-_NATIVE = frozenset(
-    "avg_pool2d avg_pool3d elu_ gelu hardtanh_ leaky_relu_ linear one_hot "
-    "scaled_dot_product_attention softplus softshrink".split()
-)
 _OF_FUNCTIONAL = frozenset(
     "atleast_1d atleast_2d atleast_3d block_diag broadcast_tensors cartesian_prod cdist chain_matmul "
     "einsum lu meshgrid norm split tensordot unique unique_consecutive unravel_index".split()
@@ -147,7 +131,7 @@ def _known_place(function: Any) -> str | None:
     name = getattr(function, "__name__", None)
     if not isinstance(name, str):
         return None
-    for place in ("nn.functional", *_PLACES) if name in _FUNCTIONAL else _PLACES:
+    for place in ("nn.functional", *_PLACES) if name in shown.FUNCTIONAL else _PLACES:
         module = sys.modules.get(f"kiln.{place}" if place else "kiln")
         try:
             found = getattr(module, name, None)
@@ -201,7 +185,7 @@ def _as_torch_shows(name: str) -> str:
     place, _, last = name.removeprefix("torch.").rpartition(".")
     if place in _OF_CORE:
         return f"torch._C._{place}.{place}_{last}"
-    if place == "nn.functional" and last in _NATIVE:
+    if place == "nn.functional" and last in shown.NATIVE:
         return f"torch._C._nn.{last}"
     return f"torch.functional.{last}" if not place and last in _OF_FUNCTIONAL else name
 

@@ -52,7 +52,7 @@ def _shown(self: Any) -> str:
 
 def _made(kind: Any, *values: Any) -> Any:
     """A result of its fields, or of a sequence of them (and a dict), as PyTorch's classes are called."""
-    if isinstance(values[0], (tuple, list)):
+    if len(values) == 1 or (len(values) == 2 and isinstance(values[1], dict)):
         values = tuple(values[0])
     if len(values) != len(kind._fields):
         raise TypeError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -272,8 +273,8 @@ def test_utilities(answers: Any) -> None:
         for bad in (lambda: u.tril_matrix_to_vec(m, 4), lambda: u.vec_to_tril_matrix(lib.ones(2))):
             try:
                 bad()
-            except ValueError as error:
-                found.append(str(error))
+            except ValueError as error:  # kiln's words begin with the function's name
+                found.append(re.sub(r"^\w+: ", "", str(error)))
         return found
 
     assert_same(*answers.both(run, [0.2, 0.3, 0.5]))

@@ -349,7 +349,7 @@ def test_schedules_of_schedules_refuse() -> None:
     for wrong, kind, words in (
         (made.StepLR(other, 2), ValueError, "same optimizer"),
         (made.ReduceLROnPlateau(optimizer), ValueError, "ReduceLROnPlateau"),
-        (3, TypeError, "schedule at index 1"),
+        (3, TypeError, "ChainedScheduler at index 1"),
     ):
         with pytest.raises(kind, match=words):
             made.ChainedScheduler([good, wrong])

@@ -35,5 +35,6 @@ def test_they_are_told_copied_and_pickled() -> None:
 def test_they_are_made_of_a_sequence_as_pytorchs_are() -> None:
     kind = kiln.return_types.max
     assert kind((1, 2)) == kind([1, 2], {}) == kind(1, 2) == (1, 2)
+    assert kind((1, 2), (3, 4)) == ((1, 2), (3, 4))
     with pytest.raises(TypeError, match=r"max\(\) takes a 2-sequence \(3-sequence given\)"):
         kind((1, 2, 3))

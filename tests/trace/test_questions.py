@@ -64,7 +64,7 @@ ASKED = {
     "x * sys.getrefcount(x)": "refused",
     "x * len(inspect.stack(0))": "refused",
     "x * (1 + id(x) % 9973)": "refused",
-    "x * (1 + hash(x) % 13)": "refused",
+    "x * (1 + hash(x) % 9973)": "refused",
     "x * (kiln.initial_seed() % 7)": "refused",
     "x * int(kiln.get_rng_state()[0])": "refused",
 }
