@@ -26,7 +26,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("t.cuda.manual_seed('a')", "invalid literal for int"),
     ("t.fx.map_arg(1, 2)", "fn must be a callable"),
     ("nn.utils.weight_norm(nn.Linear(2, 2), dim=9)", "Dimension out of range"),
-    ("t.distributions.Multinomial(-1, t.ones(3))", "Expected parameter total_count"),
+    ("t.distributions.Multinomial(-1, t.ones(3), validate_args=True)", "Expected parameter total_count"),
     ("F.mse_loss(t.ones(2), t.ones(3))", "must match the size of tensor b"),
     ("t.tensor([['a']])", "too many dimensions 'str'"),
     ("t.tensor([1, None])", "Could not infer dtype of NoneType"),
