@@ -11,8 +11,9 @@ namespace kiln {
 
 namespace {
 
-constexpr int max_arrays = 24;              // inputs and outputs of one pointwise kernel
-constexpr int64_t serial_elements = 16384;  // a grain: about 8 us of one thread
+constexpr int max_arrays = 24;  // inputs and outputs of one pointwise kernel
+// A grain, about 8 us of one thread: so many elements of three arrays, fewer where more are walked.
+int64_t grain_of(int arrays) { return arrays <= 3 ? 16384 : 3 * 16384 / arrays & ~63; }
 
 // The iteration space: sizes outermost first, and for every array its strides in elements.
 struct Space {
@@ -140,7 +141,7 @@ void run_kernel(const Fn& fn, PointwiseEntry& entry, const Space& space, std::sp
     int64_t units = 1, row = space.ndim > 1 ? space.sizes[space.ndim - 1] : 1;
     for (int d = 0; d < space.ndim - (space.ndim > 1); ++d) units *= space.sizes[d];
     launch_on(fn, entry, operands, results, pointers, args, units,
-              std::max<int64_t>(serial_elements / std::max<int64_t>(row, 1), 1));
+              std::max<int64_t>(grain_of(space.arrays) / std::max<int64_t>(row, 1), 1));
 }
 
 void check_count(const Fn& fn, std::span<const Operand> operands, size_t outputs) {
@@ -332,7 +333,7 @@ void FlatCall::run(Fn& fn, std::span<const Operand> operands, std::span<const Te
         if (!operand.tensor) *arg++ = operand.number.bits();
     args_[0] = shape ? shape->numel : 1;
     launch_on(fn, entry, operands, {results, entry.outputs.size()}, pointers_, args_, args_[0],
-              serial_elements);
+              grain_of(arrays_));
 }
 
 namespace {
