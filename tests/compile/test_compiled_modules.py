@@ -441,7 +441,7 @@ def test_pickles_where_the_module_does() -> None:
     compiled = kiln.compile(nn.Sequential(nn.ReLU(), nn.Dropout(0.5)).eval(), wait=True)
     back = pickle.loads(pickle.dumps(compiled))
     assert isinstance(back, nn.Sequential) and repr(back) == repr(compiled) and not back.training
-    assert back(X).tolist() == X.tolist() and kiln.compiler.stats(back)["compiles"] == 1
+    assert back(X).tolist() == X.tolist() and kiln.compiler.stats(back)["runs"] == 1  # made here or found
     module = chain()
     compiled = kiln.compile(module, wait=True)
     file = io.BytesIO()
