@@ -39,7 +39,7 @@ class _Symbolic:
     """Of numbers that are left open while a program is read."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError(f"{type(self).__name__}: such numbers come of shapes that vary")
+        raise NotImplementedError(f"{type(self).__name__}: such numbers come from shapes that vary")
 
 
 class SymInt(_Symbolic, metaclass=_Sizes):

@@ -17,7 +17,7 @@ from typing import Any
 from kiln import _core
 from kiln.capture.capturing import STATE
 from kiln.fx.graph import Graph
-from kiln.fx.node import Node
+from kiln.fx.node import Node, map_arg
 from kiln.fx.values import Place, Value
 from kiln.types import SymInt
 
@@ -227,7 +227,7 @@ def tell_looks(graph: Graph, inputs: list[Any], fixed: set[int]) -> None:
     modes, state = _core.modes(), _core.random_state()
 
     def follow(node: Node) -> Any:
-        args, kwargs = _followed((node.args, node.kwargs), known)
+        args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -253,19 +253,3 @@ def tell_looks(graph: Graph, inputs: list[Any], fixed: set[int]) -> None:
     finally:
         _core.set_modes(*modes)
         _core.set_random_state(*state)
-
-
-def _followed(a: Any, known: dict[Node, Any]) -> Any:
-    """Arguments with what stands for nodes; KeyError where nothing does."""
-    if isinstance(a, Node):
-        return known[a]
-    if isinstance(a, tuple):
-        items = [_followed(x, known) for x in a]
-        return type(a)(*items) if hasattr(a, "_fields") else tuple(items)
-    if isinstance(a, list):
-        return [_followed(x, known) for x in a]
-    if isinstance(a, dict):
-        return {k: _followed(x, known) for k, x in a.items()}
-    if isinstance(a, slice):
-        return slice(*(_followed(x, known) for x in (a.start, a.stop, a.step)))
-    return a
