@@ -16,7 +16,6 @@ import mmap
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from kiln import _core
@@ -27,10 +26,12 @@ from kiln.codegen.nests.nest import Nest
 from kiln.codegen.store import kept
 from kiln.codegen.store.identity import digest
 from kiln.codegen.target import Target, host_target
-from kiln.codegen.thread import Helper
+from kiln.codegen.thread import STACK, Helper
 from kiln.codegen.verify import verify_object, verify_text
 
-ROOM = 64 << 20  # bytes LLVM may take for a kernel, and its threads beside
+# Bytes of address space there must be before LLVM works: for a thread's kernel, for each byte of its text,
+# and for another thread (its stack, and the arena that the C library sets up for what it allocates).
+ROOM, ROOM_OF_TEXT, ROOM_OF_THREAD = 64 << 20, 64, STACK + (64 << 20)
 REMEMBERED = 1024  # objects kept in memory; the core holds the mapped kernels itself
 
 _lock = threading.RLock()
@@ -122,6 +123,7 @@ class _Work:
         self.target, self.left = target, []
         self.made: dict[tuple[str, ...], bytes] = {}
         self.error: BaseException | None = None
+        self.room = ROOM  # what must be there for all threads that work
         self.names = tuple(name for part in parts for name in part.functions)
         for part in parts:
             found = _kept(kernel_key(part.shared), target) if part.shared else None
@@ -133,10 +135,16 @@ class _Work:
     def run(self) -> None:
         """Makes what is missing, with another thread if that is more than one part."""
         helper = Helper(lambda: self._make(-1))
-        if len(self.left) > 1:
+        if self.left:
+            _expect_memory(self.room)
             load(self.target)
-            with suppress(RuntimeError):  # no more threads: the process ends
+        if len(self.left) > 1:
+            try:
+                _expect_memory(2 * ROOM + ROOM_OF_THREAD)
+                self.room = 2 * ROOM + ROOM_OF_THREAD
                 helper.start()
+            except (RuntimeError, MemoryError):  # no other thread now: this one makes them all
+                self.room = ROOM
         try:
             self._make(0)
         finally:  # no other kernel is made while this thread works, even if Ctrl-C comes
@@ -159,7 +167,7 @@ class _Work:
     def _object(self, part: Part, end: int) -> bytes:
         text, target = part.text(), self.target
         verify_text(text, target, self.names)
-        _expect_memory()
+        _expect_memory(self.room + ROOM_OF_TEXT * len(text))
         machine = _machines.get((target, part.quick, end))
         if machine is None:
             machine = _machines[target, part.quick, end] = Machine(target, part.quick)
@@ -170,12 +178,12 @@ class _Work:
         return data
 
 
-def _expect_memory() -> None:
+def _expect_memory(room: int) -> None:
     """MemoryError where LLVM, which ends the process if it gets no memory, may not get enough."""
     try:
-        mmap.mmap(-1, ROOM).close()
+        mmap.mmap(-1, room).close()
     except OSError:
-        raise MemoryError(f"making a kernel: {ROOM >> 20} MiB of memory are not to be had") from None
+        raise MemoryError(f"making a kernel: {room >> 20} MiB of memory are not to be had") from None
 
 
 def bundle(objects: Sequence[bytes]) -> bytes:

@@ -13,6 +13,7 @@
 #include <system_error>
 #include <thread>
 
+#include <cxxabi.h>
 #include <pthread.h>
 #include <signal.h>
 
@@ -290,11 +291,14 @@ void parallel_for(int64_t units, int64_t grain,
 
 // ---- stack ----
 
+void prepare_exceptions() { abi::__cxa_get_globals(); }
+
 void expect_stack(size_t needed) {
     static thread_local uintptr_t lowest = ~uintptr_t(0);
     const auto here = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
     if (here > lowest && here - lowest >= needed) [[likely]]
         return;
+    prepare_exceptions();
 #if defined(__linux__)
     pthread_attr_t attributes;
     void* end;

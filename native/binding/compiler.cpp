@@ -9,6 +9,7 @@
 
 #include "autograd/autograd.h"
 #include "autograd/node.h"
+#include "base/system_memory.h"
 #include "base/threads.h"
 #include "call/busy.h"
 #include "call/op_list.h"
@@ -100,6 +101,9 @@ FnClass class_from(Answer& answer) {
 
 Object ask(const char* request, Object args) {
     expect_stack();
+    // Python code of this size ends in errors that nobody set, or ends the process, where memory ends inside
+    // it.
+    KILN_CHECK(has_room(16 << 20), memory, "compiling: 16 MiB of memory are not to be had");
     Away here;
     const SeenValues::Pause pause;
     const AutocastOff uncast;            // what a function is made of is traced as it stands

@@ -230,6 +230,7 @@ PyObject* create_module(PyObject* spec, PyModuleDef*) {
 
 int fill_module(PyObject* module) {
     if (module == the_module) return 0;
+    prepare_exceptions();
     Interpreter::let_go = let_go;
     Interpreter::take_back = take_back;
     Interpreter::ending = ending;

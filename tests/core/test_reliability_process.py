@@ -199,14 +199,14 @@ x = kiln.ones(10) * 2
 errors = [None] * 64  # there before memory is short
 size = int(open("/proc/self/statm").read().split()[0]) * 4096
 def limit(extra):
-    resource.setrlimit(resource.RLIMIT_AS, (extra if extra < 0 else size + (extra << 20), -1))
+    resource.setrlimit(resource.RLIMIT_AS, (extra if extra < 0 else size + (extra << 10), -1))
 calls = [
     lambda: kiln.ones(30, 40) @ kiln.ones(40, 3), lambda: kiln.softmax(kiln.ones(3, 5), 1).sort(),
     lambda: kiln.compile(lambda x: (x.tanh() @ x).sum())(kiln.ones(4, 4)), lambda: kiln.ones(9000, 9000) + 1,
 ]
 def tried():  # in a function: a name of the module that comes and goes may need memory
     met = 0
-    for extra in (0, 1, 3, 7, 20, 50, 80, 110, 200):
+    for extra in LIMITS:
         limit(extra)
         for call in calls:
             try:
@@ -225,11 +225,15 @@ print(all(str(error) or isinstance(error, MemoryError) for error in errors[:met]
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs an address space limit")
 @pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer needs memory itself")
-def test_no_memory_at_any_point(tmp_path: Path) -> None:
-    """Whatever meets the limit raises, LLVM and its threads included; afterwards everything works."""
+@pytest.mark.parametrize("unit", [1, 17, 1024, 30000, 70000])
+def test_no_memory_at_any_point(tmp_path: Path, unit: int) -> None:
+    """Whatever meets the limit (in KiB beside what the process has) raises, LLVM and its threads included;
+    afterwards everything works.
+    """
+    limits = [unit * k for k in (0, 1, 3, 7, 20, 50, 80, 110, 150, 170, 180, 200, 220, 260)]
     variables = {**os.environ, "KILN_CACHE_DIR": str(tmp_path), "KILN_CHECK": "0"}
     done = subprocess.run(
-        [sys.executable, "-P", "-c", "import kiln" + TIGHT],
+        [sys.executable, "-P", "-c", "import kiln" + TIGHT.replace("LIMITS", str(limits))],
         env=variables,
         capture_output=True,
         text=True,
