@@ -364,40 +364,38 @@ class _Rewrite(ast.NodeTransformer):
 
     # -- expressions ------------------------------------------------------------------------------------
 
-    def _made(self, node: ast.expr, like: ast.expr) -> ast.expr:
-        made: ast.expr = ast.fix_missing_locations(ast.copy_location(node, like))
-        return made
-
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         values = [self.visit(v) for v in node.values]
         if any(map(_has_walrus, values)):
             node.values = [*(runtime("python", v) for v in values[:-1]), values[-1]]
-            return self._made(node, node)
+            return ast.copy_location(node, node)
         found = values[-1]
         for v in reversed(values[:-1]):
             found = runtime("and_" if isinstance(node.op, ast.And) else "or_", v, placed_lambda(found))
-        return self._made(found, node)
+        return ast.copy_location(found, node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         node.operand = self.visit(node.operand)
-        return self._made(runtime("not_", node.operand), node) if isinstance(node.op, ast.Not) else node
+        return (
+            ast.copy_location(runtime("not_", node.operand), node) if isinstance(node.op, ast.Not) else node
+        )
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         test, yes, no = map(self.visit, (node.test, node.body, node.orelse))
         if _has_walrus(yes) or _has_walrus(no):
-            return self._made(ast.IfExp(runtime("python", test), yes, no), node)
+            return ast.copy_location(ast.IfExp(runtime("python", test), yes, no), node)
         line = ast.Constant(node.lineno)
-        return self._made(runtime("choose", test, placed_lambda(yes), placed_lambda(no), line), node)
+        return ast.copy_location(runtime("choose", test, placed_lambda(yes), placed_lambda(no), line), node)
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         left = self.visit(node.left)
         rights = [self.visit(c) for c in node.comparators]
         if len(rights) == 1:
-            return self._made(self._compared(left, node.ops[0], rights[0]), node)
+            return ast.copy_location(self._compared(left, node.ops[0], rights[0]), node)
         # a < b < c: b is evaluated once
         args = [left, *(placed_lambda(r) for r in rights)]
         signs = [type(op).__name__ for op in node.ops]
-        return self._made(
+        return ast.copy_location(
             runtime("chain", ast.Tuple([ast.Constant(s) for s in signs], ast.Load()), *args), node
         )
 
@@ -413,7 +411,7 @@ class _Rewrite(ast.NodeTransformer):
         f = node.func
         if isinstance(f, ast.Name) and f.id == "super" and not node.args and self.first:
             node.args = [load("__class__"), load(self.first)]
-            return self._made(node, node)
+            return ast.copy_location(node, node)
         if isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name) and f.value.id == RUNTIME:
             node.args = [self.visit(a) for a in node.args]
             return node
@@ -427,27 +425,27 @@ class _Rewrite(ast.NodeTransformer):
         call = runtime("call", func, *node.args)
         assert isinstance(call, ast.Call)
         call.keywords = node.keywords
-        return self._made(call, node)
+        return ast.copy_location(call, node)
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         if not isinstance(node.ctx, ast.Load):
             return self.generic_visit(node)
-        return self._made(runtime("item", self.visit(node.value), self._key(node.slice)), node)
+        return ast.copy_location(runtime("item", self.visit(node.value), self._key(node.slice)), node)
 
     def _key(self, key: ast.expr) -> ast.expr:
         if isinstance(key, ast.Slice):
             parts = [
                 ast.Constant(None) if p is None else self.visit(p) for p in (key.lower, key.upper, key.step)
             ]
-            return self._made(runtime("slice", *parts), key)
+            return ast.copy_location(runtime("slice", *parts), key)
         if isinstance(key, ast.Tuple):
-            return self._made(ast.Tuple([self._key(k) for k in key.elts], ast.Load()), key)
+            return ast.copy_location(ast.Tuple([self._key(k) for k in key.elts], ast.Load()), key)
         found: ast.expr = self.visit(key)
         return found
 
     def _new(self, node: Any) -> Any:
         self.generic_visit(node)
-        return self._made(runtime("new", node), node)
+        return ast.copy_location(runtime("new", node), node)
 
     visit_Dict = visit_Set = visit_SetComp = visit_DictComp = _new
 
@@ -458,7 +456,7 @@ class _Rewrite(ast.NodeTransformer):
         node.generators[0].iter = load(f"{PREFIX}over")
         self.generic_visit(node)
         given = ast.arguments([], [ast.arg(f"{PREFIX}over")], None, [], [], None, [])
-        return self._made(runtime("listed", self.visit(over), ast.Lambda(given, node), line), node)
+        return ast.copy_location(runtime("listed", self.visit(over), ast.Lambda(given, node), line), node)
 
     def visit_List(self, node: ast.List) -> Any:
         return self._new(node) if isinstance(node.ctx, ast.Load) else self.generic_visit(node)
@@ -467,16 +465,16 @@ class _Rewrite(ast.NodeTransformer):
         makes = (ast.List, ast.ListComp)
         is_list = isinstance(node.left, makes) or isinstance(node.right, makes)
         self.generic_visit(node)
-        return self._made(runtime("new", node), node) if is_list else node
+        return ast.copy_location(runtime("new", node), node) if is_list else node
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> Any:
-        node.value = self._made(runtime("shown", self.visit(node.value)), node.value)
+        node.value = ast.copy_location(runtime("shown", self.visit(node.value)), node.value)
         node.format_spec = None if node.format_spec is None else self.visit(node.format_spec)
         return node
 
     def visit_comprehension(self, node: ast.comprehension) -> Any:
-        node.iter = self._made(runtime("over", self.visit(node.iter)), node.iter)
-        node.ifs = [self._made(runtime("python", self.visit(i)), i) for i in node.ifs]
+        node.iter = ast.copy_location(runtime("over", self.visit(node.iter)), node.iter)
+        node.ifs = [ast.copy_location(runtime("python", self.visit(i)), i) for i in node.ifs]
         return node
 
 
