@@ -78,7 +78,7 @@ class Target(NamedTuple):
 
 
 # Two registers a row of sums, two for B and one for A: of 32 registers, or of 16.
-TALL, LOW = FmaBlocking((14, 12, 8, 4)), FmaBlocking((6, 4), narrow=12, panel_rows=4)
+TALL, LOW = FmaBlocking((14, 12, 8, 4)), FmaBlocking((6, 4), narrow=12, panel_rows=4, transposed=(2, 3, 4))
 
 LEVELS = {
     "x86-64-v4-amx": Target("x86-64-v4-amx", "x86_64-unknown-linux-gnu", "x86-64-v4",

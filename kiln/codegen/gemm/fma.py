@@ -22,7 +22,7 @@ from kiln.codegen.gemm.pack import clear, copy, transpose, zeros
 from kiln.codegen.gemm.problem import Problem, Run
 from kiln.codegen.gemm.spec import GemmSpec
 from kiln.codegen.gemm.swapped import Swapped
-from kiln.codegen.gemm.transposed import TRANSPOSED_ROWS, tile_transposed
+from kiln.codegen.gemm.transposed import tile_transposed
 from kiln.codegen.gemm.window import offsets, window
 from kiln.codegen.gemm.workspace import OFFSETS, ROW_PITCH, ROWS, Workspace, masked_panels
 from kiln.codegen.ir.index import Condition, Index, Integer, Pointer, every
@@ -325,7 +325,7 @@ class Fma(Blocks):
         """
         code, work, panel, segments = self.code, self.work, self.panel, self.problem.segments
         apart = (column & (work.blocking.crowded_bytes - 1)).differs(0) & (column > 0)
-        few = transposed & apart & (run.rows >= TRANSPOSED_ROWS[0]) & (run.rows <= TRANSPOSED_ROWS[-1])
+        few = transposed & apart & (run.rows > 1) & (run.rows <= work.blocking.transposed[-1])
         whole = few.choose(run.columns & -panel, 0)
         some = whole > 0
         first = from_k.equals(segments.from_k)

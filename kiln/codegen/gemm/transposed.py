@@ -1,6 +1,6 @@
 """Register tiles of very few rows by columns whose k lie side by side: transposed in registers on their way.
 
-A tile is 2 to 4 rows, or the only one, by a panel of columns, several vectors. Some k of all its columns are
+A tile is a few rows, or the only one, by a panel of columns, several vectors. Some k of all its columns are
 loaded as they lie, transposed and multiplied at once; nothing is packed. The sums are the chains of any tile,
 and have their bits.
 """
@@ -16,7 +16,6 @@ from kiln.codegen.ir.value import LLVM, Value
 from kiln.codegen.target import Target
 from kiln.table.order import LANES
 
-TRANSPOSED_ROWS = range(2, 5)  # as many as leave registers for transposing, where there are 16
 ROW_BITS = 256  # of a vector of columns of one row: 16 columns are at least two chains
 # Eight columns from a base, as in x86 addresses: base + scale * index, (element type that scales, index).
 COLUMN_AT = [
@@ -30,10 +29,15 @@ Sums = list[list[Value]]  # chains, by row and vector
 
 
 class _Transposed:
-    """A routine under construction; `lanes` columns to a vector, `vectors` of them to a panel."""
+    """A routine under construction; `lanes` columns to a vector, `vectors` of them to a panel, `heights` of
+    tiles: where rows end in one, it repeats the last.
+    """
 
-    def __init__(self, code: Routine, element: Element, lanes: int, vectors: int) -> None:
+    def __init__(
+        self, code: Routine, element: Element, lanes: int, vectors: int, heights: tuple[int, ...]
+    ) -> None:
         self.code, self.element, self.lanes, self.vectors = code, element, lanes, vectors
+        self.heights = heights
         self.part = 16 // element.bytes  # k that are transposed at once
         self.kind = LLVM[element.summed]
         self.vector = f"<{lanes} x {self.kind}>"
@@ -41,21 +45,22 @@ class _Transposed:
         for step, times in (("bs", 3), ("bs", 5), ("bs", 7), ("ks", 3)):
             code.line(f"%{step}{times} = mul i64 %{step}, {times}")
         self.taken = code.slot(self.vector, self.part * vectors)  # columns, by k and vector
-        self.sums = code.slot(self.vector, TRANSPOSED_ROWS[-1] * vectors)
+        self.sums = code.slot(self.vector, heights[-1] * vectors)
 
-    def panels(self, heights: range) -> None:
+    def panels(self) -> None:
         """Tiles of `rows` rows by panels of columns, from the first to the last."""
         code, panel, part = self.code, self.lanes * self.vectors, self.part
         a, b = code.pointers("a", "b")
         rs, rows, columns = code.indices("rs", "rows", "cols")
-        places = [a[rs * r] for r in range(heights[-1])]
+        heights = self.heights
+        places = [a[rs * (rows - 1).min(r)] for r in range(heights[-1])]
         past = self.k - part
         ends, last = past * self.ks, past * self.element.stored_bytes
         start = part - (self.k & (part - 1))
         with code.times(columns, panel) as left:
             bases = [b[self.bs * (left + group)] for group in range(0, panel, len(COLUMN_AT))]
-            for height in heights:
-                with code.when(rows.equals(height)):
+            for below, height in zip((0, *heights), heights):
+                with code.when((rows > below) & (rows <= height)):
                     self._whole(places[:height], bases)
             with code.when(start < part):
                 transposed = self._columns([base[last] for base in bases])
@@ -190,7 +195,7 @@ class _Row(_Transposed):
 
 
 def tile_transposed(target: Target, element: Element) -> Routine:
-    """The routine tile_transposed: a segment of tiles of TRANSPOSED_ROWS rows, side by side; A and sums are
+    """The routine tile_transposed: a segment of tiles of few rows, side by side; A and sums are
     of the summed type.
 
         each panel of the columns, which are whole ones:
@@ -207,7 +212,8 @@ def tile_transposed(target: Target, element: Element) -> Routine:
     factors = "ptr %a, i64 %rs, i64 %ks, ptr %b, i64 %bs"
     sums = "ptr %c, i64 %cs, ptr %old, i64 %os, i64 %op"
     code = Routine(target, "tile_transposed", f"{factors}, {sums}, i64 %k, i64 %rows, i64 %cols")
-    _Transposed(code, element, element.lanes(target), target.fma.vectors).panels(TRANSPOSED_ROWS)
+    fma = target.fma
+    _Transposed(code, element, element.lanes(target), fma.vectors, fma.transposed).panels()
     return code
 
 
@@ -220,5 +226,5 @@ def row_transposed(target: Target, element: Element) -> Routine:
     code.line("%rs = add i64 0, 0")
     code.line("%rows = add i64 0, 1")
     lanes = min(target.vector_bits, ROW_BITS) // 8 // element.bytes
-    _Row(code, element, lanes, LANES // lanes).panels(range(1, 2))
+    _Row(code, element, lanes, LANES // lanes, (1,)).panels()
     return code
