@@ -117,7 +117,8 @@ class Questions(Reads):
         """What contiguous() gives of a tensor in order: itself, where a call may have it copy. To see whether
         that matters, another object that holds the same.
         """
-        own = self._stand_ins.get(_core.place(tensor)[0]) if isinstance(tensor, _core.Tensor) else None
+        real = issubclass(type(tensor), _core.Tensor)  # and no stand-in of symbolic sizes
+        own = self._stand_ins.get(_core.place(tensor)[0]) if real else None
         if own is None or own[0] is not tensor:
             return tensor
         value = self.value(tensor)

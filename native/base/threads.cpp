@@ -291,14 +291,12 @@ void parallel_for(int64_t units, int64_t grain,
 
 // ---- stack ----
 
-void prepare_exceptions() { abi::__cxa_get_globals(); }
-
 void expect_stack(size_t needed) {
     static thread_local uintptr_t lowest = ~uintptr_t(0);
     const auto here = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
     if (here > lowest && here - lowest >= needed) [[likely]]
         return;
-    prepare_exceptions();
+    abi::__cxa_get_globals();  // else set up at the first exception, which may tell that there is no memory
 #if defined(__linux__)
     pthread_attr_t attributes;
     void* end;

@@ -49,11 +49,6 @@ void parallel_for(int64_t units, int64_t grain,
 // nanosecond.
 void expect_stack(size_t needed = 256 << 10);
 
-// Has this thread's state of exceptions set up. The C++ library allocates it at the first exception, and ends
-// the process where that exception tells that there is no memory. `expect_stack` does it at a thread's first
-// call.
-void prepare_exceptions();
-
 // While it lives, this thread rounds to nearest and keeps denormals, whatever another library set; the
 // previous state comes back at its end. Costs about a nanosecond when nothing has to change.
 class FloatEnvironment {

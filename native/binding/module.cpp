@@ -230,7 +230,7 @@ PyObject* create_module(PyObject* spec, PyModuleDef*) {
 
 int fill_module(PyObject* module) {
     if (module == the_module) return 0;
-    prepare_exceptions();
+    expect_stack(0);  // what a thread has set up once
     Interpreter::let_go = let_go;
     Interpreter::take_back = take_back;
     Interpreter::ending = ending;

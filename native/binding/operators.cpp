@@ -158,6 +158,15 @@ PyObject* tensor_zero(PyObject* self, PyObject*) {
     return tensor_fill(self, &zero, 1, nullptr);
 }
 
+// A slice whose bounds are numbers of Python's: what else has an index may be a size that varies.
+bool is_plain_slice(PyObject* entry) {
+    if (!PySlice_Check(entry)) return false;
+    const auto* slice = reinterpret_cast<PySliceObject*>(entry);
+    for (PyObject* bound : {slice->start, slice->stop, slice->step})
+        if (bound != Py_None && !PyLong_Check(bound)) return false;
+    return true;
+}
+
 // The dims of x that the entries of a key take up, and whether they are ints, slices, None and one Ellipsis.
 bool is_basic(std::span<PyObject* const> entries, int* dims) {
     int ellipses = 0;
@@ -165,7 +174,7 @@ bool is_basic(std::span<PyObject* const> entries, int* dims) {
     for (PyObject* entry : entries) {
         if (entry == Py_Ellipsis)
             ++ellipses;
-        else if (PyLong_CheckExact(entry) || PySlice_Check(entry))
+        else if (PyLong_CheckExact(entry) || is_plain_slice(entry))
             ++*dims;
         else if (entry != Py_None)
             return false;
