@@ -33,6 +33,7 @@ from kiln.fx.immutable_collections import immutable_dict, immutable_list
 from kiln.fx.looks import Same, look
 from kiln.fx.node import Node
 from kiln.fx.sizes import Number, Symbols, Terms, tell_looks
+from kiln.fx.types import asks_in_vain
 from kiln.fx.values import Place, Value
 from kiln.nn import Module as _Module
 from kiln.nn import Parameter
@@ -40,6 +41,10 @@ from kiln.utils import _pytree as pytree
 
 __all__ = ["Backed", "backed"]
 
+_ASKS = (
+    "{} asks for the type of what may be a tensor with `is`, `issubclass` or `id`, which what stands for a tensor "
+    "cannot answer: write isinstance(x, kind) or type(x) == kind"
+)
 _MOST = 8  # graphs that start at one place of a function, before the rest run without the backend
 
 
@@ -56,9 +61,18 @@ class Backed(Compiled):
         object.__setattr__(self, "_firsts", {})
         object.__setattr__(self, "_counts", {})
         object.__setattr__(self, "_of_any_size", {})
+        object.__setattr__(self, "_asks", None)  # the line that asks for types in vain, "" if there is none
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if STATE.capturing or STATE.stance == "force_eager":
+            return self._function(*args, **kwargs)
+        if self._asks is None:
+            object.__setattr__(self, "_asks", asks_in_vain(self._function))
+            if self._asks and not self.fullgraph:
+                warn(f"compile: {self._name} runs without the backend: {_ASKS.format(self._asks)}")
+        if self._asks and self.fullgraph:
+            raise RuntimeError(f"compile: fullgraph=True, but {_ASKS.format(self._asks)}")
+        if self._asks:
             return self._function(*args, **kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = {id(x) for x in leaves if isinstance(x, _core.Tensor)}

@@ -110,7 +110,7 @@ def capture(
         for x in leaves:
             if id(x) not in stand_ins:
                 varies = any(isinstance(d, Size) for d in shapes.get(id(x), ()))
-                other = other_type(type(x)) if how.types and not varies else None
+                other = None if varies else other_type(type(x), how)
                 made = recorder.stand_in(x, True, shapes.get(id(x)), other)
                 stand_ins[id(x)] = made
                 seen[id(x)] = Traced(made, recorder) if varies else made
