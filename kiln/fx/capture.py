@@ -25,7 +25,7 @@ from kiln.fx import names
 from kiln.fx.asked import AT_ONCE, GIVE_NOTHING, METADATA, READS, calls_back, sized_by_values, writes
 from kiln.fx.looks import Same, copy_of, hollow, look
 from kiln.fx.proxy import TracerBase, in_assert
-from kiln.fx.sizes import Number, SizePlace, Source, Term
+from kiln.fx.sizes import Argument, Number, SizePlace, Source, Term
 from kiln.fx.types import asks_in_frames
 from kiln.fx.values import Place, Value, mapped, places_in, tensors_in, value_of
 from kiln.ops.random.generator import Generator
@@ -78,7 +78,7 @@ class Segment:
         self.places: dict[int, int] = {}  # of tensors, by identity
         self.fixed: set[int] = set()  # inputs that are a module's
         self.numbers: list[int] = []  # sizes of tensors that are gone
-        self.sources: dict[Source, int] = {}  # of those
+        self.sources: dict[Source | Argument, int] = {}  # of those, and of arguments
         self.kept: dict[int, Any] = {}  # copies of tensors that lay about, and their versions
         self.copies: list[Any] = []
         self.shadows: list[Any] | None = None  # what its steps give for the copies
@@ -193,7 +193,7 @@ class Capture(TracerBase):
         """What must be the same of a size: where it comes from. One of another call is a number."""
         if a.capture is not self.reference:
             return (int, int(a))
-        if not isinstance(a.made, Source):
+        if type(a.made) is tuple:
             return (a.made[0].__name__, *map(self._key, a.made[1:]))
         dim, value = a.made.dim, self._source(a)
         if value is None:
@@ -216,7 +216,7 @@ class Capture(TracerBase):
     def _number_placed(self, a: Number) -> Any:
         if a.capture is not self.reference:
             return int(a)
-        if not isinstance(a.made, Source):
+        if type(a.made) is tuple:
             return Term(a.made[0], tuple(map(self._placed, a.made[1:])))
         value = self._source(a)
         if value is None:
@@ -441,7 +441,7 @@ class Capture(TracerBase):
         segment.shadows.append(result)
         step.result = mapped(result, _core.Tensor, hollow)
         frame = asking()
-        if asked := asks_in_frames(frame):
+        if asked := asks_in_frames(frame, self.owner.dynamic):
             self.broken = Break(f"{asked} asks for a tensor's type with `is`: write isinstance(x, kind)")
             raise self.broken
         if frame is not None:

@@ -37,25 +37,25 @@ def _is_users(code: CodeType) -> bool:
     return not code.co_filename.startswith(_OWN_FILES) and not is_below(code.co_filename)
 
 
-_lines: dict[tuple[CodeType, int], str] = {}  # what was found of code, with these globals
+_lines: dict[tuple[CodeType, int, bool], str] = {}  # what was found of code, with these globals
 
 
-def _asks(code: CodeType, names: dict[str, Any]) -> str:
-    """The line of code that asks so; "" if it does not."""
-    key = code, id(names)
+def _asks(code: CodeType, names: dict[str, Any], ints: bool) -> str:
+    """The line of code that asks so; "" if it does not. `ints`: also whether what may be a `Number` is an int."""
+    key = code, id(names), ints
     found = _lines.get(key)
     if found is None:
         if len(_lines) > 10 * _MOST:
             _lines.clear()
-        found = _lines[key] = _found(code, names)
+        found = _lines[key] = _found(code, names, ints)
     return found
 
 
-def _found(code: CodeType, names: dict[str, Any]) -> str:
+def _found(code: CodeType, names: dict[str, Any], ints: bool) -> str:
     types = "type" in code.co_names and names.get("type", type) is type
     if not types and not any(n in _NAMES or _is_tensors(names.get(n)) for n in code.co_names):
         return ""
-    asked = _Asked(code, names)
+    asked = _Asked(code, names, ints)
     line = code.co_firstlineno
     for at, i in enumerate(asked.listed):
         line = i.starts_line or line
@@ -71,8 +71,8 @@ def _is_tensors(kind: Any) -> bool:
 class _Asked:
     """The instructions of a function, which are read backwards from each `is`."""
 
-    def __init__(self, code: CodeType, names: dict[str, Any]) -> None:
-        self.names = names
+    def __init__(self, code: CodeType, names: dict[str, Any], ints: bool) -> None:
+        self.names, self.ints = names, ints
         self.listed = [i for i in dis.get_instructions(code) if i.opname not in _FILLERS]
         self.kept = {  # names of what `type` gave
             i.argval
@@ -103,6 +103,8 @@ class _Asked:
             right, first = self._operand(at - 1)
             types = self.listed[at - 1].argval in self.kept
         left, _ = self._operand(first - 1)
+        if self.ints and (left is int or right is int):
+            return types or self._is_type_of(first - 1, self.kept)
         if right is not _UNKNOWN:
             asked = self.listed[first - 1]
             return _is_tensors(right) and (asked.opname, asked.argval) != ("LOAD_ATTR", "__class__")
@@ -199,11 +201,15 @@ def _of_object(thing: Any) -> Iterator[Any]:
 def _is_of_user(kind: type) -> bool:
     module = sys.modules.get(str(kind.__module__))
     file = getattr(module, "__file__", None) or ""
-    return str(kind.__module__) == "__main__" or bool(file) and not (file.startswith(_OWN_FILES) or is_below(file))
+    return (
+        str(kind.__module__) == "__main__"
+        or bool(file)
+        and not (file.startswith(_OWN_FILES) or is_below(file))
+    )
 
 
-def asks_in_vain(function: Any) -> str:
-    """The line of a function, or of what it calls, that asks so; "" if there is none."""
+def asks_in_vain(function: Any, ints: bool = False) -> str:
+    """The line of a function, or of what it calls, that asks so; "" if there is none. `ints`: also of ints."""
     waiting, seen = list(_functions(function)), set()
     while waiting and len(seen) < _MOST:
         found = waiting.pop()
@@ -211,18 +217,18 @@ def asks_in_vain(function: Any) -> str:
             continue
         seen.add(found)
         for code in _codes(found.__code__):
-            if line := _asks(code, found.__globals__):
+            if line := _asks(code, found.__globals__, ints):
                 return line
         for thing in _called(found):
             waiting += _functions(thing)
     return ""
 
 
-def asks_in_frames(frame: FrameType | None) -> str:
+def asks_in_frames(frame: FrameType | None, ints: bool) -> str:
     """The same of the functions that are running, up to the call that is captured."""
     while frame is not None:
         if not is_own(frame):
-            if line := _asks(frame.f_code, frame.f_globals):
+            if line := _asks(frame.f_code, frame.f_globals, ints):
                 return line
         elif frame.f_code.co_name == "_stood":
             break

@@ -68,9 +68,7 @@ class _AsType(type):
 _KINDS: dict[type, Any] = {}
 
 
-def value_of(
-    tracer: Any, value: Any, index: int | None, path: str = "", fixed: bool = False
-) -> Value:
+def value_of(tracer: Any, value: Any, index: int | None, path: str = "", fixed: bool = False) -> Value:
     """What stands for a tensor, see `Value`."""
     kind = type(value)
     if kind not in _KINDS:

@@ -165,7 +165,10 @@ class Captured:
             return self
         made = copy.copy(self)
         line = f"{self.name} switches gradients on itself, and so"
-        made.checks, made.otherwise = [*self.checks, Condition(-1, "is_grad_enabled", True, line, self.name)], {}
+        made.checks, made.otherwise = (
+            [*self.checks, Condition(-1, "is_grad_enabled", True, line, self.name)],
+            {},
+        )
         return made
 
     def number_sizes(self) -> int:
