@@ -4,7 +4,8 @@
     type(x) is Tensor, issubclass(type(x), Tensor), id(type(x))          are not: code with these is found
 
 It is looked for in the code of a function and of what that calls by a name that says which function it is:
-globals, closures, methods of its class and of modules. What is reached otherwise is found when it calls an op.
+globals, closures, methods of its class and of modules. What is reached otherwise is found when it calls an
+op.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _lines: dict[tuple[CodeType, int, bool], str] = {}  # what was found of code, wi
 
 
 def _asks(code: CodeType, names: dict[str, Any], ints: bool) -> str:
-    """The line of code that asks so; "" if it does not. `ints`: also whether what may be a `Number` is an int."""
+    """The line of code that asks so; "" if it does not. `ints`: also of a `Number`, which is not quite an int."""
     key = code, id(names), ints
     found = _lines.get(key)
     if found is None:
@@ -201,16 +202,15 @@ def _of_object(thing: Any) -> Iterator[Any]:
 def _is_of_user(kind: type) -> bool:
     module = sys.modules.get(str(kind.__module__))
     file = getattr(module, "__file__", None) or ""
-    return (
-        str(kind.__module__) == "__main__"
-        or bool(file)
-        and not (file.startswith(_OWN_FILES) or is_below(file))
-    )
+    if str(kind.__module__) == "__main__":
+        return True
+    return bool(file) and not file.startswith(_OWN_FILES) and not is_below(file)
 
 
 def asks_in_vain(function: Any, ints: bool = False) -> str:
-    """The line of a function, or of what it calls, that asks so; "" if there is none. `ints`: also of ints."""
-    waiting, seen = list(_functions(function)), set()
+    """The line of a function, or of what it calls, that asks so; "" if there is none. `ints`: of ints too."""
+    waiting: list[Any] = list(_functions(function))
+    seen: set[Any] = set()
     while waiting and len(seen) < _MOST:
         found = waiting.pop()
         if found in seen or not _is_users(found.__code__):

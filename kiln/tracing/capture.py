@@ -65,7 +65,7 @@ def capture(
     `has_values`: whether the arguments have values, or only say what such look like; `varied`: what is
     otherwise than in the example, where arguments that are `written` stay several; such a run is there to be
     compared, and has no graph; `preserved`: that calls of modules are noted, with the signatures of these;
-    `told`: what it is told when it asks for grad mode and inference mode; `begins`: those it is followed with.
+    `told`: what it is told when it asks for grad or inference mode; `begins`: those it is followed with.
     TracingError for what a graph would not do again, with the line.
     """
     kwargs = kwargs or {}

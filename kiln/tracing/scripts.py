@@ -241,8 +241,8 @@ def captured_twice(
     preserved: Sequence[str] | None = None,
     types: bool = True,
 ) -> Captured:
-    """A function as a graph, followed twice where that is to be checked; `preserved` as of `capture`, `types` as
-    of `_compare_varied`.
+    """A function as a graph, followed twice where that is to be checked; `preserved` as of `capture`,
+    `types` as of `_compare_varied`.
     """
     found = capture(func, args, kwargs, shapes, root, on_data, preserved=preserved)
     if check:
@@ -264,8 +264,8 @@ def captured_twice(
 
 def _compare_varied(found: Captured, again: Callable[[Variation], Captured], types: bool) -> None:
     """Follows a function once more, with all varied that should not matter. What does is found by varying one
-    thing at a time, and becomes a condition; TracingError where the function changes by itself. `types`: which
-    of Tensor and Parameter arguments are is no part of how calls look.
+    thing at a time, and becomes a condition; TracingError where the function changes by itself. `types`:
+    which of Tensor and Parameter arguments are is no part of how calls look.
     """
     line = "the function"
     of_types = False

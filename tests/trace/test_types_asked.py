@@ -1,5 +1,5 @@
-"""Captured functions that ask of which type a tensor is, in every way Python has: each way of capture gives what
-eager gives, or refuses with the line, also where a call brings another type than the example.
+"""Captured functions that ask of which type a tensor is, in every way Python has: each way of capture gives
+what eager gives, or refuses with the line, also where a call brings another type than the example.
 """
 
 from __future__ import annotations
