@@ -42,7 +42,7 @@ _lines: dict[tuple[CodeType, int, bool], str] = {}  # what was found of code, wi
 
 
 def _asks(code: CodeType, names: dict[str, Any], ints: bool) -> str:
-    """The line of code that asks so; "" if it does not. `ints`: also of a `Number`, which is not quite an int."""
+    """The line of code that asks so; "" if it does not. `ints`: also of a `Number`, whose type is not int."""
     key = code, id(names), ints
     found = _lines.get(key)
     if found is None:
