@@ -227,7 +227,7 @@ def compile(
     runs and another graph begins; with `fullgraph=True` that raises RuntimeError with the line. With
     `dynamic=True` one graph serves all sizes: those of its inputs are placeholders of their own, of type
     `kiln.SymInt`, equal ones one, and what the program computes with sizes are nodes. Sizes of 0 and 1,
-    which broadcast, and those of parameters and buffers are numbers.
+    which broadcast, and those of parameters and buffers are numbers. Ints among the arguments are as sizes.
 
     With `pure=True` you say that what the callable does depends on its arguments and on the parameters and
     buffers it meets alone. Then its Python runs at the first calls of a kind only, and a call is one

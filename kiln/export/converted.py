@@ -32,6 +32,7 @@ def converted(found: Captured, looks: list[tuple[str, Any, Any]], tensors: list[
         raise ValueError("it goes by values that were read in the old dtype")
     one = {old: min(new) for old, new in became.items() if len(new) == 1}
     made = copy(found)
+    made.otherwise = {}
     made.inputs = [x._replace(dtype=one.get(x.dtype, x.dtype)) for x in found.inputs]
     made.state = [s._replace(tensor=x) for s, x in zip(found.state, tensors)]
     made.step_lines, made.whole = [], None

@@ -69,6 +69,7 @@ def follow(found: Captured, graph: Graph) -> list[int]:
 def decomposed(found: Captured, tensors: list[Any]) -> Captured:
     """A program without composites, which has these tensors."""
     made = copy(found)
+    made.otherwise = {}
     made.state = [s._replace(tensor=x) for s, x in zip(found.state, tensors)]
     made.step_lines, made.whole = [], None
     graph, values = clone(found.graph)

@@ -81,8 +81,8 @@ def _modules_out(captured: Captured) -> dict[str, Any]:
 
 
 def asked(captured: Captured) -> list[Kept | Expected | Raises | Condition]:
-    """What is asked of values beyond what the graph's ops ask."""
-    return [check for check in captured.checks if not isinstance(check, Check)]
+    """What is asked of values and modes beyond what the graph's ops ask."""
+    return [check for check in captured.in_one_mode().checks if not isinstance(check, Check)]
 
 
 def asked_rows(captured: Captured) -> list[list[Any]]:

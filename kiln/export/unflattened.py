@@ -110,12 +110,12 @@ class _Run(Program):
 
     def run(self, module: UnflattenedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a call gives."""
-        made = _Run(self.captured, _homes(module, self.captured))
+        made = _Run(self.captured.in_one_mode(), _homes(module, self.captured))
         made._module = module
         return made._slow(None, args, kwargs)
 
-    def _results(self, operands: list[Any]) -> tuple[Any, ...]:
-        found, module = self.captured, self._module
+    def _results(self, found: Captured, operands: list[Any]) -> tuple[Any, ...]:
+        module = self._module
         for check in found.checks:
             check.before(operands)
         numbers = found.draw(operands)

@@ -32,7 +32,8 @@ from kiln.fx.graph_module import GraphModule
 from kiln.fx.immutable_collections import immutable_dict, immutable_list
 from kiln.fx.looks import Same, look
 from kiln.fx.node import Node
-from kiln.fx.sizes import Number, Symbols, Terms, tell_looks
+from kiln.fx.sizes import Number, Symbols, Terms, given_number, tell_looks
+from kiln.fx.types import asks_in_vain
 from kiln.fx.values import Place, Value
 from kiln.nn import Module as _Module
 from kiln.nn import Parameter
@@ -40,6 +41,10 @@ from kiln.utils import _pytree as pytree
 
 __all__ = ["Backed", "backed"]
 
+_ASKS = (
+    "{} asks for the type of what may be a tensor with `is`, `issubclass` or `id`, which what stands for a "
+    "tensor cannot answer: write isinstance(x, kind) or type(x) == kind"
+)
 _MOST = 8  # graphs that start at one place of a function, before the rest run without the backend
 
 
@@ -48,7 +53,7 @@ class Backed(Compiled):
 
     backend: ClassVar[Any] = None
     fullgraph: ClassVar[bool] = False
-    dynamic: ClassVar[bool] = False
+    dynamic: bool = False
     more: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -56,9 +61,20 @@ class Backed(Compiled):
         object.__setattr__(self, "_firsts", {})
         object.__setattr__(self, "_counts", {})
         object.__setattr__(self, "_of_any_size", {})
+        object.__setattr__(self, "_asks", None)  # the line that asks for types in vain, "" if there is none
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if STATE.capturing or STATE.stance == "force_eager":
+            return self._function(*args, **kwargs)
+        if self._asks is None:
+            object.__setattr__(self, "_asks", asks_in_vain(self._function))
+            if self.dynamic and not self._asks and asks_in_vain(self._function, True):
+                object.__setattr__(self, "dynamic", False)  # `type(n) is int` is to be so
+            if self._asks and not self.fullgraph:
+                warn(f"compile: {self._name} runs without the backend: {_ASKS.format(self._asks)}")
+        if self._asks and self.fullgraph:
+            raise RuntimeError(f"compile: fullgraph=True, but {_ASKS.format(self._asks)}")
+        if self._asks:
             return self._function(*args, **kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = {id(x) for x in leaves if isinstance(x, _core.Tensor)}
@@ -73,7 +89,7 @@ class Backed(Compiled):
             return found | {id(x): name for x, name in zip(leaves, shown) if id(x) in tensors}
 
         capture = Capture(self, named)
-        if tensors:
+        if tensors or self.dynamic:
             args, kwargs = _given(capture, args, kwargs)
         try:
             result = _stood(capture, self._function, args, kwargs)
@@ -141,12 +157,12 @@ class Backed(Compiled):
 
 
 def _given(capture: Capture, args: Any, kwargs: Any) -> Any:
-    """The arguments with values for their tensors."""
+    """The arguments with values for their tensors; ints that may vary."""
 
     def value(x: Any) -> Any:
         if isinstance(x, _core.Tensor) and not issubclass(type(x), Value):
             return capture.lift(x, "argument")
-        return x
+        return given_number(x, capture) if type(x) is int and capture.owner.dynamic else x
 
     seen: set[int] = set()
     return tuple([_stand(x, value, seen) for x in args]), {
@@ -188,7 +204,7 @@ def _graph(segment: Segment, live: tuple[int, ...], paths: dict[int, str], symbo
 
 def _without_sizes(segment: Segment, live: tuple[int, ...]) -> Any:
     """What graphs have in common that differ in the sizes of their inputs alone. Sizes of 0 and 1, which
-    broadcast, are sizes of their own, and so are numbers among the arguments.
+    broadcast, are sizes of their own, and so are floats among the arguments.
     """
     inputs = []
     for k, x in enumerate(segment.inputs):

@@ -25,8 +25,9 @@ from kiln.fx import names
 from kiln.fx.asked import AT_ONCE, GIVE_NOTHING, METADATA, READS, calls_back, sized_by_values, writes
 from kiln.fx.looks import Same, copy_of, hollow, look
 from kiln.fx.proxy import TracerBase, in_assert
-from kiln.fx.sizes import Number, SizePlace, Source, Term
-from kiln.fx.values import Place, Value, mapped, places_in, tensors_in
+from kiln.fx.sizes import Argument, Number, SizePlace, Source, Term
+from kiln.fx.types import asks_in_frames
+from kiln.fx.values import Place, Value, mapped, places_in, tensors_in, value_of
 from kiln.ops.random.generator import Generator
 from kiln.switches import _assert
 
@@ -77,7 +78,7 @@ class Segment:
         self.places: dict[int, int] = {}  # of tensors, by identity
         self.fixed: set[int] = set()  # inputs that are a module's
         self.numbers: list[int] = []  # sizes of tensors that are gone
-        self.sources: dict[Source, int] = {}  # of those
+        self.sources: dict[Source | Argument, int] = {}  # of those, and of arguments
         self.kept: dict[int, Any] = {}  # copies of tensors that lay about, and their versions
         self.copies: list[Any] = []
         self.shadows: list[Any] | None = None  # what its steps give for the copies
@@ -116,7 +117,7 @@ class Capture(TracerBase):
         """What stands for a tensor that is there; `fixed`: it is a module's."""
         known = self.known.get(id(tensor))
         if known is None or known.index is not None or known.value is not tensor:
-            known = self.known[id(tensor)] = Value(self, tensor, None, path, fixed)
+            known = self.known[id(tensor)] = value_of(self, tensor, None, path, fixed)
             self.made.append(weakref.ref(known))
         return known
 
@@ -167,7 +168,7 @@ class Capture(TracerBase):
     def _key(self, a: Any) -> Any:
         """What must be the same of arguments for steps to be the same. TypeError: nothing tells."""
         kind = type(a)
-        if kind is Value or kind is _At:
+        if issubclass(kind, (Value, _At)):
             index = a.index
             return ("step", index) if index is not None else self._input(a.value, a.path, a.fixed)
         if kind is Number:
@@ -192,7 +193,7 @@ class Capture(TracerBase):
         """What must be the same of a size: where it comes from. One of another call is a number."""
         if a.capture is not self.reference:
             return (int, int(a))
-        if not isinstance(a.made, Source):
+        if type(a.made) is tuple:
             return (a.made[0].__name__, *map(self._key, a.made[1:]))
         dim, value = a.made.dim, self._source(a)
         if value is None:
@@ -215,7 +216,7 @@ class Capture(TracerBase):
     def _number_placed(self, a: Number) -> Any:
         if a.capture is not self.reference:
             return int(a)
-        if not isinstance(a.made, Source):
+        if type(a.made) is tuple:
             return Term(a.made[0], tuple(map(self._placed, a.made[1:])))
         value = self._source(a)
         if value is None:
@@ -228,7 +229,7 @@ class Capture(TracerBase):
         kind = type(a)
         if kind is Number:
             return self._number_placed(a)
-        if kind is Value or kind is _At:
+        if issubclass(kind, (Value, _At)):
             if a.index is not None:
                 return Place("step", a.index)
             a = a.value
@@ -440,6 +441,9 @@ class Capture(TracerBase):
         segment.shadows.append(result)
         step.result = mapped(result, _core.Tensor, hollow)
         frame = asking()
+        if asked := asks_in_frames(frame, self.owner.dynamic):
+            self.broken = Break(f"{asked} asks for a tensor's type with `is`: write isinstance(x, kind)")
+            raise self.broken
         if frame is not None:
             file, number = frame.f_code.co_filename, frame.f_lineno
             step.line = f'File "{file}", line {number}, in {frame.f_code.co_name}'
@@ -475,7 +479,7 @@ class Capture(TracerBase):
         return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
 
     def _value(self, shown: Any, index: int) -> Value:
-        made = Value(self, shown, index)
+        made = value_of(self, shown, index)
         reference = weakref.ref(made)
         self.segment.values.append(reference)
         self.made.append(reference)

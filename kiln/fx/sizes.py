@@ -1,4 +1,5 @@
-"""Sizes that a captured program reads, with `dynamic=True`: numbers that know what they were made of.
+"""Sizes that a captured program reads, and ints that it is given, with `dynamic=True`: numbers that know what
+they were made of.
 
     x.shape[0] * 3  ->  Number(12), made of (mul, Number(4), 3); that 4 is dim 0 of an input
                     ->  in a step's arguments Term(mul, SizePlace("input", 0, 0), 3)
@@ -28,14 +29,27 @@ __all__ = [
     "Symbols",
     "Term",
     "Terms",
+    "given_number",
     "read_size",
     "read_sizes",
     "tell_looks",
 ]
 
 
-class Number(int):
-    """A size, or what arithmetic made of sizes, in one call. `made`: a `Source`, or function, operands."""
+class _AsInt(type):
+    """`type(number) == int`; `is` does not ask (kiln/fx/types.py)."""
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is int
+
+    def __hash__(cls) -> int:
+        return hash(int)
+
+
+class Number(int, metaclass=_AsInt):
+    """A size or an argument, or what arithmetic made of these, in one call. `made`: a `Source`, or function,
+    operands.
+    """
 
     capture: Any  # a weak reference to the call's
     made: Any
@@ -77,7 +91,7 @@ def _made(number: Number, value: Any, function: Any, operands: tuple[Any, ...]) 
     capture = number.capture()
     if type(value) is not int or capture is None or STATE.capture is not capture:
         return value
-    if not all(type(x) in (int, Number) for x in operands):
+    if not all(type(x) is int or type(x) is Number for x in operands):
         return value
     return Number(value, number.capture, (function, *operands))
 
@@ -94,6 +108,21 @@ class Source:
     def __init__(self, value: Value, dim: int, segment: Any) -> None:
         self.value, self.dim, self.index = weakref.ref(value), dim, value.index
         self.segment = weakref.ref(segment)
+
+
+class Argument:
+    """An int among the arguments: of no tensor."""
+
+    index, dim = None, 0
+
+    def value(self) -> None:
+        """Whose size it is."""
+        return None
+
+
+def given_number(n: int, capture: Any) -> int:
+    """An int argument as the program sees it: 0, 1 and what is less than 0 are ints, as of sizes."""
+    return Number(n, capture.reference, Argument()) if n >= 2 else n
 
 
 def read_size(value: Value, dim: int) -> int:

@@ -12,7 +12,7 @@ from kiln import _core
 from kiln.fx.asked import METADATA, OF_REAL, VIEWS
 from kiln.fx.proxy import StandIn
 
-__all__ = ["Place", "Value", "mapped", "places_in", "tensors_in"]
+__all__ = ["Place", "Value", "mapped", "places_in", "tensors_in", "value_of"]
 
 
 class Place:
@@ -48,24 +48,44 @@ def mapped(a: Any, kind: type, function: Callable[[Any], Any]) -> Any:
     return a
 
 
-class _AsTensor(type):
-    """`type(value) == Tensor`, as of the tensor."""
+class _AsType(type):
+    """The class of values that stand for tensors of one type: it says that it is that type, as far as Python
+    asks it. `is` does not ask (kiln/fx/types.py).
+    """
+
+    stands_for: type
 
     def __eq__(cls, other: object) -> bool:
-        return other is cls or other is _core.Tensor
+        return other is cls or other is cls.stands_for
 
     def __hash__(cls) -> int:
-        return hash(_core.Tensor)
+        return hash(cls.stands_for)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls.stands_for(*args, **kwargs)
 
 
-class Value(StandIn, metaclass=_AsTensor):
+_KINDS: dict[type, Any] = {}
+
+
+def value_of(tracer: Any, value: Any, index: int | None, path: str = "", fixed: bool = False) -> Value:
+    """What stands for a tensor, see `Value`."""
+    kind = type(value)
+    if kind not in _KINDS:
+        entries = {"stands_for": kind, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        _KINDS[kind] = _AsType(kind.__name__, (Value,), entries)
+    made: Value = object.__new__(_KINDS[kind])
+    made._set(tracer, value, index, path, fixed)
+    return made
+
+
+class Value(StandIn, metaclass=_AsType):
     """A tensor of the call: the step or input that it is, and something that looks like it."""
 
     tracer: Any
+    stands_for = _core.Tensor
 
-    def __init__(
-        self, tracer: Any, value: Any, index: int | None, path: str = "", fixed: bool = False
-    ) -> None:
+    def _set(self, tracer: Any, value: Any, index: int | None, path: str, fixed: bool) -> None:
         set_ = object.__setattr__
         set_(self, "tracer", tracer)
         set_(self, "value", value)  # the tensor itself where index is None

@@ -98,7 +98,7 @@ class Variant:
         ran: dict[Any, dict[str, Any]] = {}
         run = self._runner(function, root, ran)
         on_data = "refuse" if refused is None else "check"
-        self.captured: Captured = captured_twice(run, args, kwargs, dims, on_data, True, root)
+        self.captured: Captured = captured_twice(run, args, kwargs, dims, on_data, True, root, types=False)
         self._state = [s.tensor for s in self.captured.state]
         read = Read(ran, self._state)
         for places in ways_to([function, root, args, kwargs], self._state).values():

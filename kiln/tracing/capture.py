@@ -19,7 +19,19 @@ from kiln.graph.size import Size
 from kiln.nn import Module
 from kiln.table.arguments import without_values
 from kiln.table.kinds import FLOATS
-from kiln.tracing.captured import Captured, Check, Input, Raises, State, flat, like
+from kiln.tracing.answers import Condition
+from kiln.tracing.captured import (
+    RECORDED,
+    UNRECORDED,
+    Captured,
+    Check,
+    Input,
+    Modes,
+    Raises,
+    State,
+    flat,
+    like,
+)
 from kiln.tracing.compare import random_states, refuse_drawn
 from kiln.tracing.dims import declared, specs_of
 from kiln.tracing.noted import Notes
@@ -45,15 +57,15 @@ def capture(
     varied: Variation | None = None,
     written: frozenset[int] = frozenset(),
     preserved: Sequence[str] | None = None,
-    grad: Sequence[bool] | None = None,
-    grad_begins: bool = True,
+    told: Sequence[bool] | None = None,
+    begins: Modes = RECORDED,
 ) -> Captured:
     """What `fn(*args, **kwargs)` does, as a graph. `dims`: which sizes vary, as `dynamic_shapes` of
     `kiln.jit.trace`; `root`: the module whose parameters and buffers it uses (fn itself, if it is one);
     `has_values`: whether the arguments have values, or only say what such look like; `varied`: what is
     otherwise than in the example, where arguments that are `written` stay several; such a run is there to be
     compared, and has no graph; `preserved`: that calls of modules are noted, with the signatures of these;
-    `grad`: what it is told when it asks for the grad mode; `grad_begins`: the mode it is followed with.
+    `told`: what it is told when it asks for grad or inference mode; `begins`: those it is followed with.
     TracingError for what a graph would not do again, with the line.
     """
     kwargs = kwargs or {}
@@ -69,7 +81,7 @@ def capture(
     found.distinct = sorted(set(found.aliases))
     distinct = list({id(x): x for x in leaves}.values())
     recorder = Recorder(name, on_data, has_values)
-    recorder.grad_begins, recorder.grad_shown = grad_begins, None if grad is None else list(grad)
+    recorder.begins, recorder.modes_shown = begins, None if told is None else list(told)
     shapes = _declare(found, recorder, leaves, names, dims) if dims else {}
     found.casts = _core.modes()[2] is not None
     found.types = [type(x).__name__ for x in distinct]
@@ -88,18 +100,17 @@ def capture(
     outputs: list[Any] = []
     rebound: dict[int, Any] = {}  # what a buffer is after the run, where it was assigned
 
-    def again(told: Sequence[bool] | None, begins: bool) -> Captured:
+    def again(begins: Modes, told: Sequence[bool] | None = None, how: Variation | None = NONE) -> Captured:
         """The same once more."""
-        how_again = NONE if not begins else varied
         return capture(
-            fn, args, kwargs, dims, root, on_data, has_values, how_again, written, preserved, told, begins
+            fn, args, kwargs, dims, root, on_data, has_values, how, written, preserved, told, begins
         )  # fmt: skip
 
-    def run() -> Any:
+    def stand_in() -> None:
         for x in leaves:
             if id(x) not in stand_ins:
                 varies = any(isinstance(d, Size) for d in shapes.get(id(x), ()))
-                other = other_type(type(x)) if how.types and not varies else None
+                other = None if varies else other_type(type(x), how)
                 made = recorder.stand_in(x, True, shapes.get(id(x)), other)
                 stand_ins[id(x)] = made
                 seen[id(x)] = Traced(made, recorder) if varies else made
@@ -110,6 +121,10 @@ def capture(
                 recorder.value(made)  # in the model's order, those too that nothing reads
         for k, first in found.one.items():
             seen[id(distinct[k])] = seen[id(distinct[first])]
+
+    def run() -> Any:
+        with _core.ModeSwitch(None, False):  # no tensors of inference mode, which are saved for no backward
+            stand_in()
         given, named = _replaced(args, seen), _replaced(kwargs, seen)
         if how.order and rest:
             named = dict(reversed(named.items()))
@@ -130,11 +145,13 @@ def capture(
 
     state = _core.random_state()
     outside = random_states()
-    before = _core.set_grad_enabled(grad_begins)  # what a call records is decided by the call
+    before, enabled = _core.modes(), _core.times_enabled()
     unknown = False
     try:
+        _core.set_modes(*begins, before[2])
         with without_values(recorder):
             _core.trace(recorder, True, run, (), {}, ())
+        recorder.expect_modes((*begins, before[2]))
         if recorder.failure is not None:
             raise recorder.failure
     except Unknown:
@@ -149,15 +166,15 @@ def capture(
             ) from error
         raise
     finally:
-        _core.set_grad_enabled(before)
+        _core.set_modes(*before)
         found.drawn = _core.random_state()[1] - state[1]
         if recorder.known.value_of(recorder.drawn) == found.drawn:
             found.drawn = recorder.drawn
         _core.set_random_state(*state)
     if unknown:
-        return again(again(None, False).kept.grad_told, True)
-    if recorder.grad_modes and grad_begins:
-        recorder.state_grad(again(recorder.grad_told, False).kept.grad_modes)
+        return again(begins, again(before[:2]).kept.modes_told, varied)
+    if recorder.modes_asked and begins == RECORDED:
+        recorder.state_modes(again((False, before[1]), recorder.modes_told).kept.modes_asked)
     refuse_drawn(name, outside)
     recorder.expect_unwritten()
     found.kept, found.given_back = recorder, recorder.given_back
@@ -177,7 +194,42 @@ def capture(
         found.hierarchy = notes.settled(found, {id(tensor): name for name, *_, tensor in reversed(places)})
     if varied is None:
         _make(found)
+    if varied is None and begins == RECORDED and _core.times_enabled() != enabled:
+        for modes in UNRECORDED:
+            _follow_otherwise(found, modes, partial(again, modes, how=None))
     return found
+
+
+def _follow_otherwise(found: Captured, modes: Modes, follow: Callable[[], Captured]) -> None:
+    """Finds what the function is where it is called in other modes, if it records gradients in these: a
+    refusal, where it is no program of the same tensors then.
+    """
+    before = _core.modes()
+    other = None
+    try:
+        _core.set_modes(*modes, before[2])
+        other = follow()
+    except TracingError:
+        pass
+    finally:
+        _core.set_modes(*before)
+    if other is not None and not any((*other.history, *other.written)):
+        return
+    if other is not None and _same_tensors(found.state, other.state):
+        found.otherwise[modes] = other
+        return
+    lines = () if other is None else zip(other.steps.steps, other.step_lines)
+    line = next((line for step, line in lines if step.history), found.name)
+    found.otherwise[modes] = Condition(-1, "is_grad_enabled", True, line, found.name)
+
+
+def _same_tensors(states: list[State], others: list[State]) -> bool:
+    """Whether two runs met the same tensors: constants that they made hold the same."""
+    return len(states) == len(others) and all(
+        (a.name, a.kind) == (b.name, b.kind)
+        and (a.tensor is b.tensor or (a.kind == "constant" and _core.same_bytes(a.tensor, b.tensor)))
+        for a, b in zip(states, others)
+    )
 
 
 _OF_SIZES = ("TracedSize", "symbolic", "not known here", "Dim")

@@ -5,6 +5,7 @@ A program that was loaded runs without those: nothing here imports what follows 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -14,13 +15,13 @@ from kiln.graph.graph import Graph
 from kiln.graph.size import Size, evaluate, symbol
 from kiln.graph.text import dim_text
 from kiln.late import later
+from kiln.tracing.answers import Condition
 from kiln.tracing.dims import Range
 from kiln.tracing.sizes import Guard
 from kiln.tracing.trees import Tree, difference, flatten
 from kiln.tuples import NamedTuple
 
 if TYPE_CHECKING:
-    from kiln.tracing.answers import Condition
     from kiln.tracing.hierarchy import Hierarchy
 
 _SHOWN = 4  # elements of a tensor that errors show
@@ -42,6 +43,11 @@ class State(NamedTuple):
     name: str
     kind: str
     tensor: Any
+
+
+Modes = tuple[bool, bool]  # grad mode, inference mode
+RECORDED: Modes = (True, False)
+UNRECORDED: tuple[Modes, ...] = ((False, False), (False, True))
 
 
 class Captured:
@@ -93,6 +99,8 @@ class Captured:
         )
         self.numbers: dict[int, int] = {}  # the value of steps that each input and node of the graph is
         self.shapes: dict[int, Any] = {}  # of what steps make, by its number
+        # what it is where gradients are off around a call, as far as it records them there itself
+        self.otherwise: dict[Modes, Captured | Condition] = {}
         self._steps: Any = None
         self._graph: Graph | None = None
 
@@ -140,6 +148,28 @@ class Captured:
     def raises(self) -> tuple[BaseException, ...]:
         """The exceptions that it may raise, depending on values."""
         return next((c.errors for c in self.checks if isinstance(c, Raises)), ())
+
+    def in_modes(self) -> Captured:
+        """What it is in the modes that are on."""
+        if not self.otherwise or _core.grad_enabled():
+            return self
+        found = self.otherwise.get(_core.modes()[:2], self)
+        if isinstance(found, Condition):
+            found.before([])
+            return self
+        return found
+
+    def in_one_mode(self) -> Captured:
+        """The same without what it is in other modes: it refuses those."""
+        if not self.otherwise:
+            return self
+        made = copy.copy(self)
+        line = f"{self.name} switches gradients on itself, and so"
+        made.checks, made.otherwise = (
+            [*self.checks, Condition(-1, "is_grad_enabled", True, line, self.name)],
+            {},
+        )
+        return made
 
     def number_sizes(self) -> int:
         """Finds `firsts`; how many sizes inputs and state have together."""

@@ -134,12 +134,15 @@ def replay(
     shape_of: Callable[[Any], Any],
     call: Callable[[Step, tuple[Any, ...]], tuple[Any, ...]] | None,
 ) -> tuple[Any, ...]:
-    """The results of steps, each `call`ed by itself; `firsts`: of each tensor, the slot of its first size."""
+    """The results of steps, each `call`ed by itself; `firsts`: of each tensor, the slot of its first size.
+    Steps have histories where gradients are on around the call.
+    """
+    recorded = _core.grad_enabled()
     sizes = {first + d: n for first, x in zip(firsts, tensors) for d, n in enumerate(shape_of(x))}
     values: dict[int, Any] = dict(enumerate([*tensors, *numbers]))
     for step in resolved(steps, sizes.__getitem__).steps:
         given = tuple([x if kind == "number" else values[x] for kind, x in step.args])
-        before = _core.set_grad_enabled(step.history)
+        before = _core.set_grad_enabled(recorded and step.history)
         try:
             values.update(zip(step.outs, (call or called)(step, given)))
         finally:

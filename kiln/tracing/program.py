@@ -90,20 +90,23 @@ class Program:
         state = self.state()
         leaves = self.leaves(args, kwargs)
         operands = [*leaves, *state]
+        found = self.captured.in_modes()
         if any(type(x) is Value for x in leaves):
-            return _inlined(self.captured, operands)
-        results = self._results(operands)
-        if due is False and self._is_told(operands, results):
+            return _inlined(found, operands)
+        if found is self.captured:
+            results = self._results(found, operands)
+        else:
+            with _core.ModeSwitch(True, False):  # each step does as it did
+                results = self._results(found, operands)
+        if due is False and found is self.captured and self._is_told(operands, results):
             self._tell(args, kwargs, operands, results)
-        found = self.captured
         first, count = len(found.outputs), len(leaves)
         for (kind, which), y, history in zip(found.mutated, results[first:], found.written):
             _write(operands[which if kind == "input" else count + which], y, _flows(y, operands, history))
-        return self._given(operands, results)
+        return self._given(found, operands, results)
 
-    def _results(self, operands: list[Any]) -> tuple[Any, ...]:
+    def _results(self, found: Captured, operands: list[Any]) -> tuple[Any, ...]:
         """What the steps give of all tensors."""
-        found = self.captured
         if found.op is None:
             found.draw(operands)
             for check in found.checks:
@@ -123,14 +126,13 @@ class Program:
         if _core.modes()[2] is None or found.casts:
             results = _core.call_op(found.op.handle, found.op.structure, (*tensors, *numbers))
         else:  # each op as autocast has it, which was off when the program was made
-            results = found.replay(tensors, numbers, call=_in_mode if _core.grad_enabled() else _in_no_grad)
+            results = found.replay(tensors, numbers, call=_in_mode)
         for check in found.checks:
             check.after(operands, results)
         return results
 
-    def _given(self, operands: list[Any], results: tuple[Any, ...]) -> Any:
+    def _given(self, found: Captured, operands: list[Any], results: tuple[Any, ...]) -> Any:
         """The results in their containers."""
-        found = self.captured
         count = len(found.inputs)
         outputs: list[Any] = []
         for k, history in enumerate(found.history):
@@ -195,7 +197,7 @@ class Program:
         plain = plain and all(_flows(y, operands, history) for y, history in zip(results, found.history))
 
         def give(results: tuple[Any, ...], leaves: list[Any]) -> Any:
-            return self._returned(self._given([*(leaves[k] for k in order), *self.state()], results))
+            return self._returned(self._given(found, [*(leaves[k] for k in order), *self.state()], results))
 
         self.fast.add(
             args, kwargs, *self._guards(), sizes,
@@ -282,12 +284,6 @@ def _in_mode(step: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
         given = _cast_arguments(step.name, given)
     made: tuple[Any, ...] = _called(step, given)
     return made
-
-
-def _in_no_grad(step: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same without gradients."""
-    _core.set_grad_enabled(False)
-    return _in_mode(step, given)
 
 
 def _other_shape(own: Any, came: tuple[int, ...]) -> str:

@@ -20,6 +20,7 @@ from kiln import _core
 from kiln.capture.pure.trace import asks, user_line
 from kiln.errors import is_own
 from kiln.tracing.answers import OF_TENSORS, Condition, attribute
+from kiln.tracing.captured import RECORDED, Modes
 from kiln.tracing.reads import Reads
 
 _LAYOUT = {
@@ -42,8 +43,8 @@ _AS = {"_is_view": "_base", "grad_fn": "is_leaf"}  # what says the same
 
 
 class Unknown(BaseException):
-    """Whether gradients are on depends on what the program itself has switched, which does not show: the
-    function is to be followed from the mode that it is called in.
+    """Whether gradients, or inference mode, are on depends on what the program itself has switched, which
+    does not show: the function is to be followed from the modes that it is called in.
     """
 
 
@@ -57,10 +58,11 @@ class Questions(Reads):
         self.gives_others = False  # whether it gives other objects instead
         self.modes_around = _core.modes()  # where the function is followed
         self.grad_around = self.modes_around[0]
-        self.grad_begins = True  # what it is followed with, so that steps have histories
-        self.grad_modes: list[tuple[bool, str]] = []  # what was on when it asked, and the line
-        self.grad_told: list[bool] = []
-        self.grad_shown: list[bool] | None = None  # what it is told, of a run from the mode around
+        self.begins: Modes = RECORDED  # what it is followed with, so that steps have histories
+        # of grad mode and inference mode: what was asked, what was on then, the line
+        self.modes_asked: list[tuple[str, bool, str]] = []
+        self.modes_told: list[bool] = []
+        self.modes_shown: list[bool] | None = None  # what it is told, of a run from the modes around
 
     def asked(self, tensor: Any, what: str, frame: FrameType | None = None) -> None:
         """A tensor is asked for what is no value; `frame`: who asks."""
@@ -88,30 +90,32 @@ class Questions(Reads):
         if self._quiet or not asks(what, sys._getframe(1).f_back, True):
             return answer
         if what == "is_grad_enabled":
-            return self._grad_asked(answer)
-        own = what in _OF_MODES and _core.modes()[1:] != self.modes_around[1:]
+            return self._switch_asked(what, answer, 0)
+        own = what in _OF_MODES and _core.modes()[1:] != (self.begins[1], self.modes_around[2])
+        if what == "is_inference_mode_enabled":
+            answer = self._switch_asked(what, answer, 1)
         if not own:  # what the program itself has switched is so in each call
             self._state(-1, what, getattr(answer, "name", answer))
         return answer
 
-    def _grad_asked(self, now: bool) -> bool:
-        at = len(self.grad_modes)
-        self.grad_modes.append((now, user_line()))
-        told = now
-        if self.grad_shown is not None and at < len(self.grad_shown):
-            told = self.grad_shown[at]
-        elif now and self.grad_begins and not self.grad_around:
+    def _switch_asked(self, what: str, now: bool, which: int) -> bool:
+        at = len(self.modes_asked)
+        self.modes_asked.append((what, now, user_line()))
+        told, begun, around = now, self.begins[which], self.modes_around[which]
+        if self.modes_shown is not None and at < len(self.modes_shown):
+            told = self.modes_shown[at]
+        elif begun != around and now == begun:
             raise Unknown
-        self.grad_told.append(told)
+        self.modes_told.append(told)
         return told
 
-    def state_grad(self, otherwise: list[tuple[bool, str]]) -> None:
+    def state_modes(self, otherwise: list[tuple[str, bool, str]]) -> None:
         """A condition, if what the function was told depends on the mode that it is called in: `otherwise` is
         what was on in a run that began without gradients.
         """
-        for (now, line), (other, _) in zip(self.grad_modes, otherwise):
-            if now != other:
-                self.conditions.setdefault((-1, "is_grad_enabled"), (self.grad_around, line))
+        for (what, now, line), (_, other, _) in zip(self.modes_asked, otherwise):
+            if now != other and what == "is_grad_enabled":
+                self.conditions.setdefault((-1, what), (self.grad_around, line))
 
     def itself(self, tensor: Any) -> Any:
         """What contiguous() gives of a tensor in order: itself, where a call may have it copy. To see whether

@@ -82,7 +82,8 @@ class Recorder(Questions):
             if issubclass(own, _core.Tensor):  # (placeholders only look like one)
                 if (kind or own) is not _core.Tensor:
                     made = _core.Tensor._make_subclass(kind or own, made)
-                if kind is None and (argument or own is not _core.Tensor) and (held := vars(tensor)):
+                told = hasattr(kind, "__getattr__")  # which attributes it is asked for
+                if not told and (argument or own is not _core.Tensor) and (held := vars(tensor)):
                     vars(made).update(held)
             if tensor.requires_grad:
                 made.requires_grad_()

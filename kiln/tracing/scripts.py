@@ -19,7 +19,7 @@ from kiln.tracing.compare import compare
 from kiln.tracing.program import Program, held_in
 from kiln.tracing.recorder import TracingError
 from kiln.tracing.trees import flatten
-from kiln.tracing.variation import ALL_BUT_SAME, AROUND, COPIES, NONE, ORDER, SAME, TYPES, Variation
+from kiln.tracing.variation import ALL_BUT_SAME, AROUND, COPIES, KINDS, NONE, ORDER, SAME, TYPES, Variation
 
 above: dict[str, Callable[..., None]] = {}  # what writes a program, and makes one of text: kiln/scripting's
 
@@ -239,8 +239,11 @@ def captured_twice(
     check: bool,
     root: Module | None = None,
     preserved: Sequence[str] | None = None,
+    types: bool = True,
 ) -> Captured:
-    """A function as a graph, followed twice where that is to be checked; `preserved` as of `capture`."""
+    """A function as a graph, followed twice where that is to be checked; `preserved` as of `capture`,
+    `types` as of `_compare_varied`.
+    """
     found = capture(func, args, kwargs, shapes, root, on_data, preserved=preserved)
     if check:
         written = frozenset(k for kind, k in found.mutated if kind == "input")
@@ -251,6 +254,7 @@ def captured_twice(
             _compare_varied(
                 found,
                 lambda how: capture(func, args, kwargs, shapes, root, on_data, True, how, written, preserved),
+                types,
             )
         finally:
             _core.set_random_state(seed, position)
@@ -258,27 +262,29 @@ def captured_twice(
     return found
 
 
-def _compare_varied(found: Captured, again: Callable[[Variation], Captured]) -> None:
+def _compare_varied(found: Captured, again: Callable[[Variation], Captured], types: bool) -> None:
     """Follows a function once more, with all varied that should not matter. What does is found by varying one
-    thing at a time, and becomes a condition; TracingError where the function changes by itself.
+    thing at a time, and becomes a condition; TracingError where the function changes by itself. `types`:
+    which of Tensor and Parameter arguments are is no part of how calls look.
     """
     line = "the function"
+    of_types = False
     refusal = _difference(found, again, ALL_BUT_SAME)
     if refusal is not None:
         compare(found, again(NONE))
-        kinds = (TYPES, ORDER, COPIES)
-        of_types, of_order, of_copies = (_difference(found, again, how) is not None for how in kinds)
+        ways = (TYPES, ORDER, COPIES)
+        of_types, of_order, of_copies = (_difference(found, again, how) is not None for how in ways)
         around = _difference(found, again, AROUND)
         if around is not None or not (of_types or of_order or of_copies):
             raise around or refusal
-        if of_types:
-            for k, x in enumerate(found.inputs):
-                found.checks.append(Condition(k, "type", found.types[k], line, x.name))
         for k in sorted(found.given_back) if of_copies else ():
             count = len(found.inputs)
             name = found.inputs[k].name if k < count else found.state[k - count].name
             found.checks.append(Condition(k, "is_contiguous", True, line, name))
         found.ordered = of_order
+    if of_types or (types and found.types and _difference(found, again, KINDS) is not None):
+        for k, x in enumerate(found.inputs):
+            found.checks.append(Condition(k, "type", found.types[k], line, x.name))
     if found.alike and _difference(found, again, SAME) is not None:
         compare(found, again(NONE))
         for k, first in found.alike.items():

@@ -1,6 +1,7 @@
 """What is varied when a function is followed the second time, so that what it makes of it shows.
 
     types     arguments are of another subclass of Tensor, and know which other attributes they are asked for
+    kinds     arguments are Parameters instead of Tensors, and Tensors instead of Parameters: a run of its own
     order     keyword arguments come in another order
     around    more references to arguments, more frames on the stack
     copies    contiguous() gives another object than the argument
@@ -31,10 +32,11 @@ class Variation(NamedTuple):
     around: bool = False
     same: bool = False
     copies: bool = False
+    kinds: bool = False
 
 
 NONE, TYPES, ORDER, AROUND = Variation(), Variation(True), Variation(order=True), Variation(around=True)
-SAME, COPIES = Variation(same=True), Variation(copies=True)
+SAME, COPIES, KINDS = Variation(same=True), Variation(copies=True), Variation(kinds=True)
 ALL_BUT_SAME = Variation(True, True, True, copies=True)
 
 
@@ -63,10 +65,14 @@ class _OfParameter(_Varied):
     _is_plain = False
 
 
-def other_type(kind: type) -> type:
+def other_type(kind: type, how: Variation) -> type | None:
     """The type that stands for an argument's: it is no such thing; of types of the user's the same."""
-    others: dict[type, type] = {_core.Tensor: _OfTensor, Parameter: _OfParameter}
-    return others.get(kind, kind)
+    others: dict[type, type] = {}
+    if how.types:
+        others = {_core.Tensor: _OfTensor, Parameter: _OfParameter}
+    elif how.kinds:
+        others = {_core.Tensor: Parameter, Parameter: _core.Tensor}
+    return others.get(kind, kind) if others else None
 
 
 def merged(distinct: list[Any], shapes: dict[int, Any], written: frozenset[int]) -> dict[int, int]:

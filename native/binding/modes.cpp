@@ -22,8 +22,13 @@ struct ModeSwitch {
 };
 ModeSwitch& switch_of(PyObject* object) { return held_by<ModeSwitch>(object); }
 
+// How often a switch of this thread has set gradients on: what a function does may then record them in modes
+// in which its caller does not.
+thread_local uint64_t times_enabled = 0;
+
 void set(const ModeSwitch& self) {
     const Modes now = modes();
+    times_enabled += self.grad.value_or(false);
     set_modes({self.grad.value_or(now.grad), self.inference.value_or(now.inference),
                self.autocast.value_or(now.autocast)});
 }
@@ -198,6 +203,7 @@ PyObject* get_casts(PyObject*, PyObject*) {
     checked_ok(PyDict_SetItemString(kept, cast_cache, made.get()));
     return made.release();
 }
+PyObject* get_times_enabled(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(times_enabled); }
 PyObject* get_enabled(PyObject*, PyObject*) { return PyBool_FromLong(grad_enabled()); }
 PyObject* put_enabled(PyObject*, PyObject* value) {
     int wanted = PyObject_IsTrue(value);
@@ -208,6 +214,8 @@ PyObject* put_enabled(PyObject*, PyObject* value) {
 PyMethodDef functions[] = {
     {"grad_enabled", get_enabled, METH_NOARGS, "Whether ops record gradients on this thread."},
     {"set_grad_enabled", put_enabled, METH_O, "Sets whether ops record gradients; returns what it was."},
+    {"times_enabled", get_times_enabled, METH_NOARGS,
+     "How often a switch (`ModeSwitch`) of this thread has set gradients on."},
     {"modes", guard<get_modes>, METH_NOARGS,
      "This thread's (grad mode, inference mode, None or autocast's (dtype, whether casts are kept))."},
     {"set_modes", guard<put_modes>, METH_VARARGS, "Sets what `modes` gives."},

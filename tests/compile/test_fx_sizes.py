@@ -143,3 +143,75 @@ def test_modules_and_gradients(dynamic: bool) -> None:
         assert all(map(kiln.equal, grads, [z.grad, *(p.grad for p in model.parameters())]))
         model.zero_grad()
     assert len(seen.graphs) == (1 if dynamic else 5)
+
+
+def windows(x: Any, n: int, *, more: int = 3) -> Any:
+    y = kiln.zeros(n, x.shape[0]) + x * n
+    return y.reshape(-1)[: n * more - 2] + kiln.arange(n * more - 2), x**n
+
+
+def test_ints_among_arguments_are_placeholders() -> None:
+    seen = Backend()
+    compiled = kiln.compile(windows, backend=seen, dynamic=True, fullgraph=True)
+    for length, n, more in ((11, 4, 3), (11, 6, 3), (13, 7, 5), (12, 3, 4), (11, 4, 3)):
+        x = kiln.randn(length)
+        for found, expected in zip(compiled(x, n, more=more), windows(x, n, more=more)):
+            assert kiln.equal(found, expected)
+    assert len(seen.graphs) == 1
+    placeholders = [n for n in seen.graphs[0].graph.nodes if n.op == "placeholder"]
+    assert [n.type for n in placeholders].count(kiln.SymInt) == 3
+    assert [x for x in seen.given[-1] if isinstance(x, int)] == [11, 4, 3]
+
+
+def test_ints_of_0_and_1_and_below_are_of_a_graph_of_their_own() -> None:
+    seen = Backend()
+    compiled = kiln.compile(lambda x, n: x * n + n, backend=seen, dynamic=True)
+    x = kiln.randn(5)
+    for n in (3, 0, 1, -2, 7, True):
+        assert kiln.equal(compiled(x, n), x * n + n)
+    assert len(seen.graphs) == 5  # of 3 and 7, 0, 1, -2, True
+
+
+def test_python_sees_ints_among_arguments_as_ints() -> None:
+    kept: list[Any] = []
+
+    def branches(x: Any, n: int, sizes: Any) -> Any:
+        kept.append(n)
+        table = {int: 2, float: 3}
+        y = x * table[type(n)] + (10 if n > 4 else 20)
+        for _ in range(n):
+            y = y + 1
+        return y.view(sizes), n + 1, f"{n}", [n, n * 2]
+
+    compiled = kiln.compile(branches, backend=Backend(), dynamic=True)
+    for n in (3, 5, 6):
+        sizes = [2, 6]
+        found, *rest = compiled(kiln.arange(12), n, sizes)
+        expected, *others = branches(kiln.arange(12), n, sizes)
+        assert kiln.equal(found, expected) and rest == others and sizes == [2, 6]
+        assert all(type(x) is int for x in (rest[0], *rest[2], *sizes))
+    assert pickle.loads(pickle.dumps(kept)) == [3, 3, 5, 5, 6, 6]
+
+
+def test_code_that_asks_whether_a_number_is_an_int_is_answered() -> None:
+    def asks(x: Any, n: Any) -> Any:
+        return x * 2 if type(n) is int else x * 3
+
+    def asks_of_size(x: Any, n: Any) -> Any:
+        size = x.shape[0]
+        return x * 2 if type(size) is int else x * 3
+
+    for function in (asks, asks_of_size):
+        compiled = kiln.compile(function, backend=Backend(), dynamic=True)
+        for n in (4, 5, 2.5):
+            x = kiln.randn(6)
+            assert kiln.equal(compiled(x, n), function(x, n))
+
+
+def test_ints_that_equal_sizes_are_checked() -> None:
+    seen = Backend()
+    compiled = kiln.compile(lambda x, n: x + n * x.shape[0], backend=seen, dynamic=True)
+    for length, n in ((4, 4), (5, 5), (5, 7), (8, 3)):
+        x = kiln.randn(length)
+        assert kiln.equal(compiled(x, n), x + n * length)
+    assert len(seen.graphs) == 2

@@ -148,8 +148,8 @@ class _Cell:
 
     def _teach(self, variant: Variant, call: Call) -> None:
         """Gives the core what it needs to run such calls alone."""
-        if variant.op is None or variant.taught > 2 or variant.conditions:
-            return  # (conditions are known to Python alone)
+        if variant.op is None or variant.taught > 2 or variant.conditions or variant.records:
+            return  # (conditions, and gradients in other modes, are known to Python alone)
         variant.taught += 1
         give = None if variant.plain else variant.give
         one = variant.plain and variant.tree is None
@@ -173,6 +173,9 @@ class _Cell:
     # -- running ----------------------------------------------------------------------------------------
 
     def _run(self, variant: Variant, call: Call) -> Any:
+        if variant.records and not _core.grad_enabled():
+            with _core.ModeSwitch(True, False):  # results without history are detached
+                return self._run(variant, call)
         leaves = call.leaves
         symbolic = call.symbolic()
         if not symbolic:
@@ -250,6 +253,7 @@ class _Cell:
                 returned, _ = self._follow(tracer, True, call)
             if tracer.failure is not None:  # caught by the program
                 raise tracer.failure
+            tracer.expect_modes(tracer.modes)
             watch.refuse_changes()
             others, flows = self._flowing(tracer, returned, call, state)
             variant = Variant(self.name, tracer, leaves, returned)

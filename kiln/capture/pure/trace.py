@@ -97,6 +97,7 @@ class Tracer:
         self.numbers_seen: set[int] = set()  # sizes that ops were given as numbers
         self.shapes: dict[int, Shape] = {}  # of values some of whose sizes vary: here none do
         self.random = _core.random_state()
+        self.modes = _core.modes()  # around the run
         self.apart = 0  # how many forwards of autograd.Functions are being followed
         self._before_backward: set[int] | None = None  # storages, while a backward is followed
         self._sealed: dict[int, str] = {}  # storages that may not be written -> why
@@ -198,10 +199,10 @@ class Tracer:
         """The program reads a tensor's values."""
         self.refuse("a value was read")
 
-    def refuse(self, what: str) -> NoReturn:
+    def refuse(self, what: str, line: str = "") -> NoReturn:
         """The program does what a pure function does not."""
         self.failure = PurityError(
-            f"{self.name}: {user_line()} {_MOVES.get(what, what)}, so it is not pure; {_HINT}"
+            f"{self.name}: {line or user_line()} {_MOVES.get(what, what)}, so it is not pure; {_HINT}"
         )
         raise self.failure
 
@@ -425,6 +426,11 @@ class Tracer:
         self._value[id(tensor)] = k
         self._stale.discard(id(tensor))
         return k
+
+    def expect_modes(self, begun: Any) -> None:
+        """Refuses a run that has left other modes on than it began with, which are no result."""
+        if _core.modes() != begun:
+            self.refuse("leaves grad mode or autocast switched for its caller: switch it in a `with`", "it")
 
     # -- functions with a derivative of their own ------------------------------------------------------
 

@@ -125,6 +125,8 @@ class Variant:
         self.random = _core.random_state()[1] - tracer.random[1] if self.numbers else 0
         self.met = [x for x in self.operands if not isinstance(x, int)]
         self.op = cell_op(name, self.steps) if self.steps.results else None
+        # whether it records gradients though they are off around the call
+        self.records = not tracer.modes[0] and any(step.history for step in self.steps.steps)
         self.looks = [look_of(x) for x in self.met]
         self.guards = self.outside = _core.Guards([])
         self.pins: dict[int, Any] = {}
