@@ -45,7 +45,7 @@ class _Globals:
         root = names.root()
         if getattr(builtins, hint, None) is obj and names.is_name(hint):
             return hint
-        if hint.startswith(f"{root}.") and _resolve(hint) is obj:
+        if hint.startswith(f"{root}.") and names.resolve(hint) is obj:
             self.found[root] = names.root_module()
             return hint
         name = self._namespace.create_name(hint.replace(".", "_"), _Same(obj))
@@ -64,14 +64,6 @@ class _Same:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and other.obj is self.obj
-
-
-def _resolve(dotted: str) -> Any:
-    """What a dotted name below kiln stands for; None if nothing."""
-    found: Any = names.root_module()
-    for part in dotted.split(".")[1:]:
-        found = getattr(found, part, None) if names.is_name(part) else None
-    return found
 
 
 class CodeGen:
@@ -152,7 +144,7 @@ class _Writer:
         if value is None or value is Ellipsis or type(value) in (bool, int, float, complex, str, bytes):
             return repr(value)
         written = repr(value)
-        if re.fullmatch(rf"{names.root()}(\.\w+)+", written) and _resolve(written) is value:  # a dtype
+        if re.fullmatch(rf"{names.root()}(\.\w+)+", written) and names.resolve(written) is value:  # a dtype
             return self.known.add(written, value)
         if type(value).__name__ == "device" and written.startswith("device("):
             return written
@@ -236,7 +228,7 @@ class _Writer:
             if function is getattr and len(args) == 2 and names.is_name(args[1]):
                 return f"{name} = {self.attribute(self.text(args[0]), args[1])}"
         assert callable(function)
-        written = self.known.add(names.qualified_name(function), function)
+        written = self.known.add(names.qualified_name(function, node._called), function)
         if node.meta.get("is_wrapped") and written not in self.known.wrapped:
             self.known.wrapped.append(written)
         return f"{name} = {self.call(written, args, node.kwargs)}"
