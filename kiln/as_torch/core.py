@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from types import TracebackType
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 from kiln import Generator, Size, Tensor, device, dtype, layout, memory_format
 from kiln.absent import no_attribute
@@ -128,5 +128,9 @@ def _log_api_usage_once(name: str) -> None:
     """Would count uses of PyTorch: nothing is counted."""
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> Any:
+    if name == "_LinAlgError":  # the class says that it is here
+        from kiln.linalg import LinAlgError
+
+        return LinAlgError
     no_attribute(__name__, name, "_C")

@@ -40,8 +40,8 @@ def _callees(code: CodeType) -> dict[int, tuple[str, ...]]:
 
 
 def place_of_call(function: Any, frame: FrameType) -> str | None:
-    """The dotted name by which a frame calls a function right now ("kiln.special.erf"), if it takes it from one
-    of kiln's modules; None: as a name of its own, or from elsewhere.
+    """The dotted name by which a frame calls a function right now ("kiln.special.erf"), if it takes it from
+    one of kiln's modules; None: as a name of its own, or from elsewhere.
     """
     parts = _callees(frame.f_code).get(frame.f_lasti, ())
     if len(parts) < 2:
