@@ -45,6 +45,8 @@ class _Globals:
         root = names.root()
         if getattr(builtins, hint, None) is obj and names.is_name(hint):
             return hint
+        if hint in self.found and self.found[hint] is obj:
+            return hint
         if hint.startswith(f"{root}.") and names.resolve(hint) is obj:
             self.found[root] = names.root_module()
             return hint
@@ -110,7 +112,7 @@ class CodeGen:
         wrapped = "".join(f'{wrap}("{name}")\n' for name in known.wrapped)
         head = self.gen_fn_def(write.parameters, write.returned)
         code = "".join("    " + line for line in "".join(lines).splitlines(keepends=True))
-        src = f"{wrapped}\n\n{head}\n{code}" if wrapped else f"\n\n\n{head}\n{code}"
+        src = f"\n{wrapped}\n{head}\n{code}" if wrapped else f"\n\n\n{head}\n{code}"
         return PythonCode(src + ("" if src.endswith("\n") else "\n") + "    ", known.found, {})
 
 

@@ -360,10 +360,9 @@ class Graph:
 
     def __str__(self) -> str:
         placeholders: list[str] = []
-        returned = [""]
-        lines = [node.format_node(placeholders, returned) for node in self.nodes]
+        lines = [node.format_node(placeholders) for node in self.nodes]
         text = "".join(f"\n    {line}" for line in lines)
-        return f"graph():{text}" if not returned[0] else f"graph(){returned[0]}:{text}"
+        return f"graph():{text}"
 
     # -- copies --------------------------------------------------------------------------------------------
 
@@ -417,6 +416,8 @@ def _rebuilt(rows: list[Any], tracer_cls: Any, codegen: CodeGen) -> Graph:
 
 def base_name(target: Target) -> str:
     """What a node is called for its target."""
+    if not isinstance(target, str) and not callable(target):
+        raise AssertionError(f"Expected target to be str, got {type(target)}")
     text = target if isinstance(target, str) else names.stem(target)
     if text.startswith("__") and text.endswith("__") and len(text) > 4:
         text = text[2:-2]

@@ -154,8 +154,9 @@ class TracerBase:
 
     def _check_key(self, key: Any) -> None:
         if isinstance(key, Proxy) or (isinstance(key, tuple) and any(isinstance(k, Proxy) for k in key)):
+            held = self.create_arg(key)
             raise RuntimeError(
-                f"Keys for dictionaries used as an argument cannot contain a Node. Got key: {key}"
+                f"Keys for dictionaries used as an argument cannot contain a Node. Got key: {held}"
             )
 
     def to_bool(self, obj: Proxy) -> bool:
