@@ -82,13 +82,10 @@ PyObject* size_repeat(PyObject* self, Py_ssize_t times) {
 // A tuple of numbers that count: ints, and what stands for one.
 PyObject* size_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     Object made = Object::steal(PyTuple_Type.tp_new(type, args, kwargs));
-    for (Py_ssize_t d = 0; made && d < PyTuple_GET_SIZE(made.get()); ++d) {
-        PyObject* item = PyTuple_GET_ITEM(made.get(), d);
-        if (PyIndex_Check(item)) continue;
-        PyErr_Format(PyExc_TypeError, "Size() takes an iterable of 'int' (item %zd is '%s')", d,
-                     Py_TYPE(item)->tp_name);
-        return nullptr;
-    }
+    for (Py_ssize_t d = 0; made && d < PyTuple_GET_SIZE(made.get()); ++d)
+        if (PyObject* item = PyTuple_GET_ITEM(made.get(), d); !PyIndex_Check(item))
+            return PyErr_Format(PyExc_TypeError, "Size() takes an iterable of 'int' (item %zd is '%s')", d,
+                                Py_TYPE(item)->tp_name);
     return made.release();
 }
 PyMethodDef size_methods[] = {
