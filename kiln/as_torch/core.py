@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from types import TracebackType
 from typing import IO, Any
 
-from kiln import Generator, Size, Tensor, device, dtype, layout, memory_format
+from kiln import Generator, Size, Tensor, device, dtype, layout, linalg, memory_format
 from kiln.absent import no_attribute
 from kiln.nn.placement import placement
 from kiln.serialization.archive import Archive
@@ -130,7 +130,5 @@ def _log_api_usage_once(name: str) -> None:
 
 def __getattr__(name: str) -> Any:
     if name == "_LinAlgError":  # the class says that it is here
-        from kiln.linalg import LinAlgError
-
-        return LinAlgError
+        return linalg.LinAlgError
     no_attribute(__name__, name, "_C")
