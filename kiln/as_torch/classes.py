@@ -138,7 +138,7 @@ _REST = {
         "nn.parallel.data_parallel": "DataParallel",
         "nn.parallel.distributed": "DistributedDataParallel",
     },
-    "ops.linalg.outside": {"linalg": "LinAlgError"},
+    "ops.linalg.outside": {"_C": "_LinAlgError"},
     "ops.random.generator": {"_C": "Generator"},
     "ops.views.storage": {"storage": "TypedStorage UntypedStorage"},
     "optim._adafactor": {"optim": "Adafactor"},

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from types import TracebackType
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
-from kiln import Generator, Size, Tensor, device, dtype, layout, memory_format
+from kiln import Generator, Size, Tensor, device, dtype, layout, linalg, memory_format
 from kiln.absent import no_attribute
 from kiln.nn.placement import placement
 from kiln.serialization.archive import Archive
@@ -128,5 +128,7 @@ def _log_api_usage_once(name: str) -> None:
     """Would count uses of PyTorch: nothing is counted."""
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> Any:
+    if name == "_LinAlgError":  # the class says that it is here
+        return linalg.LinAlgError
     no_attribute(__name__, name, "_C")

@@ -6,6 +6,7 @@ import builtins
 import inspect
 import math
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -200,7 +201,7 @@ class Tracer(TracerBase):
         self.submodule_paths: dict[Any, str] | None = None
         self.root_module_name = ""
         self.scope = Scope("", None)
-        self.module_stack: dict[str, Any] = {}
+        self.module_stack: dict[str, Any] = OrderedDict()
         self.num_calls: dict[str, int] = {}
         self.node_name_to_scope: dict[str, tuple[str, Any]] = {}
         self.tensor_attrs: dict[Any, str] = {}

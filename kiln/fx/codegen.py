@@ -45,7 +45,9 @@ class _Globals:
         root = names.root()
         if getattr(builtins, hint, None) is obj and names.is_name(hint):
             return hint
-        if hint.startswith(f"{root}.") and _resolve(hint) is obj:
+        if hint in self.found and self.found[hint] is obj:
+            return hint
+        if hint.startswith(f"{root}.") and names.resolve(hint) is obj:
             self.found[root] = names.root_module()
             return hint
         name = self._namespace.create_name(hint.replace(".", "_"), _Same(obj))
@@ -64,14 +66,6 @@ class _Same:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and other.obj is self.obj
-
-
-def _resolve(dotted: str) -> Any:
-    """What a dotted name below kiln stands for; None if nothing."""
-    found: Any = names.root_module()
-    for part in dotted.split(".")[1:]:
-        found = getattr(found, part, None) if names.is_name(part) else None
-    return found
 
 
 class CodeGen:
@@ -118,7 +112,7 @@ class CodeGen:
         wrapped = "".join(f'{wrap}("{name}")\n' for name in known.wrapped)
         head = self.gen_fn_def(write.parameters, write.returned)
         code = "".join("    " + line for line in "".join(lines).splitlines(keepends=True))
-        src = f"{wrapped}\n\n{head}\n{code}" if wrapped else f"\n\n\n{head}\n{code}"
+        src = f"\n{wrapped}\n{head}\n{code}" if wrapped else f"\n\n\n{head}\n{code}"
         return PythonCode(src + ("" if src.endswith("\n") else "\n") + "    ", known.found, {})
 
 
@@ -152,7 +146,7 @@ class _Writer:
         if value is None or value is Ellipsis or type(value) in (bool, int, float, complex, str, bytes):
             return repr(value)
         written = repr(value)
-        if re.fullmatch(rf"{names.root()}(\.\w+)+", written) and _resolve(written) is value:  # a dtype
+        if re.fullmatch(rf"{names.root()}(\.\w+)+", written) and names.resolve(written) is value:  # a dtype
             return self.known.add(written, value)
         if type(value).__name__ == "device" and written.startswith("device("):
             return written
@@ -236,7 +230,7 @@ class _Writer:
             if function is getattr and len(args) == 2 and names.is_name(args[1]):
                 return f"{name} = {self.attribute(self.text(args[0]), args[1])}"
         assert callable(function)
-        written = self.known.add(names.qualified_name(function), function)
+        written = self.known.add(names.qualified_name(function, node._called), function)
         if node.meta.get("is_wrapped") and written not in self.known.wrapped:
             self.known.wrapped.append(written)
         return f"{name} = {self.call(written, args, node.kwargs)}"

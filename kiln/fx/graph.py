@@ -111,7 +111,7 @@ class Graph:
             raise AssertionError(f"args must be a tuple, got {type(args).__name__}")
         if not isinstance(kwargs, dict):
             raise AssertionError(f"kwargs must be a dict, got {type(kwargs).__name__}")
-        free = self._graph_namespace.create_name(name if name is not None else _base_name(target), None)
+        free = self._graph_namespace.create_name(name if name is not None else base_name(target), None)
         node = Node(self, free, op, target, args, kwargs, type_expr)
         self._graph_namespace.associate_name_with_obj(free, node)
         self._insert(node)
@@ -179,7 +179,7 @@ class Graph:
         """A copy of a node, of another graph too, whose arguments are what `arg_transform` gives for them."""
         args, kwargs = map_arg(node.args, arg_transform), map_arg(node.kwargs, arg_transform)
         made = self.create_node(node.op, node.target, args, kwargs, node.name, node.type)
-        made.meta = copy.copy(node.meta)
+        made.meta, made._called = copy.copy(node.meta), node._called
         return made
 
     def graph_copy(self, g: Graph, val_map: dict[Node, Node], return_output_node: bool = False) -> Any:
@@ -360,10 +360,9 @@ class Graph:
 
     def __str__(self) -> str:
         placeholders: list[str] = []
-        returned = [""]
-        lines = [node.format_node(placeholders, returned) for node in self.nodes]
+        lines = [node.format_node(placeholders) for node in self.nodes]
         text = "".join(f"\n    {line}" for line in lines)
-        return f"graph():{text}" if not returned[0] else f"graph(){returned[0]}:{text}"
+        return f"graph():{text}"
 
     # -- copies --------------------------------------------------------------------------------------------
 
@@ -384,7 +383,7 @@ class Graph:
         for n in self.nodes:
             held = {key: value for key, value in n.meta.items() if key in _KEPT}
             args, kwargs = (map_arg(a, lambda used: _Place(numbers[used])) for a in (n.args, n.kwargs))
-            rows.append((n.op, n.target, args, kwargs, n.name, n.type, held))
+            rows.append((n.op, n.target, args, kwargs, n.name, n.type, held, n._called))
         return _rebuilt, (rows, self._tracer_cls, self._codegen)
 
 
@@ -406,16 +405,19 @@ def _rebuilt(rows: list[Any], tracer_cls: Any, codegen: CodeGen) -> Graph:
     def at(item: Any) -> Any:
         return nodes[item.number] if isinstance(item, _Place) else item
 
-    for op, target, args, kwargs, name, kind, meta in rows:
+    for op, target, args, kwargs, name, kind, meta, called in rows:
         made = graph.create_node(op, target, map_aggregate(args, at), map_aggregate(kwargs, at), name, kind)
         made.meta.update(meta)
+        made._called = called
         nodes.append(made)
     graph._codegen = codegen
     return graph
 
 
-def _base_name(target: Target) -> str:
+def base_name(target: Target) -> str:
     """What a node is called for its target."""
+    if not isinstance(target, str) and not callable(target):
+        raise AssertionError(f"Expected target to be str, got {type(target)}")
     text = target if isinstance(target, str) else names.stem(target)
     if text.startswith("__") and text.endswith("__") and len(text) > 4:
         text = text[2:-2]

@@ -223,6 +223,9 @@ class GraphModule(_Module):
         """The source as a class, with those of submodules that are graphs too; printed and returned."""
         head = f"class {type(self).__name__}({names.root()}.nn.Module):\n"
         lines = self.code.strip().splitlines()
+        if not any(node.stack_trace for node in self.graph.nodes):
+            at = next(k for k, line in enumerate(lines) if line.startswith("def ")) + 1
+            lines.insert(at, "    # No stacktrace found for following nodes")
         text = head + "".join(f"    {line}\n" if line.strip() else "\n" for line in lines)
         for name, module in self.named_children():
             if isinstance(module, GraphModule):
@@ -272,7 +275,6 @@ class GraphModule(_Module):
         for key, value in self.__dict__.items():
             if key not in ("_graph", "_code"):
                 made.__dict__[key] = copy.deepcopy(value, memo)
-        type(made).__name__ = type(self).__name__
         made.graph = copy.deepcopy(self.graph, memo)
         made._tracer_cls = self._tracer_cls
         return made
@@ -282,7 +284,6 @@ class GraphModule(_Module):
         made.__dict__.update({k: v for k, v in self.__dict__.items() if k not in ("_graph", "_code")})
         for kind in ("_parameters", "_buffers", "_modules"):
             made.__dict__[kind] = copy.copy(self.__dict__[kind])
-        type(made).__name__ = type(self).__name__
         made.graph = self.graph
         return made
 

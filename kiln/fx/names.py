@@ -123,15 +123,15 @@ _OF_FUNCTIONAL = frozenset(
     "einsum lu meshgrid norm split tensordot unique unique_consecutive unravel_index".split()
 )
 _OF_CORE = ("linalg", "special")  # where names of the core begin with that of the module
-_PLACES = ("", "nn.functional", "linalg", "special", "nn.init", "fx", "amp", "utils.checkpoint")
+PLACES = ("", "nn.functional", "linalg", "special", "nn.init", "fx", "amp", "utils.checkpoint")
 
 
-def _known_place(function: Any) -> str | None:
+def known_place(function: Any) -> str | None:
     """Where kiln shows a function: "kiln.nn.functional.relu"."""
     name = getattr(function, "__name__", None)
     if not isinstance(name, str):
         return None
-    for place in ("nn.functional", *_PLACES) if name in shown.FUNCTIONAL else _PLACES:
+    for place in ("nn.functional", *PLACES) if name in shown.FUNCTIONAL else PLACES:
         module = sys.modules.get(f"kiln.{place}" if place else "kiln")
         try:
             found = getattr(module, name, None)
@@ -143,16 +143,27 @@ def _known_place(function: Any) -> str | None:
     return None if dotted is None else f"{root()}.{dotted}"
 
 
-def qualified_name(function: Callable[..., Any]) -> str:
-    """A function's dotted name, by which it is found: "kiln.relu", "operator.add".
+def resolve(dotted: str) -> Any:
+    """What a dotted name below kiln stands for; None if nothing."""
+    found: Any = root_module()
+    for part in dotted.split(".")[1:]:
+        found = getattr(found, part, None) if is_name(part) else None
+    return found
+
+
+def qualified_name(function: Callable[..., Any], called: str | None = None) -> str:
+    """A function's dotted name, by which it is found: "kiln.relu", "operator.add"; the one that a program
+    called it by, if it is still that function's.
 
     >>> import kiln
     >>> qualified_name(kiln.nn.functional.softmax)
     'kiln.nn.functional.softmax'
     """
+    if called is not None and resolve(called) is function:
+        return called
     if getattr(builtins, getattr(function, "__name__", ""), None) is function:
         return str(function.__name__)
-    known = _known_place(function)
+    known = known_place(function)
     if known is not None:
         return known
     name = getattr(function, "__qualname__", None) or getattr(function, "__name__", type(function).__name__)
@@ -170,11 +181,11 @@ def qualified_name(function: Callable[..., Any]) -> str:
     return f"{module}.{name}" if module else name
 
 
-def shown_name(target: Any) -> str:
+def shown_name(target: Any, called: str | None = None) -> str:
     """A target as the text of a graph shows it."""
     if isinstance(target, str):
         return target
-    name = qualified_name(target)
+    name = qualified_name(target, called)
     if name.startswith("torch."):
         return _as_torch_shows(name)
     return f"builtins.{name}" if getattr(builtins, name, None) is target else name
@@ -183,6 +194,8 @@ def shown_name(target: Any) -> str:
 def _as_torch_shows(name: str) -> str:
     """The same for PyTorch's names, some of which are of functions that it has in its core."""
     place, _, last = name.removeprefix("torch.").rpartition(".")
+    if name.removeprefix("torch.") in shown.OTHERWISE:
+        return f"torch.{shown.OTHERWISE[name.removeprefix('torch.')]}"
     if place in _OF_CORE:
         return f"torch._C._{place}.{place}_{last}"
     if place == "nn.functional" and last in shown.NATIVE:
@@ -190,8 +203,12 @@ def _as_torch_shows(name: str) -> str:
     return f"torch.functional.{last}" if not place and last in _OF_FUNCTIONAL else name
 
 
-def stem(function: Any) -> str:
+def stem(function: Any, called: str | None = None) -> str:
     """What nodes are called that call a function: "relu", "linalg_inv"."""
-    name = str(getattr(function, "__name__", type(function).__name__))
-    place = (_known_place(function) or "").rpartition(".")[0].partition(".")[2]
+    known = called or known_place(function)
+    if known is None:
+        return str(getattr(function, "__name__", type(function).__name__))
+    place, _, name = known.partition(".")[2].rpartition(".")
+    if known.partition(".")[2] in shown.OTHERWISE:
+        return shown.OTHERWISE[known.partition(".")[2]].rpartition(".")[2]
     return f"{place}_{name}" if place in _OF_CORE else name

@@ -96,6 +96,7 @@ class Node:
         self.meta: dict[str, Any] = {}
         self._prev = self._next = self
         self._erased = False
+        self._called: str | None = None  # by which of its names a program called the function
         self._args: tuple[Argument, ...] = ()
         self._kwargs: dict[str, Argument] = {}
         self._set(args, kwargs)
@@ -277,7 +278,9 @@ class Node:
             if self.type and maybe_return_typename is not None:
                 maybe_return_typename[0] = f" -> {names_of_type(self.type)}"
             return f"return {self.args[0]}"
-        head = f"%{self.name} : {typed}{users} = {self.op}[target={names.shown_name(self.target)}]"
+        head = (
+            f"%{self.name} : {typed}{users} = {self.op}[target={names.shown_name(self.target, self._called)}]"
+        )
         if self.op == "get_attr":
             return head
         return f"{head}(args = {_shown(self.args)}, kwargs = {_shown(self.kwargs)})"

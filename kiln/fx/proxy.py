@@ -18,8 +18,8 @@ from kiln.absent import hint_missing as _hint_missing
 from kiln.capture.capturing import STATE
 from kiln.device import device
 from kiln.errors import is_own
-from kiln.fx import names
-from kiln.fx.graph import Graph
+from kiln.fx import calls, names
+from kiln.fx.graph import Graph, base_name
 from kiln.fx.immutable_collections import immutable_dict, immutable_list
 from kiln.fx.node import Argument, Node, Target
 from kiln.layout import layout, memory_format
@@ -154,8 +154,9 @@ class TracerBase:
 
     def _check_key(self, key: Any) -> None:
         if isinstance(key, Proxy) or (isinstance(key, tuple) and any(isinstance(k, Proxy) for k in key)):
+            held = self.create_arg(key)
             raise RuntimeError(
-                f"Keys for dictionaries used as an argument cannot contain a Node. Got key: {key}"
+                f"Keys for dictionaries used as an argument cannot contain a Node. Got key: {held}"
             )
 
     def to_bool(self, obj: Proxy) -> bool:
@@ -252,7 +253,12 @@ class StandIn:
         tracer = next(iter(tracers))
         if isinstance(orig_method, TensorMethod):
             return tracer.create_proxy("call_method", orig_method.__name__, args, kwargs)
-        return tracer.create_proxy("call_function", orig_method, args, kwargs)
+        return cls._call_of(tracer, orig_method, args, kwargs)
+
+    @classmethod
+    def _call_of(cls, tracer: TracerBase, function: Any, args: Any, kwargs: Any) -> Any:
+        """The node of a function's call, by a proxy."""
+        return tracer.create_proxy("call_function", function, args, kwargs)
 
 
 class Proxy(StandIn):
@@ -270,6 +276,22 @@ class Proxy(StandIn):
     def __init__(self, node: Node, tracer: TracerBase | None = None) -> None:
         self.tracer = GraphAppendingTracer(node.graph) if tracer is None else tracer
         self.node = node
+
+    @classmethod
+    def _call_of(cls, tracer: TracerBase, function: Any, args: Any, kwargs: Any) -> Any:
+        """As PyTorch records it: by the name that the program uses, arguments as it hands them over."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code is not _take_over.__code__:
+            frame = frame.f_back
+        caller = None if frame is None else frame.f_back
+        called = None if caller is None else calls.place_of_call(function, caller)
+        args, kwargs = calls.handed_over(function, called, args, kwargs)
+        if called is None:
+            return tracer.create_proxy("call_function", function, args, kwargs)
+        name = base_name(names.stem(function, called))
+        made = tracer.create_proxy("call_function", function, args, kwargs, name)
+        made.node._called = called
+        return made
 
     def __repr__(self) -> str:
         return f"Proxy({self.node.name})"

@@ -252,13 +252,13 @@ class LogSigmoid(_Activation):
 class Tanh(_Activation):
     """The hyperbolic tangent, elementwise."""
 
-    _function = functional.tanh
+    _function = ops.tanh
 
 
 class Sigmoid(_Activation):
     """1 / (1 + exp(-x)), elementwise."""
 
-    _function = functional.sigmoid
+    _function = ops.sigmoid
 
 
 class GELU(_Activation):
@@ -267,6 +267,9 @@ class GELU(_Activation):
     _function = functional.gelu
     _settings = ("approximate",)
     _shown = "{}={!r}"
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.gelu(input, approximate=self.approximate)
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__()
@@ -283,19 +286,27 @@ class _AlongDim(_Activation):
         self.dim = dim
 
 
-class Softmax(_AlongDim):
+class _SharesAlongDim(_AlongDim):
+    """One whose warning of a missing dim tells the line of the layer's caller."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        result: Tensor = type(self)._function(input, self.dim, _stacklevel=5)
+        return result
+
+
+class Softmax(_SharesAlongDim):
     """exp(x) over its sum along `dim`."""
 
     _function = functional.softmax
 
 
-class LogSoftmax(_AlongDim):
+class LogSoftmax(_SharesAlongDim):
     """The logarithm of softmax along `dim`."""
 
     _function = functional.log_softmax
 
 
-class Softmin(_AlongDim):
+class Softmin(_SharesAlongDim):
     """softmax(-x) along `dim`."""
 
     _function = functional.softmin
@@ -307,7 +318,7 @@ class Softmax2d(Module):
     def forward(self, input: Tensor) -> Tensor:
         if input.ndim not in (3, 4):
             raise ValueError(f"Softmax2d: expected input to be 3D or 4D, got {input.ndim}D instead")
-        return functional.softmax(input, -3)
+        return functional.softmax(input, -3, _stacklevel=5)
 
 
 class GLU(_AlongDim):

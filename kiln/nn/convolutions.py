@@ -135,7 +135,7 @@ class _Conv(_ConvNd):
         if self.padding_mode == "zeros":
             return conv(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
         input = functional.pad(input, self._widths(), self.padding_mode)
-        return conv(input, weight, bias, self.stride, 0, self.dilation, self.groups)
+        return conv(input, weight, bias, self.stride, (0,) * self.dims, self.dilation, self.groups)
 
     def _widths(self) -> tuple[int, ...]:
         """The zeros in front of and behind each dim, the last dim first."""

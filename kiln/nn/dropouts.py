@@ -8,6 +8,7 @@ from kiln import ops
 from kiln._core import Tensor
 from kiln.errors import message, warn
 from kiln.nn.module import Module
+from kiln.table.callables import named
 
 
 def _apply(name: str, input: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
@@ -79,6 +80,10 @@ def dropout3d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
     if input.ndim not in (4, 5):
         warn(f"dropout3d: Received a {input.ndim}-D input to dropout3d, which expects 4 or 5 dims; {_SHAPES}")
     return _channels(input, p, training, inplace, 5)
+
+
+for _name in ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d"):
+    globals()[_name] = named(_name, globals()[_name], raw=False)  # as layers call them too
 
 
 class _DropoutNd(Module):

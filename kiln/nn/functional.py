@@ -54,6 +54,7 @@ def _with_inplace(name: str, function: Any, written: Any) -> Any:
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = f"{function.__doc__ or ''}\n\n    `inplace`: the result is written into `input`.\n    "
+    call._kiln_more = (function, ((count, "inplace", False),))  # type: ignore[attr-defined]
     return function.form(call) if isinstance(function, Op) else _callables.named(name, call)
 
 
@@ -99,13 +100,13 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
 
 def tanh(input: Tensor) -> Tensor:
     """The hyperbolic tangent, elementwise."""
-    y: Tensor = ops.tanh(input)
+    y: Tensor = input.tanh()
     return y
 
 
 def sigmoid(input: Tensor) -> Tensor:
     """1 / (1 + exp(-input)), elementwise."""
-    y: Tensor = ops.sigmoid(input)
+    y: Tensor = input.sigmoid()
     return y
 
 
@@ -434,16 +435,26 @@ def _flagged(size_average: bool | None, reduce: bool | None, reduction: str, op:
 
 
 def _with_flags(name: str, function: Any) -> Any:
-    """A loss of the table with the keywords `size_average` and `reduce`, which were before `reduction`."""
+    """A loss of the table with PyTorch's flags `size_average` and `reduce`, before `reduction`."""
+    reduce_at = registry.places_of(function)
+    average_at = reduce_at - (2 if name == "poisson_nll_loss" else 1)  # there `eps` is between them
 
     def call(*args: Any, size_average: bool | None = None, reduce: bool | None = None, **kwargs: Any) -> Any:
+        if len(args) > reduce_at:
+            reduce, args = args[reduce_at], (*args[:reduce_at], *args[reduce_at + 1 :])
+        if len(args) > average_at:
+            size_average, args = args[average_at], (*args[:average_at], *args[average_at + 1 :])
         if size_average is not None or reduce is not None:
             kwargs["reduction"] = _flags.legacy_get_string(size_average, reduce)
         return function(*args, **kwargs)
 
     call.__doc__ = function.__doc__
     call.__name__ = call.__qualname__ = name
+    flags = ((average_at, "size_average", None), (reduce_at, "reduce", None))
+    call._kiln_more = (function, flags)  # type: ignore[attr-defined]
     return _callables.named(name, call)
 
 
+for _through in (tanh, sigmoid):  # a program that is traced calls the methods
+    _through._kiln_helper = True  # type: ignore[attr-defined]
 _callables.name_all(globals(), "kiln.nn")

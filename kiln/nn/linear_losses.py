@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from kiln._core import Tensor
 from kiln.errors import describe, message
+from kiln.nn import functional
 from kiln.nn.layers import Linear
-from kiln.nn.linear_cross_entropy import LinearCrossEntropyOptions, linear_cross_entropy
+from kiln.nn.linear_cross_entropy import LinearCrossEntropyOptions
 from kiln.nn.losses import _WeightedLoss
 
 if TYPE_CHECKING:
@@ -56,9 +57,9 @@ class LinearCrossEntropyLoss(_WeightedLoss):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         shape = (self.num_classes, *self.out_features)
         bias = self.linear.bias
-        return linear_cross_entropy(
+        return functional.linear_cross_entropy(
             input,
-            self.linear.weight.reshape(*shape, self.linear.in_features),
+            self.linear.weight.reshape((*shape, self.linear.in_features)),
             target,
             linear_bias=bias if bias is None else bias.reshape(shape),
             weight=self.weight,

@@ -6,7 +6,7 @@ from kiln._core import Tensor
 from kiln.errors import warn
 from kiln.nn import functional
 from kiln.nn._reduction import legacy_get_string
-from kiln.nn.ctc import Lengths, ctc_loss
+from kiln.nn.ctc import Lengths
 from kiln.nn.module import Module
 
 
@@ -215,7 +215,7 @@ class PoissonNLLLoss(_Loss):
 
     def forward(self, log_input: Tensor, target: Tensor) -> Tensor:
         loss: Tensor = functional.poisson_nll_loss(
-            log_input, target, self.log_input, self.full, self.eps, self.reduction
+            log_input, target, self.log_input, self.full, eps=self.eps, reduction=self.reduction
         )
         return loss
 
@@ -250,7 +250,9 @@ class MarginRankingLoss(_MarginLoss):
     """Which of two inputs is to be above; see `functional.margin_ranking_loss`."""
 
     def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:
-        loss: Tensor = functional.margin_ranking_loss(input1, input2, target, self.margin, self.reduction)
+        loss: Tensor = functional.margin_ranking_loss(
+            input1, input2, target, self.margin, reduction=self.reduction
+        )
         return loss
 
 
@@ -258,7 +260,9 @@ class CosineEmbeddingLoss(_MarginLoss):
     """Whether two directions are to be alike; see `functional.cosine_embedding_loss`."""
 
     def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:
-        loss: Tensor = functional.cosine_embedding_loss(input1, input2, target, self.margin, self.reduction)
+        loss: Tensor = functional.cosine_embedding_loss(
+            input1, input2, target, self.margin, reduction=self.reduction
+        )
         return loss
 
 
@@ -275,7 +279,7 @@ class HingeEmbeddingLoss(_MarginLoss):
         super().__init__(margin, size_average, reduce, reduction)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        loss: Tensor = functional.hinge_embedding_loss(input, target, self.margin, self.reduction)
+        loss: Tensor = functional.hinge_embedding_loss(input, target, self.margin, reduction=self.reduction)
         return loss
 
 
@@ -299,7 +303,7 @@ class TripletMarginLoss(_MarginLoss):
 
     def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         loss: Tensor = functional.triplet_margin_loss(
-            anchor, positive, negative, self.margin, self.p, self.eps, self.swap, self.reduction
+            anchor, positive, negative, self.margin, self.p, self.eps, self.swap, reduction=self.reduction
         )
         return loss
 
@@ -328,7 +332,7 @@ class MultiMarginLoss(_MarginLoss):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         loss: Tensor = functional.multi_margin_loss(
-            input, target, self.p, self.margin, self.weight, self.reduction
+            input, target, self.p, self.margin, self.weight, reduction=self.reduction
         )
         return loss
 
@@ -337,7 +341,7 @@ class MultiLabelMarginLoss(_Loss):
     """Labels above the other classes by a margin; see `functional.multilabel_margin_loss`."""
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        loss: Tensor = functional.multilabel_margin_loss(input, target, self.reduction)
+        loss: Tensor = functional.multilabel_margin_loss(input, target, reduction=self.reduction)
         return loss
 
 
@@ -345,7 +349,7 @@ class SoftMarginLoss(_Loss):
     """log(1 + exp(-target * input)); see `functional.soft_margin_loss`."""
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        loss: Tensor = functional.soft_margin_loss(input, target, self.reduction)
+        loss: Tensor = functional.soft_margin_loss(input, target, reduction=self.reduction)
         return loss
 
 
@@ -353,7 +357,9 @@ class MultiLabelSoftMarginLoss(_WeightedLoss):
     """The cross entropy of each class by itself; see `functional.multilabel_soft_margin_loss`."""
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        loss: Tensor = functional.multilabel_soft_margin_loss(input, target, self.weight, self.reduction)
+        loss: Tensor = functional.multilabel_soft_margin_loss(
+            input, target, self.weight, reduction=self.reduction
+        )
         return loss
 
 
@@ -368,6 +374,6 @@ class CTCLoss(_Loss):
     def forward(
         self, log_probs: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths
     ) -> Tensor:
-        return ctc_loss(
+        return functional.ctc_loss(
             log_probs, targets, input_lengths, target_lengths, self.blank, self.reduction, self.zero_infinity
         )

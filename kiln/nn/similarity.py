@@ -9,6 +9,7 @@ from kiln import ops
 from kiln._core import Tensor
 from kiln.errors import describe, message, warn
 from kiln.nn.module import Module
+from kiln.table.callables import named
 
 
 def gumbel_softmax(
@@ -62,6 +63,10 @@ def triplet_margin_with_distance_loss(
         far = ops.minimum(far, distance(positive, negative))
     loss: Tensor = (margin + distance(anchor, positive) - far).clamp_min(0)
     return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+
+
+for _name in ("gumbel_softmax", "triplet_margin_with_distance_loss"):
+    globals()[_name] = named(_name, globals()[_name], raw=False)  # as layers call them too
 
 
 class TripletMarginWithDistanceLoss(Module):

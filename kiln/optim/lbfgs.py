@@ -12,6 +12,8 @@ from kiln.optim.optimizer import Loss, Optimizer, ParamsT, in_range
 
 # constants of the Wolfe conditions: enough descent, and a slope that is small beside the first
 _DESCENT, _SLOPE = 1e-4, 0.9
+# what a step keeps for the next one, in the order in which it is saved
+_KEPT = ("d", "t", "old_dirs", "old_stps", "ro", "H_diag", "prev_flat_grad", "prev_loss")
 
 
 class LBFGS(Optimizer):
@@ -61,6 +63,7 @@ class LBFGS(Optimizer):
         evaluate = enable_grad()(closure)
         state.setdefault("func_evals", 0)
         state.setdefault("n_iter", 0)
+        kept = {key: state[key] for key in _KEPT if key in state}  # written back at the end
         first = evaluate()
         loss, evaluations, grad = float(first), 1, self._flat_grad()  # type: ignore[arg-type]
         state["func_evals"] += 1
@@ -68,13 +71,13 @@ class LBFGS(Optimizer):
             return first
         for iteration in range(1, group["max_iter"] + 1):
             state["n_iter"] += 1
-            direction = self._direction(state, grad, group["history_size"])
+            direction = self._direction(state, kept, grad, group["history_size"])
             old_loss = loss
             slope = grad.dot(direction).item()
             length = float(group["lr"])
             if state["n_iter"] == 1:
                 length *= min(1.0, 1.0 / grad.abs().sum().item())
-            state.update(d=direction, t=length, prev_flat_grad=grad, prev_loss=loss)
+            kept.update(d=direction, t=length, prev_flat_grad=grad, prev_loss=loss)
             if slope > -group["tolerance_change"]:
                 break
             called = 0
@@ -82,7 +85,7 @@ class LBFGS(Optimizer):
                 most = group["max_eval"] - evaluations
                 found, called = self._search(evaluate, direction, Point(0.0, loss, grad, slope), length, most)
                 loss, grad, length = found.loss, found.grad, found.length
-                state["t"] = length
+                kept["t"] = length
             self._move(length, direction)
             if group["line_search_fn"] is None and iteration != group["max_iter"]:
                 loss, grad, called = float(evaluate()), self._flat_grad(), 1  # type: ignore[arg-type]
@@ -96,15 +99,16 @@ class LBFGS(Optimizer):
                 or abs(loss - old_loss) < group["tolerance_change"]
             ):
                 break
+        state.update((key, kept[key]) for key in _KEPT)
         return first
 
-    def _direction(self, state: dict[str, Any], grad: Tensor, size: int) -> Tensor:
+    def _direction(self, state: dict[str, Any], kept: dict[str, Any], grad: Tensor, size: int) -> Tensor:
         """Minus the gradient times the estimate of the inverse Hessian, to which the last change is added."""
         if state["n_iter"] == 1:
-            state.update(old_dirs=[], old_stps=[], ro=[], H_diag=1)
+            kept.update(old_dirs=[], old_stps=[], ro=[], H_diag=1)
             return grad.neg()
-        changes, steps, ro = state["old_dirs"], state["old_stps"], state["ro"]
-        change, step = grad - state["prev_flat_grad"], state["d"] * float(state["t"])
+        changes, steps, ro = kept["old_dirs"], kept["old_stps"], kept["ro"]
+        change, step = grad - kept["prev_flat_grad"], kept["d"] * float(kept["t"])
         curvature = change.dot(step).item()
         if curvature > 1e-10:
             if len(changes) == size:
@@ -112,13 +116,13 @@ class LBFGS(Optimizer):
             changes.append(change)
             steps.append(step)
             ro.append(1.0 / curvature)
-            state["H_diag"] = curvature / change.dot(change).item()
+            kept["H_diag"] = curvature / change.dot(change).item()
         weights = state.setdefault("al", [None] * size)
         direction = grad.neg()
         for k in reversed(range(len(changes))):
             weights[k] = steps[k].dot(direction).item() * float(ro[k])
             direction.add_(changes[k], alpha=-weights[k])
-        direction.mul_(float(state["H_diag"]))
+        direction.mul_(float(kept["H_diag"]))
         for k in range(len(changes)):
             weight = changes[k].dot(direction).item() * float(ro[k])
             direction.add_(steps[k], alpha=weights[k] - weight)

@@ -111,7 +111,7 @@ def _with_name(error: BaseException, name: str, inner: str | None, *of: Any) -> 
     Errors of other types, and of a method of an object (`of`) whose class the text names, keep it. All are
     known from then on as raised on purpose.
     """
-    ours = type(error) in _OURS or type(error).__name__ == "LinAlgError"
+    ours = type(error) in _OURS or type(error).__name__ == "_LinAlgError"
     if not ours or any(type(x).__name__ in str(error) for x in of):
         error._without_name = str(error)  # type: ignore[attr-defined]
     elif len(error.args) == 1 and isinstance(error.args[0], str):

@@ -424,6 +424,5 @@ KNOWN: Differences = [
         "raises TypeError: .*expected numbers",
         "told by the element that is no number",
     ),
-    ("Size", _TAKES + "TypeError", "a tuple of anything: what is in it is looked at where it is used"),
     ("nn.functional.max_pool", "refuses: RuntimeError: .*bool tensor", "sizes are Python's numbers"),
 ]

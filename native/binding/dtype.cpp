@@ -79,12 +79,22 @@ PyObject* size_add(PyObject* a, PyObject* b) {
 PyObject* size_repeat(PyObject* self, Py_ssize_t times) {
     return as_size(PyTuple_Type.tp_as_sequence->sq_repeat(self, times));
 }
+// A tuple of numbers that count: ints, and what stands for one.
+PyObject* size_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+    Object made = Object::steal(PyTuple_Type.tp_new(type, args, kwargs));
+    for (Py_ssize_t d = 0; made && d < PyTuple_GET_SIZE(made.get()); ++d)
+        if (PyObject* item = PyTuple_GET_ITEM(made.get(), d); !PyIndex_Check(item))
+            return PyErr_Format(PyExc_TypeError, "Size() takes an iterable of 'int' (item %zd is '%s')", d,
+                                Py_TYPE(item)->tp_name);
+    return made.release();
+}
 PyMethodDef size_methods[] = {
     {"numel", size_numel, METH_NOARGS, "The number of elements of a tensor of this size."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot size_slots[] = {
     {Py_tp_base, nullptr},  // tuple; filled in before use
+    {Py_tp_new, reinterpret_cast<void*>(size_new)},
     {Py_tp_repr, reinterpret_cast<void*>(size_repr)},
     {Py_mp_subscript, reinterpret_cast<void*>(size_part)},
     {Py_nb_add, reinterpret_cast<void*>(size_add)},

@@ -326,6 +326,28 @@ def test_a_recorded_step_is_the_eager_one(name: str) -> None:
     assert repr(minimized(name, False)) == repr(minimized(name, True))
 
 
+@pytest.mark.parametrize("options", [{}, {"line_search_fn": "strong_wolfe"}, {"max_iter": 1}], ids=repr)
+def test_what_lbfgs_keeps_is_saved_in_pytorch_s_order(options: dict[str, Any], answers: Any) -> None:
+    def kept(backend: Any) -> list[list[str]]:
+        param = backend.ones(2, requires_grad=True)
+        optimizer = backend.optim.LBFGS([param], **options)
+        found = []
+        for _ in range(3):
+
+            def closure() -> Any:
+                optimizer.zero_grad()
+                loss = ((param - 3) ** 4).sum()
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+            found.append(list(optimizer.state_dict()["state"][0]))
+        return found
+
+    ours, theirs = answers.both(kept)
+    assert ours == theirs
+
+
 def test_empty_and_zero_dimensional_parameters_step() -> None:
     for name in NAMES:
         if name == "Muon":

@@ -187,6 +187,7 @@ def test_errors(name: str, answers: Any) -> None:
         return str(error.value), isinstance(error.value, torch.linalg.LinAlgError)
 
     expected, is_algebra = answers(WRONG[name], raised)
+    assert repr(kiln.linalg.LinAlgError("a")) == "_LinAlgError('a')"  # the name of the class in PyTorch
     for way in (WRONG[name], kiln.compile(WRONG[name])):
         with pytest.raises(kiln.linalg.LinAlgError if is_algebra else RuntimeError) as found:
             way(kiln)

@@ -260,7 +260,7 @@ adam = torch.optim.Adam(net.parameters())
 d = torch.distributions
 places = {
     "torch": [torch.Tensor, torch.Size, torch.dtype, torch.device, torch.FloatTensor, torch.finfo],
-    "torch._C": [torch.Generator],
+    "torch._C": [torch.Generator, torch.linalg.LinAlgError],
     "torch.return_types": [type(x.max(0)), torch.return_types.topk],
     "torch.nn.modules.module": [nn.Module],
     "torch.nn.modules.conv": [nn.Conv2d, nn.modules.conv._ConvNd, nn.LazyConv2d],

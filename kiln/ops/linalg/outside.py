@@ -17,8 +17,11 @@ from kiln.ops.creation.data import numpy
 from kiln.table.arguments import is_value
 
 
-class LinAlgError(RuntimeError):
+class _LinAlgError(RuntimeError):
     """A matrix that is singular, not positive definite, or on which an algorithm does not converge."""
+
+
+LinAlgError = _LinAlgError  # as programs name it; what is shown is PyTorch's name of the class
 
 
 class _Call:
