@@ -46,12 +46,6 @@ inline size_t available_memory() {
     return size_t(sum) << 10;
 }
 
-// Whether this process gets so much address space now.
-inline bool has_room(size_t nbytes) {
-    void* mapped = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return mapped != MAP_FAILED && munmap(mapped, nbytes) == 0;
-}
-
 // Memory that starts at a multiple of 2 MB, in pages of that size if `huge` and possible; null if there is
 // none.
 inline void* map_aligned(size_t nbytes, bool huge) {

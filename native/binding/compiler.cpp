@@ -103,7 +103,9 @@ Object ask(const char* request, Object args) {
     expect_stack();
     // Python code of this size ends in errors that nobody set, or ends the process, where memory ends inside
     // it.
-    KILN_CHECK(has_room(16 << 20), memory, "compiling: 16 MiB of memory are not to be had");
+    void* room = map_aligned(16 << 20, false);
+    KILN_CHECK(room, memory, "compiling: 16 MiB of memory are not to be had");
+    unmap(room, 16 << 20);
     Away here;
     const SeenValues::Pause pause;
     const AutocastOff uncast;            // what a function is made of is traced as it stands
