@@ -296,7 +296,9 @@ void expect_stack(size_t needed) {
     const auto here = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
     if (here > lowest && here - lowest >= needed) [[likely]]
         return;
-    abi::__cxa_get_globals();  // else set up at the first exception, which may tell that there is no memory
+    // Has it set up now: at the first exception, which may tell that there is no memory, the process would
+    // end.
+    [[maybe_unused]] void* volatile of_exceptions = abi::__cxa_get_globals();
 #if defined(__linux__)
     pthread_attr_t attributes;
     void* end;
