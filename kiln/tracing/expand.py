@@ -7,6 +7,7 @@ A composite is captured as the core would ask for it, so float16 and bfloat16 ar
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from kiln.capture.pure.function import function_for, inline
@@ -30,9 +31,11 @@ class Moved:
         self.values = {k: places[id(v)] for k, v in enumerate(became) if v is not None and id(v) in places}
 
 
-def expand(graph: Graph, moved: Moved | None = None) -> Graph:
-    """A graph without composites that computes the same; `moved` is told where its parts are."""
-    return _expanded(graph, {}, moved)
+def expand(graph: Graph, moved: Moved | None = None, keep: Container[str] = ()) -> Graph:
+    """A graph without composites but for those to `keep` that computes the same; `moved` is told where its
+    parts are.
+    """
+    return _expanded(graph, {}, moved, keep)
 
 
 def expanded(sub: Subgraph) -> Subgraph:
@@ -40,7 +43,9 @@ def expanded(sub: Subgraph) -> Subgraph:
     return _called(sub, {})
 
 
-def _expanded(graph: Graph, made_of: dict[int, Subgraph], moved: Moved | None = None) -> Graph:
+def _expanded(
+    graph: Graph, made_of: dict[int, Subgraph], moved: Moved | None = None, keep: Container[str] = ()
+) -> Graph:
     """`made_of`: by id, what became of graphs that nodes call; the results of a call share them."""
     if not _has_composites(graph, set()):
         if moved is not None:
@@ -55,7 +60,7 @@ def _expanded(graph: Graph, made_of: dict[int, Subgraph], moved: Moved | None = 
             before = len(work.nodes)
             if moved is not None:
                 moved.begins.append(before)
-            made = _made(work, node, inputs, several, made_of)
+            made = _made(work, node, inputs, several, made_of, keep)
             made.shape = tuple([work.canonical(d) for d in made.shape])
             for new in work.nodes[before:]:
                 new.line = node.line
@@ -94,13 +99,14 @@ def _made(
     inputs: tuple[Value, ...],
     several: dict[tuple[Any, ...], list[Value]],
     made_of: dict[int, Subgraph],
+    keep: Container[str],
 ) -> Value:
     op: Any = node.op
     if op.kind == "control":
         called = tuple([_called(sub, made_of) for sub in node.attrs[-1]])
         if any(a is not b for a, b in zip(called, node.attrs[-1])):
             return work.add(op, inputs, (*node.attrs[:-1], called))
-    if op.kind != "composite":
+    if op.kind != "composite" or op.name in keep:
         return append(work, node, inputs)
     whole, which = whole_of(op)
     key = whole.name, tuple(map(id, inputs)), node.attrs

@@ -1,0 +1,4 @@
+"""ONNX: programs as models that other runtimes run.
+
+export     a module or a function with example arguments, as PyTorch's callers write it
+"""

@@ -1,0 +1,145 @@
+"""A model under construction: nodes, constants, names of values, and sizes as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Union
+
+import numpy as np
+
+from kiln.graph.graph import Value
+from kiln.graph.size import Dim, Size
+from kiln.onnx import protobuf as pb
+
+# Operators by the version they came with, of those that are younger than OLDEST.
+OLDEST, CURRENT = 18, 26
+SINCE = {
+    "Gelu": 20, "Attention": 23, "RMSNormalization": 23, "BitCast": 26, "CumProd": 26, "Swish": 24,
+}  # fmt: skip
+NARROW = ("int8", "uint8", "int16", "uint16")  # integers that runtimes compute in int32
+
+
+class Builder:
+    """What rules and forms build with; a value of the model is its name."""
+
+    def __init__(self, opset: int) -> None:
+        if not OLDEST <= opset <= CURRENT:
+            raise ValueError(f"to_onnx: expected an opset from {OLDEST} to {CURRENT}, got {opset}")
+        self.opset = opset
+        self.nodes: list[bytes] = []
+        self.tensors: list[bytes] = []
+        self.names: dict[int, str] = {}  # of the graph's values, by id
+        self.sizes: dict[Dim, str] = {}  # vectors of one element
+        self.slots: dict[int, str] = {}  # the same of slots
+        self.constants: dict[tuple[Any, ...], str] = {}
+        self.count = 0
+        self.what = "the graph"  # the op at hand, for errors
+
+    def fresh(self, what: str = "t") -> str:
+        """A new name."""
+        self.count += 1
+        return f"{what}_{self.count}"
+
+    def refuse(self, why: str) -> ValueError:
+        """The error for what has no form."""
+        return ValueError(f"to_onnx: {self.what} {why}")
+
+    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """The result of an operator; its name begins as the operator's does."""
+        return self.several(kind, 1, *inputs, **attributes)[0]
+
+    def several(self, kind: str, results: int, *inputs: str, **attributes: Any) -> list[str]:
+        """The results of an operator; an input that is not there is ""."""
+        since = SINCE.get(kind, OLDEST)
+        if self.opset < since:
+            raise self.refuse(f"needs {kind}, which came with opset {since}, and the model is of {self.opset}")
+        name = self.fresh(kind)
+        outputs = [name, *(f"{name}_{k}" for k in range(1, results))]
+        self.nodes.append(pb.node(kind, name, inputs, outputs, attributes))
+        return outputs
+
+    # -- constants ----------------------------------------------------------------------------------
+
+    def constant(self, values: Any, dtype: str = "int64") -> str:
+        """An array of the model; equal ones are one."""
+        array = np.ascontiguousarray(np.asarray(values, None if dtype == "bfloat16" else dtype))
+        return self.tensor(dtype, np.shape(values), array.tobytes())
+
+    def tensor(self, dtype: str, shape: Iterable[int], raw: bytes) -> str:
+        """An array of the model by its bytes."""
+        key = dtype, tuple(shape), raw
+        if key not in self.constants:
+            self.constants[key] = name = self.fresh("constant")
+            self.tensors.append(pb.tensor(name, dtype, key[1], raw))
+        return self.constants[key]
+
+    def cast(self, x: str, source: str, target: str) -> str:
+        """A value in another dtype."""
+        return x if source == target else self.op("Cast", x, to=pb.TYPES[target])
+
+    # -- sizes --------------------------------------------------------------------------------------
+
+    def size(self, dim: Dim) -> str:
+        """A size as a vector of one int64."""
+        if not isinstance(dim, Size):
+            return self.constant([dim])
+        if dim not in self.sizes:
+            total = ""
+            for monomial, factor in dim.terms:
+                parts = [self._atom(atom) for atom in monomial]
+                if factor != 1 or not parts:
+                    parts.append(self.constant([factor]))
+                term = parts[0]
+                for part in parts[1:]:
+                    term = self.op("Mul", term, part)
+                total = term if not total else self.op("Add", total, term)
+            self.sizes[dim] = total
+        return self.sizes[dim]
+
+    def _atom(self, atom: Any) -> str:
+        if atom.slot < 0:
+            return self.op("Div", self.size(atom.numerator), self.size(atom.denominator))
+        if atom.slot not in self.slots:
+            raise self.refuse("has a size that depends on values")
+        return self.slots[atom.slot]
+
+    def shape(self, dims: Sequence[Dim]) -> str:
+        """A shape as a vector of int64."""
+        if not any(isinstance(d, Size) for d in dims):
+            return self.constant(np.array(dims, np.int64))
+        return self.op("Concat", *(self.size(d) for d in dims), axis=0)
+
+    def scalar_size(self, dim: Dim) -> str:
+        """A size as a 0-d int64."""
+        if not isinstance(dim, Size):
+            return self.constant(np.int64(dim))
+        return self.op("Squeeze", self.size(dim))
+
+    # -- what many rules need -----------------------------------------------------------------------
+
+    def of(self, value: Value) -> str:
+        """The name of a value of the graph."""
+        return self.names[id(value)]
+
+    def wide(self, dtype: str) -> str:
+        """The dtype that one is computed in, where runtimes have fewer than kiln has."""
+        return "float32" if dtype in ("float16", "bfloat16") else "int32" if dtype in (*NARROW, "bool") else dtype
+
+    def in_wide(self, kind: str, dtype: str, *inputs: str, **attributes: Any) -> str:
+        """An operator on operands of one dtype, computed in a wide one."""
+        wide = self.wide(dtype)
+        given = [self.cast(x, dtype, wide) for x in inputs]
+        return self.cast(self.op(kind, *given, **attributes), wide, dtype)
+
+    def reshape(self, x: str, dims: Sequence[Dim]) -> str:
+        """An array of another shape."""
+        return self.op("Reshape", x, self.shape(dims), allowzero=1)
+
+    def part(self, x: str, dim: int, start: Union[Dim, str], end: Union[Dim, str], step: int = 1) -> str:
+        """A slice along one dim; bounds are sizes or vectors of one element."""
+        first, last = (v if isinstance(v, str) else self.size(v) for v in (start, end))
+        return self.op("Slice", x, first, last, self.constant([dim]), self.constant([step]))
+
+    def zeros(self, dims: Sequence[Dim], dtype: str) -> str:
+        """Zeros of a shape."""
+        return self.op("Expand", self.constant(np.zeros((), dtype), dtype), self.shape(dims))

@@ -1,0 +1,108 @@
+"""A captured program as an ONNX model.
+
+    graph, composites as nodes -> those without a form as what they are made of -> a rule per node -> bytes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kiln.graph.graph import Value
+from kiln.graph.size import Size
+from kiln.graph.slots import first_slots
+from kiln.onnx import protobuf as pb
+from kiln.onnx.builder import CURRENT, Builder
+from kiln.onnx.forms import FORMS
+from kiln.onnx.rules import write
+from kiln.tracing.captured import Captured
+from kiln.tracing.expand import expand
+from kiln.version import __version__
+
+LARGEST = (2 << 30) - (1 << 20)  # bytes of a message
+
+
+def model_of(found: Captured, opset: int | None = None) -> bytes:
+    """The file of a program: its inputs, then those of its tensors that it writes, then what they are after;
+    results have the names the program gives them.
+
+    ValueError for an op without a form, with the op and its line, and for a program that draws random numbers.
+    """
+    return _Writer(found, CURRENT if opset is None else opset).model()
+
+
+class _Writer:
+    """The model under construction."""
+
+    def __init__(self, found: Captured, opset: int) -> None:
+        if found.random:
+            raise ValueError(
+                f"to_onnx: {found.name} draws random numbers, which are no input of an ONNX model; call eval() "
+                "first if it is its dropout"
+            )
+        self.found, self.builder = found, Builder(opset)
+        self.graph = expand(found.graph, keep=FORMS)
+        self.inputs: list[bytes] = []
+        self.named: dict[int, str] = {}  # sizes of inputs by slot
+
+    def model(self) -> bytes:
+        """The file."""
+        b, found = self.builder, self.found
+        for dim in found.dims.values():
+            self.named[dim.slot] = dim.name
+        self._inputs()
+        for node in self.graph.nodes:
+            b.names[id(node.out)] = write(b, node)
+        outputs = [self._output(name, v) for name, v in zip(self._results(), self.graph.outputs)]
+        whole = pb.graph(found.name, b.nodes, b.tensors, self.inputs, outputs)
+        if len(whole) > LARGEST:
+            raise ValueError(f"to_onnx: {found.name} has {len(whole) >> 20} MiB, and a file holds 2 GiB at most")
+        return pb.model(whole, b.opset, "kiln", __version__)
+
+    def _inputs(self) -> None:
+        """Inputs and tensors of the program by their names."""
+        b, found, firsts = self.builder, self.found, first_slots(self.graph)
+        written = {k for kind, k in found.mutated if kind == "state"}
+        count = len(found.inputs)
+        for k, value in enumerate(self.graph.inputs):
+            name = found.inputs[k].name if k < count else found.state[k - count].name
+            b.names[id(value)] = name
+            if k < count or k - count in written:
+                self.inputs.append(pb.value_info(name, value.dtype, self._lengths(value)))
+                for d in range(value.ndim) if any(isinstance(n, Size) for n in value.shape) else ():
+                    if firsts[k] + d not in b.slots and isinstance(value.shape[d], Size):
+                        b.slots[firsts[k] + d] = b.op("Shape", name, start=d, end=d + 1)
+            else:
+                array = found.state[k - count].tensor.detach().contiguous()
+                b.tensors.append(pb.tensor(name, value.dtype, array.shape, raw_bytes(array)))
+
+    def _lengths(self, value: Value) -> Iterator[Any]:
+        """Lengths of dims as a file has them: numbers and names."""
+        for n in value.shape:
+            yield self.found.size_text(n) if isinstance(n, Size) else n
+
+    def _results(self) -> list[str]:
+        """Names of the graph's outputs."""
+        found = self.found
+        after = [
+            (found.inputs[k].name if kind == "input" else found.state[k].name) + ".after"
+            for kind, k in found.mutated
+        ]
+        return [*found.outputs, *after]
+
+    def _output(self, name: str, value: Value) -> bytes:
+        """An output under its own name."""
+        b = self.builder
+        b.nodes.append(pb.node("Identity", b.fresh("Identity"), [b.of(value)], [name], {}))
+        return pb.value_info(name, value.dtype, self._lengths(value))
+
+
+def raw_bytes(array: Any) -> bytes:
+    """The elements of a contiguous tensor, little-endian."""
+    import kiln
+
+    if array.dtype is kiln.bfloat16:
+        array = array.view(kiln.int16)
+    return bytes(array.numpy().tobytes())
+
+

@@ -1,0 +1,283 @@
+"""One rule per kind of node: how it is written with ONNX operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from kiln.graph.graph import Graph, Node, Value, building
+from kiln.graph.size import Dim, Size, product
+from kiln.onnx import scalars
+from kiln.onnx.builder import Builder
+from kiln.onnx.forms import FORMS
+from kiln.onnx.protobuf import TYPES
+from kiln.scalars import scalar as sc
+from kiln.table.apply import apply_pointwise
+from kiln.table.kinds import COMPUTE, operand_dtypes
+
+END = -(2**62)  # before the first element: where a slice from the back ends
+
+
+def write(builder: Builder, node: Node) -> str:
+    """The value of a node."""
+    builder.what = f"{node.op.name}{f' ({node.line})' if node.line else ''}"
+    op: Any = node.op
+    if op.name in FORMS:
+        return str(FORMS[op.name](builder, node.out, **op.known(node.inputs, node.attrs)))
+    return RULES[op.kind](builder, node, [builder.of(v) for v in node.inputs])
+
+
+# -- element by element -----------------------------------------------------------------------------
+
+
+def _pointwise(b: Builder, node: Node, x: list[str]) -> str:
+    op: Any = node.op
+    if op.onnx and not node.attrs:
+        wanted, result = operand_dtypes(op, node.inputs, node.attrs)
+        return _named(b, node, x, wanted, result)
+    dtypes = [v.dtype for v in node.inputs]
+    root = apply_pointwise(node, [sc.arg(k, COMPUTE[d]) for k, d in enumerate(dtypes)])
+
+    def leaf(scalar: sc.Scalar) -> str:
+        k = scalar.data
+        return b.cast(x[k], dtypes[k], scalars.NAME[scalar.type])
+
+    found = scalars.write(b, root, leaf)
+    return b.cast(found, scalars.NAME[root.type], node.out.dtype)
+
+
+def _named(b: Builder, node: Node, x: list[str], wanted: Sequence[str], result: str) -> str:
+    """An op that is an operator."""
+    op: Any = node.op
+    kept = {"bool"} if result == "bool" and op.rule in ("logical", "where") else set()
+    given = [
+        b.cast(name, v.dtype, d if d in kept or (op.rule == "where" and k == 0) else b.wide(d))
+        for k, (name, v, d) in enumerate(zip(x, node.inputs, wanted))
+    ]
+    found = b.op(op.onnx, *given)
+    return found if result == "bool" else b.cast(found, b.wide(wanted[-1]), result)
+
+
+def _constant(b: Builder, node: Node, x: list[str]) -> str:
+    value = node.attrs[0]
+    if isinstance(value, Size):
+        return b.cast(b.scalar_size(value), "int64", node.out.dtype)
+    wide = "float32" if node.out.dtype in ("float16", "bfloat16") else node.out.dtype
+    return b.cast(b.constant(value, wide), wide, node.out.dtype)
+
+
+def _full(b: Builder, node: Node, x: list[str]) -> str:
+    value = b.cast(x[0], node.inputs[0].dtype, node.out.dtype)
+    return b.op("Expand", value, b.shape(node.out.shape))
+
+
+def _iota(b: Builder, node: Node, x: list[str]) -> str:
+    sizes, dim = node.attrs[0], node.attrs[1]
+    found = b.op("Range", b.constant(np.int64(0)), b.scalar_size(sizes[dim]), b.constant(np.int64(1)))
+    column = [sizes[dim] if d == dim else 1 for d in range(len(sizes))]
+    return b.op("Expand", b.reshape(found, column), b.shape(sizes))
+
+
+# -- sums and products ------------------------------------------------------------------------------
+
+REDUCED = {"sum": "ReduceSum", "prod": "ReduceProd", "max": "ReduceMax", "min": "ReduceMin"}
+
+
+def _reduce(b: Builder, node: Node, x: list[str]) -> str:
+    dims, keepdim = node.attrs
+    (value,) = node.inputs
+    name, dtype, keeps = node.op.name.removeprefix("reduce_"), value.dtype, int(keepdim)
+    if name in REDUCED:
+        axes = b.constant(np.array(dims, np.int64))
+        wide = b.wide(dtype)
+        given = b.cast(x[0], dtype, wide)
+        found = b.op(REDUCED[name], given, axes, keepdims=keeps, noop_with_empty_axes=1)
+        return b.cast(found, wide, node.out.dtype)
+    if name in ("all", "any"):
+        flags = b.cast(b.cast(x[0], dtype, "bool"), "bool", "int32")
+        axes, kind = b.constant(np.array(dims, np.int64)), REDUCED["min" if name == "all" else "max"]
+        return b.cast(b.op(kind, flags, axes, keepdims=keeps, noop_with_empty_axes=1), "int32", "bool")
+    kept = [d for d in range(value.ndim) if d not in dims]
+    moved = b.op("Transpose", b.cast(x[0], dtype, b.wide(dtype)), perm=[*kept, *dims])
+    rows = b.reshape(moved, [*(value.shape[d] for d in kept), product([value.shape[d] for d in dims])])
+    best = b.op("ArgMax" if name == "argmax" else "ArgMin", rows, axis=len(kept), keepdims=0)
+    return b.reshape(best, node.out.shape) if keepdim else best
+
+
+def _matmul(b: Builder, node: Node, x: list[str]) -> str:
+    out = b.wide(node.out.dtype)
+    given = [b.cast(name, v.dtype, out) for name, v in zip(x, node.inputs)]
+    return b.cast(b.op("MatMul", *given), out, node.out.dtype)
+
+
+def _layer(b: Builder, node: Node, x: list[str]) -> str:
+    """By the op's body."""
+    op: Any = node.op
+    graph = Graph()
+    graph.slots = node.out.graph.slots
+    given = []
+    for v in node.inputs:
+        copy = Value(graph, None, v.dtype, v.shape)
+        copy.weak = v.weak
+        given.append(copy)
+    graph.inputs = given
+    known = op.known(tuple(given), node.attrs)
+    with building(graph):
+        out = op.body(*(known[param.name] for param in op.params))
+    b.names.update({id(v): name for v, name in zip(given, x)})
+    for inner in graph.nodes:
+        inner.line = node.line
+        b.names[id(inner.out)] = write(b, inner)
+    return b.of(out)
+
+
+# -- views and parts --------------------------------------------------------------------------------
+
+
+def _positions(b: Builder, sizes: Sequence[Dim], strides: Sequence[Dim], offset: Dim) -> str:
+    """The positions in memory of all indices of a strided array, as a vector."""
+    total = b.scalar_size(offset)
+    for d, (size, stride) in enumerate(zip(sizes, strides)):
+        along = b.op("Range", b.constant(np.int64(0)), b.scalar_size(size), b.constant(np.int64(1)))
+        column = b.reshape(along, [size if e == d else 1 for e in range(len(sizes))])
+        total = b.op("Add", total, b.op("Mul", column, b.scalar_size(stride)))
+    return b.op("Reshape", total, b.constant([-1]))
+
+
+def _as_strided(b: Builder, node: Node, x: list[str]) -> str:
+    sizes, strides, (offset,) = node.attrs[:3]
+    flat = b.op("Reshape", x[0], b.constant([-1]))
+    return b.reshape(b.op("Gather", flat, _positions(b, sizes, strides, offset)), sizes)
+
+
+def _slice(b: Builder, node: Node, x: list[str]) -> str:
+    dim, (start, length, step) = node.attrs
+    if isinstance(step, Size):
+        raise b.refuse("has a step that varies, which has no ONNX form")
+    if step > 0:
+        return b.part(x[0], dim, start, start + (length - 1) * step + 1, step)
+    range_ = b.part(x[0], dim, start + (length - 1) * step, start + 1)
+    return b.part(range_, dim, -1, END, step)
+
+
+def _embed(b: Builder, node: Node, x: list[str]) -> str:
+    dim, (_, start, step) = node.attrs
+    if isinstance(step, Size):
+        raise b.refuse("has a step that varies, which has no ONNX form")
+    (value,) = node.inputs
+    count, total, found = value.shape[dim], node.out.shape[dim], x[0]
+    if step < 0:
+        found, start, step = b.part(found, dim, -1, END, -1), start + (count - 1) * step, -step
+    found, length = b.cast(found, value.dtype, b.wide(value.dtype)), count
+    if step > 1:  # zeros after each, but for the last
+        sizes = list(value.shape)
+        found = _padded(b, b.reshape(found, [*sizes[: dim + 1], 1, *sizes[dim + 1 :]]), dim + 1, 0, step - 1)
+        found = b.reshape(found, [*sizes[:dim], count * step, *sizes[dim + 1 :]])
+        length = (count - 1) * step + 1
+        found = b.part(found, dim, 0, length)
+    found = _padded(b, found, dim, start, total - start - length)
+    return b.cast(found, b.wide(value.dtype), value.dtype)
+
+
+def _padded(b: Builder, x: str, dim: int, before: Dim, after: Dim) -> str:
+    """Zeros before and after along one dim."""
+    return b.op("Pad", x, b.shape([before, after]), "", b.constant([dim]))
+
+
+def _write(b: Builder, node: Node, x: list[str]) -> str:
+    strides, (offset,) = node.attrs
+    base, source = node.inputs
+    flat, new = (b.op("Reshape", v, b.constant([-1])) for v in x)
+    where = _positions(b, source.shape, strides, offset)
+    return b.reshape(b.op("ScatterElements", flat, where, new, axis=0), base.shape)
+
+
+def _gather(b: Builder, node: Node, x: list[str]) -> str:
+    return b.op("GatherElements", *x, axis=node.attrs[0])
+
+
+def _concat(b: Builder, node: Node, x: list[str]) -> str:
+    return b.op("Concat", *x, axis=node.attrs[0])
+
+
+# -- along one dim ----------------------------------------------------------------------------------
+
+SCATTERED = {"set": "none", "add": "add", "prod": "mul", "max": "max", "min": "min"}
+
+
+def _scatter(b: Builder, node: Node, x: list[str]) -> str:
+    base, index, source = node.inputs
+    dim, name = node.attrs[0], node.op.name.removeprefix("scatter_")
+    given = x[2]
+    for d in range(source.ndim):
+        if source.shape[d] is not index.shape[d] and source.shape[d] != index.shape[d]:
+            given = b.part(given, d, 0, index.shape[d])
+    wide = b.wide(base.dtype)
+    first, values = b.cast(x[0], base.dtype, wide), b.cast(given, source.dtype, wide)
+    found = b.op("ScatterElements", first, x[1], values, axis=dim, reduction=SCATTERED[name])
+    return b.cast(found, wide, node.out.dtype)
+
+
+def _scan(b: Builder, node: Node, x: list[str]) -> str:
+    dim, dtype, reverse = node.attrs
+    name, wide = node.op.name.removeprefix("scan_"), b.wide(dtype)
+    given = b.cast(x[0], node.inputs[0].dtype, wide)
+    if name not in ("sum", "prod"):
+        raise b.refuse("has no ONNX form")
+    kind = "CumSum" if name == "sum" else "CumProd"
+    found = b.op(kind, given, b.constant(np.int64(dim)), reverse=int(reverse))
+    return b.cast(found, wide, node.out.dtype)
+
+
+def _sort(b: Builder, node: Node, x: list[str]) -> str:
+    dim, descending, (start, count) = node.attrs
+    (value,) = node.inputs
+    given = b.cast(x[0], value.dtype, b.wide(value.dtype))
+    last = start + count
+    found = b.several("TopK", 2, given, b.size(last), axis=dim, largest=int(descending), sorted=1)[1]
+    return found if start == 0 else b.part(found, dim, start, last)
+
+
+def _search(b: Builder, node: Node, x: list[str]) -> str:
+    """How many of the rows are below a value."""
+    values, rows = node.inputs
+    wide = b.wide(rows.dtype)
+    one = b.reshape(b.cast(x[0], values.dtype, wide), [1, *values.shape])
+    kind = "Less" if node.attrs[0] == "left" else "LessOrEqual"
+    below = b.op(kind, b.cast(x[1], rows.dtype, wide), one)
+    return b.op("ReduceSum", b.cast(below, "bool", "int64"), b.constant([0]), keepdims=0)
+
+
+def _no_form(b: Builder, node: Node, x: list[str]) -> str:
+    raise b.refuse("has no ONNX form")
+
+
+Rule = Callable[[Builder, Node, list[str]], str]
+
+ALONG: dict[str, Rule] = {
+    "scatter": _scatter, "scan": _scan, "sort": _sort, "search": _search, "compact": _no_form,
+    "windows": _no_form,
+}  # fmt: skip
+
+RULES: dict[str, Rule] = {
+    "pointwise": _pointwise,
+    "constant": _constant,
+    "full": _full,
+    "iota": _iota,
+    "reduce": _reduce,
+    "reshape": lambda b, node, x: b.reshape(x[0], node.out.shape),
+    "permute": lambda b, node, x: b.op("Transpose", x[0], perm=list(node.attrs[0])),
+    "expand": lambda b, node, x: b.op("Expand", x[0], b.shape(node.out.shape)),
+    "as_strided": _as_strided,
+    "slice": _slice,
+    "embed": _embed,
+    "write": _write,
+    "matmul": _matmul,
+    "gather": _gather,
+    "concat": _concat,
+    "along": lambda b, node, x: ALONG[node.op.algorithm](b, node, x),
+    "layer": _layer,
+    "control": _no_form,
+}
