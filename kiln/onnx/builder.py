@@ -52,7 +52,9 @@ class Builder:
         """The results of an operator; an input that is not there is ""."""
         since = SINCE.get(kind, OLDEST)
         if self.opset < since:
-            raise self.refuse(f"needs {kind}, which came with opset {since}, and the model is of {self.opset}")
+            raise self.refuse(
+                f"needs {kind}, which came with opset {since}, and the model is of {self.opset}"
+            )
         name = self.fresh(kind)
         outputs = [name, *(f"{name}_{k}" for k in range(1, results))]
         self.nodes.append(pb.node(kind, name, inputs, outputs, attributes))
@@ -123,7 +125,13 @@ class Builder:
 
     def wide(self, dtype: str) -> str:
         """The dtype that one is computed in, where runtimes have fewer than kiln has."""
-        return "float32" if dtype in ("float16", "bfloat16") else "int32" if dtype in (*NARROW, "bool") else dtype
+        return (
+            "float32"
+            if dtype in ("float16", "bfloat16")
+            else "int32"
+            if dtype in (*NARROW, "bool")
+            else dtype
+        )
 
     def in_wide(self, kind: str, dtype: str, *inputs: str, **attributes: Any) -> str:
         """An operator on operands of one dtype, computed in a wide one."""

@@ -1,7 +1,8 @@
-"""Forms of composites: ops of kiln that are one operator of ONNX, or a few. What has none is written out.
+"""Forms of ops that are one operator of ONNX, or a few: what has none is written by its kind, or by its body.
 
-A form is given the builder, the node's result and its arguments by name, arrays as values of the graph; it
-gives the name of the result, or None where these arguments have no form.
+A form is given the builder, the node's result and the op's arguments by name, arrays as values of the graph and
+numbers as Python has them, where they are known. It gives the name of the result, or None where these arguments
+have no such form.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kiln.graph.graph import Value
+from kiln.graph.size import Size
 from kiln.onnx.builder import Builder
 
-Form = Callable[..., Any]
+Form = Callable[..., "str | None"]
 
 FORMS: dict[str, Form] = {}
 
@@ -27,11 +30,261 @@ def form(*names: str) -> Callable[[Form], Form]:
     return register
 
 
+def applied(builder: Builder, node: Any) -> str | None:
+    """What a node's form gives; None where it has none."""
+    found = FORMS.get(node.op.name)
+    if found is None:
+        return None
+    known = node.op.known(node.inputs, node.attrs)
+    return found(builder, node.out, *[_literal(known[p.name]) for p in node.op.params])
+
+
+def _literal(x: Any) -> Any:
+    if isinstance(x, Value) and x.weak and x.node is not None and x.node.op.name == "constant":
+        return x.node.attrs[0]
+    return x
+
+
+def _operator(b: Builder, y: Value, kind: str, *given: Value | str | None, **attributes: Any) -> str:
+    """An operator of operands of the result's dtype, computed in a wide one."""
+    wide, names = b.wide(y.dtype), []
+    for x in given:
+        names.append(b.cast(b.of(x), x.dtype, wide) if isinstance(x, Value) else x or "")
+    while names and not names[-1]:
+        names.pop()
+    return b.cast(b.op(kind, *names, **attributes), wide, y.dtype)
+
+
+def _one(b: Builder, y: Value, value: float) -> str:
+    return b.constant(value, b.wide(y.dtype))
+
+
+# -- products ---------------------------------------------------------------------------------------
+
+
+@form("linear")
+def _linear(b: Builder, y: Value, input: Value, weight: Value, bias: Value | None) -> str | None:
+    if y.dtype not in ("float32", "float64", "float16", "bfloat16") or weight.ndim != 2:
+        return None
+    if input.ndim == 2:
+        return _operator(b, y, "Gemm", input, weight, bias, transB=1)
+    wide = b.wide(y.dtype)
+    columns = b.op("Transpose", b.cast(b.of(weight), weight.dtype, wide), perm=[1, 0])
+    found = b.op("MatMul", b.cast(b.of(input), input.dtype, wide), columns)
+    if bias is not None:
+        found = b.op("Add", found, b.cast(b.of(bias), bias.dtype, wide))
+    return b.cast(found, wide, y.dtype)
+
+
+@form("matmul", "mm", "bmm")
+def _matmul(b: Builder, y: Value, input: Value, other: Value) -> str | None:
+    return _operator(b, y, "MatMul", input, other)
+
+
+# -- convolutions and pools -------------------------------------------------------------------------
+
+
+@form("convolve")
+def _convolve(
+    b: Builder, y: Value, input: Value, weight: Value, bias: Value | None, kernel: Any, stride: Any,
+    padding: Any, dilation: Any, groups: Any,
+) -> str | None:  # fmt: skip
+    if y.dtype not in ("float32", "float16", "bfloat16"):
+        return None
+    settings = {"strides": stride, "pads": [*padding, *padding], "dilations": dilation, "group": groups[0]}
+    return _operator(b, y, "Conv", input, weight, bias, kernel_shape=kernel, **settings)
+
+
+@form("convolve_input")
+def _convolve_input(
+    b: Builder, y: Value, input: Value, weight: Value, bias: Value | None, sizes: Any, kernel: Any, stride: Any,
+    padding: Any, dilation: Any, groups: Any,
+) -> str | None:  # fmt: skip
+    more = []
+    for d, (k, s, p, r) in enumerate(zip(kernel, stride, padding, dilation)):
+        count = input.shape[d - len(kernel)]
+        more.append(sizes[d] - ((count - 1) * s - 2 * p + r * (k - 1) + 1))
+    if y.dtype not in ("float32", "float16", "bfloat16") or any(
+        isinstance(n, Size) or not 0 <= n < s for n, s in zip(more, stride)
+    ):
+        return None
+    settings = {"strides": stride, "pads": [*padding, *padding], "dilations": dilation, "group": groups[0]}
+    return _operator(
+        b, y, "ConvTranspose", input, weight, bias, kernel_shape=kernel, output_padding=more, **settings
+    )
+
+
+def _pads(input: Value, out: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> list[int] | None:
+    """What is padded before and after each dim so that there are so many windows; None if that varies."""
+    after = []
+    for d, (n, k, s, p, r) in enumerate(zip(out, kernel, stride, padding, dilation)):
+        size = input.shape[d - len(kernel)]
+        if n == (size + 2 * p - r * (k - 1) - 1) // s + 1:
+            after.append(p)
+        elif isinstance(n, Size) or isinstance(size, Size):
+            return None
+        else:
+            after.append(max(0, (n - 1) * s + r * (k - 1) + 1 - size - p))
+    return [*padding, *after]
+
+
+@form("pool_max__0")
+def _pool_max(
+    b: Builder, y: Value, input: Value, out: Any, after: Any, kernel: Any, stride: Any, padding: Any,
+    dilation: Any, padded: Any,
+) -> str | None:  # fmt: skip
+    pads = _pads(input, out, kernel, stride, padding, dilation)
+    if pads is None or y.dtype not in ("float32", "float64", "float16", "bfloat16"):
+        return None
+    if any(p >= k for p, k in zip(pads, (*kernel, *kernel))):
+        return None
+    settings = {"strides": stride, "pads": pads, "dilations": dilation}
+    x = input
+    if input.ndim == len(kernel) + 1:
+        return None
+    return _operator(b, y, "MaxPool", x, kernel_shape=kernel, **settings)
+
+
+@form("pool_mean")
+def _pool_mean(
+    b: Builder, y: Value, input: Value, out: Any, after: Any, divisor: Any, kernel: Any, stride: Any,
+    padding: Any, padded: Any, count: Any,
+) -> str | None:  # fmt: skip
+    pads = _pads(input, out, kernel, stride, padding, [1] * len(kernel))
+    plain = pads == [*padding, *padding] and input.ndim == len(kernel) + 2
+    if not plain or count not in ("window", "present") or y.dtype not in ("float32", "float16", "bfloat16"):
+        return None
+    includes = int(count == "window")
+    return _operator(
+        b, y, "AveragePool", input, kernel_shape=kernel, strides=stride, pads=pads, count_include_pad=includes
+    )
+
+
+# -- normalisation and activations ------------------------------------------------------------------
+
+
+def _ones(b: Builder, y: Value, like: Any, weight: Value | None) -> Value | str:
+    """A weight, or ones of its shape."""
+    if weight is not None:
+        return weight
+    return b.op("Expand", _one(b, y, 1.0), b.shape(like))
+
+
+@form("layer_norm")
+def _layer_norm(
+    b: Builder,
+    y: Value,
+    input: Value,
+    normalized_shape: Any,
+    weight: Value | None,
+    bias: Value | None,
+    eps: Any,
+) -> str | None:
+    if not isinstance(eps, float):
+        return None
+    scale = _ones(b, y, normalized_shape, weight)
+    axis = -len(normalized_shape)
+    return _operator(b, y, "LayerNormalization", input, scale, bias, axis=axis, epsilon=eps)
+
+
+@form("normalize_by")
+def _normalize_by(
+    b: Builder,
+    y: Value,
+    input: Value,
+    mean: Value,
+    var: Value,
+    weight: Value | None,
+    bias: Value | None,
+    eps: Any,
+) -> str | None:
+    if not isinstance(eps, float) or input.ndim < 2:
+        return None
+    scale, wide = _ones(b, y, [input.shape[1]], weight), b.wide(y.dtype)
+    shift: Value | str = b.op("Expand", _one(b, y, 0.0), b.shape([input.shape[1]])) if bias is None else bias
+    if mean.dtype != wide or var.dtype != wide:
+        return None
+    return _operator(b, y, "BatchNormalization", input, scale, shift, mean, var, epsilon=eps)
+
+
+@form("normalize_by_root")
+def _normalize_by_root(
+    b: Builder, y: Value, input: Value, normalized_shape: Any, eps: Any, weight: Value | None
+) -> str | None:
+    if not isinstance(eps, float) or b.opset < 23:
+        return None
+    scale = _ones(b, y, normalized_shape, weight)
+    return _operator(b, y, "RMSNormalization", input, scale, axis=-len(normalized_shape), epsilon=eps)
+
+
 @form("softmax")
-def _softmax(b: Builder, y: Any, input: Any, dim: int, dtype: Any) -> Any:
-    return b.in_wide("Softmax", y.dtype, b.cast(b.of(input), input.dtype, y.dtype), axis=dim)
+def _softmax(b: Builder, y: Value, input: Value, dim: int, dtype: Any) -> str | None:
+    return _operator(b, y, "Softmax", input, axis=dim) if input.ndim else None
 
 
 @form("log_softmax")
-def _log_softmax(b: Builder, y: Any, input: Any, dim: int, dtype: Any) -> Any:
-    return b.in_wide("LogSoftmax", y.dtype, b.cast(b.of(input), input.dtype, y.dtype), axis=dim)
+def _log_softmax(b: Builder, y: Value, input: Value, dim: int, dtype: Any) -> str | None:
+    return _operator(b, y, "LogSoftmax", input, axis=dim) if input.ndim else None
+
+
+@form("gelu")
+def _gelu(b: Builder, y: Value, input: Value, approximate: str) -> str | None:
+    return _operator(b, y, "Gelu", input, approximate=approximate) if b.opset >= 20 else None
+
+
+@form("silu")
+def _silu(b: Builder, y: Value, input: Value) -> str | None:
+    wide = b.wide(y.dtype)
+    x = b.cast(b.of(input), input.dtype, wide)
+    return b.cast(b.op("Mul", x, b.op("Sigmoid", x)), wide, y.dtype)
+
+
+# -- sums -------------------------------------------------------------------------------------------
+
+
+@form("mean")
+def _mean(b: Builder, y: Value, input: Value, dim: Any, keepdim: bool, dtype: Any) -> str | None:
+    dims = (
+        list(range(input.ndim)) if dim is None or dim == () else [dim] if isinstance(dim, int) else list(dim)
+    )
+    axes = b.constant(dims)
+    return _operator(b, y, "ReduceMean", input, axes, keepdims=int(keepdim), noop_with_empty_axes=1)
+
+
+# -- places -----------------------------------------------------------------------------------------
+
+
+@form("embedding")
+def _embedding(b: Builder, y: Value, input: Value, weight: Value) -> str | None:
+    return b.op("Gather", b.of(weight), b.of(input), axis=0)
+
+
+@form("index_select", "rows_at")
+def _rows(b: Builder, y: Value, input: Value, dim: int, index: Value) -> str | None:
+    return b.op("Gather", b.of(input), b.of(index), axis=dim) if index.ndim == 1 and input.ndim else None
+
+
+@form("select")
+def _select(b: Builder, y: Value, input: Value, dim: int, place: Any) -> str | None:
+    return b.op("Gather", b.of(input), b.scalar_size(place[0]), axis=dim)
+
+
+# -- attention --------------------------------------------------------------------------------------
+
+
+@form("attend")
+def _attend(
+    b: Builder, y: Value, query: Value, key: Value, value: Value, scale: Any, p: Any, position: Any, seed: Any,
+    mask: Value | None, causal: bool, drops: bool,
+) -> str | None:  # fmt: skip
+    """(N, L, H, R, E) queries, R of them by a head of keys and values (N, S, H, E)."""
+    if b.opset < 23 or drops or not isinstance(scale, float) or mask is not None:
+        return None
+    n, length, h, r, e = query.shape
+    wide = b.wide(y.dtype)
+    q, k, v = (b.cast(b.of(x), x.dtype, wide) for x in (query, key, value))
+    q = b.reshape(b.op("Transpose", q, perm=[0, 2, 3, 1, 4]), [n, h * r, length, e])
+    k, v = (b.op("Transpose", x, perm=[0, 2, 1, 3]) for x in (k, v))
+    found = b.op("Attention", q, k, v, is_causal=int(causal), scale=scale)
+    found = b.reshape(found, [n, h, r, length, value.shape[3]])
+    return b.cast(b.op("Transpose", found, perm=[0, 3, 1, 2, 4]), wide, y.dtype)

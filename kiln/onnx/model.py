@@ -1,6 +1,6 @@
 """A captured program as an ONNX model.
 
-    graph, composites as nodes -> those without a form as what they are made of -> a rule per node -> bytes
+graph, composites as nodes -> those without a form as what they are made of -> a rule per node -> bytes
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kiln.graph.graph import Value
+from kiln.graph.graph import Node, Value
 from kiln.graph.size import Size
 from kiln.graph.slots import first_slots
 from kiln.onnx import protobuf as pb
 from kiln.onnx.builder import CURRENT, Builder
 from kiln.onnx.forms import FORMS
-from kiln.onnx.rules import write
+from kiln.onnx.rules import values_read, write
 from kiln.tracing.captured import Captured
 from kiln.tracing.expand import expand
 from kiln.version import __version__
@@ -51,13 +51,25 @@ class _Writer:
         for dim in found.dims.values():
             self.named[dim.slot] = dim.name
         self._inputs()
-        for node in self.graph.nodes:
+        for node in self._needed():
             b.names[id(node.out)] = write(b, node)
         outputs = [self._output(name, v) for name, v in zip(self._results(), self.graph.outputs)]
         whole = pb.graph(found.name, b.nodes, b.tensors, self.inputs, outputs)
         if len(whole) > LARGEST:
-            raise ValueError(f"to_onnx: {found.name} has {len(whole) >> 20} MiB, and a file holds 2 GiB at most")
+            raise ValueError(
+                f"to_onnx: {found.name} has {len(whole) >> 20} MiB, and a file holds 2 GiB at most"
+            )
         return pb.model(whole, b.opset, "kiln", __version__)
+
+    def _needed(self) -> list[Node]:
+        """The nodes that outputs need: what gradients alone need is left out."""
+        wanted = {id(v) for v in self.graph.outputs}
+        nodes = []
+        for node in reversed(self.graph.nodes):
+            if id(node.out) in wanted:
+                nodes.append(node)
+                wanted.update(id(v) for v in values_read(node))
+        return nodes[::-1]
 
     def _inputs(self) -> None:
         """Inputs and tensors of the program by their names."""
@@ -104,5 +116,3 @@ def raw_bytes(array: Any) -> bytes:
     if array.dtype is kiln.bfloat16:
         array = array.view(kiln.int16)
     return bytes(array.numpy().tobytes())
-
-

@@ -66,7 +66,9 @@ def value_info(name: str, dtype: str, dims: Iterable[Length]) -> bytes:
     return data(1, name) + data(2, data(1, integer(1, TYPES[dtype]) + data(2, shape)))
 
 
-def node(kind: str, name: str, inputs: Iterable[str], outputs: Iterable[str], attributes: dict[str, Any]) -> bytes:
+def node(
+    kind: str, name: str, inputs: Iterable[str], outputs: Iterable[str], attributes: dict[str, Any]
+) -> bytes:
     """A `NodeProto`; attributes that are None are left out."""
     return b"".join(
         [

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from kiln.graph.control import Attrs
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, Size, product
 from kiln.onnx import scalars
 from kiln.onnx.builder import Builder
-from kiln.onnx.forms import FORMS
+from kiln.onnx.forms import applied
 from kiln.onnx.protobuf import TYPES
 from kiln.scalars import scalar as sc
 from kiln.table.apply import apply_pointwise
@@ -23,10 +24,18 @@ END = -(2**62)  # before the first element: where a slice from the back ends
 def write(builder: Builder, node: Node) -> str:
     """The value of a node."""
     builder.what = f"{node.op.name}{f' ({node.line})' if node.line else ''}"
-    op: Any = node.op
-    if op.name in FORMS:
-        return str(FORMS[op.name](builder, node.out, **op.known(node.inputs, node.attrs)))
-    return RULES[op.kind](builder, node, [builder.of(v) for v in node.inputs])
+    made = applied(builder, node)
+    if made is None:
+        made = RULES[node.op.kind](builder, node, [builder.names.get(id(v), "") for v in node.inputs])
+    return made
+
+
+def values_read(node: Node) -> Sequence[Value]:
+    """The operands that a node's value is computed from."""
+    if node.op.name == "custom":
+        call = Attrs(*node.attrs)
+        return (node.inputs[call.counts[0] + call.which],)
+    return node.inputs
 
 
 # -- element by element -----------------------------------------------------------------------------
@@ -44,8 +53,9 @@ def _pointwise(b: Builder, node: Node, x: list[str]) -> str:
         k = scalar.data
         return b.cast(x[k], dtypes[k], scalars.NAME[scalar.type])
 
-    found = scalars.write(b, root, leaf)
-    return b.cast(found, scalars.NAME[root.type], node.out.dtype)
+    found = b.cast(scalars.write(b, root, leaf), scalars.NAME[root.type], node.out.dtype)
+    read = [node.inputs[s.data].ndim for s in sc.topological([root]) if s.op == "arg"]
+    return found if max(read, default=-1) == node.out.ndim else b.op("Expand", found, b.shape(node.out.shape))
 
 
 def _named(b: Builder, node: Node, x: list[str], wanted: Sequence[str], result: str) -> str:
@@ -112,7 +122,7 @@ def _matmul(b: Builder, node: Node, x: list[str]) -> str:
     return b.cast(b.op("MatMul", *given), out, node.out.dtype)
 
 
-def _layer(b: Builder, node: Node, x: list[str]) -> str:
+def _by_body(b: Builder, node: Node, x: list[str]) -> str:
     """By the op's body."""
     op: Any = node.op
     graph = Graph()
@@ -250,6 +260,11 @@ def _search(b: Builder, node: Node, x: list[str]) -> str:
     return b.op("ReduceSum", b.cast(below, "bool", "int64"), b.constant([0]), keepdims=0)
 
 
+def _control(b: Builder, node: Node, x: list[str]) -> str:
+    """What stands for a value and its gradient is the value."""
+    return b.of(values_read(node)[0]) if node.op.name == "custom" else _no_form(b, node, x)
+
+
 def _no_form(b: Builder, node: Node, x: list[str]) -> str:
     raise b.refuse("has no ONNX form")
 
@@ -278,6 +293,7 @@ RULES: dict[str, Rule] = {
     "gather": _gather,
     "concat": _concat,
     "along": lambda b, node, x: ALONG[node.op.algorithm](b, node, x),
-    "layer": _layer,
-    "control": _no_form,
+    "layer": _by_body,
+    "composite": _by_body,
+    "control": _control,
 }

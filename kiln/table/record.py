@@ -161,6 +161,9 @@ class Op:
         listed: bool = True,
         native: str = "",
     ) -> None:
+        assert all(p.kind != "N" or p.default is not None for p in params), (
+            f"{name}: a number is always there"
+        )
         self.name = name
         # what plans are kept under: its name where kiln's own source says what that does, else nothing
         own = body is None or body.__module__.startswith("kiln.ops.")

@@ -34,7 +34,6 @@ from kiln.table.registry import forms
     public=False,
     reference=d.reference(lambda np, value, sizes, dtype: np.full(sizes, value, d.held(dtype))),
     differentiable=False,
-    onnx="ConstantOfShape",
     tests=d.Tests(peer=None),
 )
 def full(value: Number, sizes: Sizes, dtype: Structure) -> Any:
@@ -83,7 +82,6 @@ def _ranged(np: ModuleType, start: Any, step: Any, sizes: Any, dtype: str) -> An
     dtypes="numeric",
     reference=d.reference(_ranged),
     samples=lambda rng, t: [Sample((2, 3, (5,), t)), Sample((-1, 1, (37,), "int64"))],
-    onnx="Range",
 )
 def progression(start: Number, step: Number, sizes: Sizes, dtype: Structure) -> Any:
     """start, start + step, ...: in int64, or in float64 rounded once to a float dtype.
@@ -130,7 +128,6 @@ def even_steps(start: Number, end: Number, sizes: Sizes, dtype: Structure) -> An
     samples=lambda rng, t: [Sample(((3, 5), t)), Sample(((4, 4), t))],
     dtypes="all",
     failures=d.failures((("text", "float32"), {}, TypeError, "identity")),
-    onnx="EyeLike",
 )
 def identity(sizes: Sizes, dtype: Structure) -> Any:
     """Ones on the diagonal of a matrix of zeros.

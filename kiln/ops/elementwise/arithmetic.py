@@ -360,7 +360,6 @@ def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     failures=d.not_broadcastable,
     divides=True,
     dtypes="numeric",
-    onnx="Mod",
     inplace=True,
     tests=d.Tests(kinks=lambda np: d.dividends(np, 1e300, 7.0)),
 )

@@ -24,7 +24,6 @@ from kiln.table.record import Structure, Tensor, Tensors, composite, primitive
     reference=d.reference(lambda np, xs, dim: np.concatenate(xs, dim)),
     dtypes="all",
     public=False,
-    onnx="Concat",
     failures=d.failures((([d.Zeros(2, 3), d.Zeros(3, 3)], 1), {}, RuntimeError, "must match")),
 )
 def concat(tensors: Tensors, dim: Structure) -> Any:

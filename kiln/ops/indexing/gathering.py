@@ -42,7 +42,6 @@ def _taken(np: ModuleType, x: Any, dim: int, index: Any) -> Any:
     "gather",
     checks=IndexCheck("index", "input", "dim", RuntimeError, OUT),
     dtypes="all",
-    onnx="GatherElements",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (4, 3), t), 0, rng.integers(0, 4, (2, 3))), {}),
         lambda rng, t: ((d.array(rng, (3, 5), t), 1, rng.integers(0, 5, (3, 7))), {}),
@@ -74,7 +73,6 @@ def _(g: Tensor, input: Tensor, dim: Any, index: Any) -> Any:
     algorithm="scatter",
     checks=IndexCheck("index", "input", "dim", RuntimeError, OUT),
     dtypes="numeric",
-    onnx="ScatterElements",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (4, 3), t), 0, rng.integers(0, 4, (6, 3)), d.array(rng, (6, 3), t)), {})
     ),
@@ -282,7 +280,6 @@ def vector(index: Any, op: str) -> Any:
 @composite(
     checks=IndexCheck("index", "input", "dim", IndexError, "index out of range in self"),
     dtypes="all",
-    onnx="Gather",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (4, 3), t), 0, rng.integers(0, 4, (6,))), {}),
         lambda rng, t: ((d.array(rng, (2, 4, 3), t), -2, rng.integers(0, 4, (3,))), {}),
@@ -320,7 +317,6 @@ _ROWS = d.samples(
 @composite(
     dtypes="all",
     public=False,
-    onnx="Gather",
     samples=_ROWS,
     reference=d.reference(lambda np, x, dim, index: np.take(x, index, dim)),
 )
@@ -337,7 +333,6 @@ def rows_at(input: Tensor, dim: Structure, index: Tensor) -> Any:
     checks=IndexCheck("index", "input", "dim", IndexError, OUT, negative=True),
     dtypes="all",
     public=False,
-    onnx="Gather",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (4, 3), t), 0, rng.integers(-4, 4, (6,))), {}),
         lambda rng, t: ((d.array(rng, (2, 4), t), 1, rng.integers(0, 4, (2, 3))), {}),
@@ -379,7 +374,6 @@ def _check_table(input: Tensor, weight: Tensor) -> Any:
     differs="no `max_norm`, `scale_grad_by_freq`, `sparse`",
     checks=IndexCheck("input", "weight", 0, IndexError, "index out of range in self"),
     method=False,
-    onnx="Gather",
     samples=d.samples(lambda rng, t: ((rng.integers(0, 4, (2, 3)), d.array(rng, (4, 5), t)), {})),
     reference=d.reference(lambda np, index, weight: weight[index]),
     failures=d.failures(

@@ -12,7 +12,7 @@ from kiln.ops.nn.softmax_and_layer_norm import first_of_last
 from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import embed, reshape, slice_
 from kiln.table import drawn as d
-from kiln.table.arguments import count_of, expect_count, is_value, keeping, numel
+from kiln.table.arguments import count_of, dtype_name, expect_count, is_value, keeping, numel
 from kiln.table.public import public
 from kiln.table.record import Number, Structure, Tensor, composite
 from kiln.table.registry import forms
@@ -26,21 +26,40 @@ def _rms(np: ModuleType, x: Any, shape: Any, weight: Any = None, eps: float | No
 
 @composite(
     samples=d.samples(
+        lambda rng, t: ((d.array(rng, (3, 5), t), (5,), 1e-5, d.array(rng, (5,), t)), {}),
+        lambda rng, t: ((d.array(rng, (4, 3, 5), t), (3, 5), 1e-3), {}),
+    ),
+    reference=d.reference(lambda np, x, shape, eps, weight=None: _rms(np, x, shape, weight, eps)),
+    public=False,
+)
+def normalize_by_root(
+    input: Tensor, normalized_shape: Structure, eps: Number, weight: Tensor | None = None
+) -> Any:
+    """`rms_norm` with its `eps`."""
+    first = first_of_last(input, normalized_shape, "rms_norm", weight, few=ValueError)
+    x, dims = floating(input, "RMSNormKernelImpl"), tuple(range(first, input.ndim))
+    y = x * rsqrt(reduce_sum(x * x, dims, True) / count_of(x, dims) + eps)
+    return narrow(y if weight is None else y * wide(weight), input.dtype)
+
+
+@public(
+    "rms_norm",
+    method=False,
+    layer=True,
+    samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t), (5,), d.array(rng, (5,), t)), {}),
         lambda rng, t: ((d.array(rng, (4, 3, 5), t), (3, 5)), {"eps": 1e-3}),
     ),
     reference=d.reference(_rms),
+    dtypes="float",
     failures=d.failures(
         ((d.Zeros(2, 3), (4,)), {}, RuntimeError, "Given normalized_shape"),
         ((d.Zeros(2, 3), (-1,)), {}, RuntimeError, "Given normalized_shape"),
         ((d.Zeros(), (3,)), {}, ValueError, "at least 1 dimensions"),
         ((d.Zeros(2, 3), (3,), d.Zeros(1)), {}, RuntimeError, "Expected weight to be of same shape"),
     ),
-    method=False,
 )
-def rms_norm(
-    input: Tensor, normalized_shape: Structure, weight: Tensor | None = None, eps: Number = None
-) -> Any:
+def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
     """input / sqrt(mean(input^2) + eps) * weight over the last dims, whose sizes are `normalized_shape`.
 
     `eps` None is the smallest step of the dtype it is computed in. RuntimeError for other sizes,
@@ -49,11 +68,8 @@ def rms_norm(
     >>> kiln.nn.functional.rms_norm(kiln.tensor([[3.0, 4.0]]), (2,))
     tensor([[0.8485, 1.1314]])
     """
-    first = first_of_last(input, normalized_shape, "rms_norm", weight, few=ValueError)
-    x, dims = floating(input, "RMSNormKernelImpl"), tuple(range(first, input.ndim))
-    least = eps if eps is not None else 2.0**-52 if x.dtype == "float64" else 2.0**-23
-    y = x * rsqrt(reduce_sum(x * x, dims, True) / count_of(x, dims) + least)
-    return narrow(y if weight is None else y * wide(weight), input.dtype)
+    least = eps if eps is not None else 2.0**-52 if dtype_name(input.dtype) == "float64" else 2.0**-23
+    return normalize_by_root.handle(input, normalized_shape, least, weight)
 
 
 def per_channel(value: Any, ndim: int) -> Any:

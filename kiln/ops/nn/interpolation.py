@@ -82,7 +82,6 @@ def _cubic_samples(rng: Any, t: str) -> list[Any]:
     public=False,
     samples=_samples,
     reference=d.reference(_reference),
-    onnx="Resize",
 )
 def resample(
     input: Tensor, dim: Structure, size: Sizes, scale: Number, how: Structure, span: Structure
@@ -180,7 +179,6 @@ def _most(scale: float, how: str) -> int:
     public=False,
     samples=_cubic_samples,
     reference=d.reference(_reference),
-    onnx="Resize",
 )
 def resample_cubic(input: Tensor, dim: Structure, size: Sizes, scale: Number, how: Structure) -> Any:
     """`resample` by cubics through four elements: "cubic" or "cubic corners".

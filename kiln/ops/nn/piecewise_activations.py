@@ -28,7 +28,6 @@ from kiln.table.record import Number, Operand, Sample, Tensor, composite, pointw
     reference=d.reference(lambda np, x, s=0.01: np.where(x > 0, x, x * x.dtype.type(s))),
     method=False,
     inplace=True,
-    onnx="LeakyRelu",
     tests=d.Tests(kinks=lambda np: (np.array([-1.0, 0.0, 1.0]),)),
 )
 def leaky_relu(input: Tensor, negative_slope: Number = 0.01) -> Any:
@@ -51,7 +50,6 @@ def _like(x: Tensor, value: Any) -> Any:
     reference=d.reference(lambda np, x, low=-1, high=1: np.clip(x, x.dtype.type(low), x.dtype.type(high))),
     dtypes="float",
     public=False,
-    onnx="Clip",
 )
 def bounded(input: Tensor, min_val: Number = -1.0, max_val: Number = 1.0) -> Any:
     """`hardtanh` for bounds in order: `input` within them, flat at and beyond them."""
@@ -113,7 +111,6 @@ def relu6(input: Tensor) -> Any:
     failures=not_floats("hardsigmoid"),
     method=False,
     inplace=True,
-    onnx="HardSigmoid",
     tests=d.Tests(rough_peer="values"),
 )
 def hardsigmoid(input: Tensor) -> Any:
@@ -137,7 +134,6 @@ def _(g: Tensor, input: Tensor) -> Tensor:
     failures=not_floats("hardswish"),
     method=False,
     inplace=True,
-    onnx="HardSwish",
 )
 def hardswish(input: Tensor) -> Any:
     """`input * hardsigmoid(input)`; floats. NotImplementedError for other dtypes.
@@ -174,7 +170,6 @@ def hardshrink(input: Tensor, lambd: Number = 0.5) -> Any:
     ),
     failures=not_floats("shrunk"),
     public=False,
-    onnx="Shrink",
 )
 def shrunk(input: Tensor, lambd: Number = 0.5) -> Any:
     """`softshrink` for a lambd that is not negative."""
@@ -219,7 +214,6 @@ def softshrink(input: Any, lambd: float = 0.5, *, out: Any = None) -> Any:
     method=False,
     inplace=True,
     inplace_function=True,
-    onnx="ThresholdedRelu",
 )
 def threshold(input: Tensor, threshold: Number, value: Number) -> Any:
     """`input` where it is above `threshold`, else `value`; numbers, not bool.

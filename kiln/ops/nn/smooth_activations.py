@@ -109,7 +109,6 @@ gelu_exact = float_function(
     ),
     reference=d.reference(_gelu),
     method=False,
-    onnx="Gelu",
     failures=d.failures(((d.Zeros(2),), {"approximate": "x"}, RuntimeError, "approximate argument must be")),
 )
 def gelu(input: Tensor, approximate: Structure = "none") -> Any:
@@ -144,7 +143,6 @@ def decaying(x: Tensor) -> Tensor:
     reference=d.reference(lambda np, x, a=1.0: np.where(x > 0, x, a * np.expm1(x)).astype(x.dtype)),
     method=False,
     inplace=True,
-    onnx="Elu",
     tests=d.Tests(kinks=lambda np: (np.array([-800.0, 0.0, 800.0]),)),
 )
 def elu(input: Tensor, alpha: Number = 1.0) -> Any:
@@ -169,7 +167,6 @@ def elu(input: Tensor, alpha: Number = 1.0) -> Any:
         ).astype(x.dtype)
     ),
     method=False,
-    onnx="Softplus",
     tests=d.Tests(kinks=lambda np: (np.array([-800.0, 0.0, 20.0, 800.0]),)),
 )
 def softplus(input: Tensor, beta: Number = 1.0, threshold: Number = 20.0) -> Any:
@@ -215,7 +212,6 @@ def _exponential(x: Tensor, alpha: Any) -> Tensor:
     failures=not_floats("mish"),
     method=False,
     inplace=True,
-    onnx="Mish",
 )
 def mish(input: Tensor) -> Any:
     """`input * tanh(log(1 + exp(input)))`; floats. NotImplementedError for other dtypes.
@@ -236,7 +232,6 @@ def mish(input: Tensor) -> Any:
     failures=not_floats("selu"),
     method=False,
     inplace=True,
-    onnx="Selu",
 )
 def selu(input: Tensor) -> Any:
     """1.0507 * `input` where positive, else 1.7581 * (exp(input) - 1); floats. NotImplementedError for other
@@ -258,7 +253,6 @@ def selu(input: Tensor) -> Any:
     ),
     failures=not_floats("exponential_unit"),
     public=False,
-    onnx="Celu",
 )
 def exponential_unit(input: Tensor, alpha: Number = 1.0) -> Any:
     """`celu` for an alpha that is not 0."""
@@ -321,7 +315,6 @@ def tanhshrink(input: Tensor) -> Any:
         ((d.Zeros(2, dtype="bool"),), {}, NotImplementedError, "not implemented for 'Bool'"),
     ),
     method=False,
-    onnx="Softsign",
 )
 def softsign(input: Tensor) -> Any:
     """`input / (1 + |input|)`; integers give the default float dtype. NotImplementedError for bool.

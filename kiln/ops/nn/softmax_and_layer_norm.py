@@ -49,7 +49,6 @@ def _shifted(input: Tensor, dim: int, dtype: Any, op: str) -> tuple[Any, tuple[i
     samples=_ROWS,
     differs="nn.functional's needs a dim",
     reference=d.reference(shares),
-    onnx="Softmax",
     failures=d.failures(
         ((d.Zeros(2, 3), 5), {}, IndexError, "Dimension out of range"),
         ((d.Zeros(2, dtype="int64"), 0), {}, NotImplementedError, "not implemented for 'Long'"),
@@ -78,7 +77,6 @@ def _(g: Tensor, y: Tensor, dim: Any) -> Tensor:
 @composite(
     samples=_ROWS,
     reference=d.reference(lambda np, x, dim=None, dtype=None: np.log(shares(np, x, dim, dtype))),
-    onnx="LogSoftmax",
     failures=d.failures(
         ((d.Zeros(2, 3), 5), {}, IndexError, "Dimension out of range"),
         ((d.Zeros(2, dtype="int64"), 0), {}, NotImplementedError, "not implemented for 'Long'"),
@@ -162,7 +160,6 @@ def _normalized(
     ),
     reference=d.reference(_normalized),
     method=False,
-    onnx="LayerNormalization",
     failures=d.failures(
         ((d.Zeros(2, 3), (4,)), {}, RuntimeError, "Given normalized_shape"),
         ((d.Zeros(2, 3), (-1,)), {}, RuntimeError, "Given normalized_shape"),

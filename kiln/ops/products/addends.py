@@ -111,7 +111,6 @@ def _reference(multiply: Any) -> Any:
         ((d.Zeros(2, 2, 3), d.Zeros(2, 3), d.Zeros(3, 3)), {}, RuntimeError, "number of sizes provided"),
     ),
     explain=_explained(_check_addmm),
-    onnx="Gemm",
     inplace=True,
 )
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, beta: Number = 1, alpha: Number = 1) -> Any:

@@ -38,7 +38,6 @@ def swapped(x: Tensor) -> Tensor:
     ),
     reference=d.numpy("matmul"),
     public=False,
-    onnx="MatMul",
 )
 def product(input: Tensor, other: Tensor) -> Any:
     """`[batch..., m, k] @ [batch..., k, n]`, batch dims and dtypes equal; the order over k is fixed
@@ -63,7 +62,6 @@ def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     ),
     reference=d.numpy("matmul"),
     public=False,
-    onnx="MatMul",
     tests=d.Tests(tile_order=True),
 )
 def product_wide(input: Tensor, other: Tensor) -> Any:
@@ -205,7 +203,6 @@ _MISMATCH = d.failures(
     reference=d.numpy("matmul"),
     failures=_MISMATCH,
     explain=_explained(_check_matmul),
-    onnx="MatMul",
 )
 def matmul(input: Tensor, other: Tensor) -> Any:
     """The matrix product: of vectors a number, of a matrix and a vector a vector; batch dims broadcast.
@@ -242,7 +239,6 @@ def _check_mm(a: Tensor, b: Tensor) -> None:
 @composite(
     samples=d.samples(_matrices((3, 5), (5, 4)), _matrices((1, 5), (5, 1))),
     reference=d.numpy("matmul"),
-    onnx="MatMul",
     failures=d.failures(
         ((d.Zeros(2, 3), d.Zeros(3)), {}, RuntimeError, "mat2 must be a matrix"),
         ((d.Zeros(2, 3), d.Zeros(2, 3)), {}, RuntimeError, "cannot be multiplied"),
@@ -326,7 +322,6 @@ def _check_bmm(a: Tensor, b: Tensor) -> None:
 @composite(
     samples=d.samples(_matrices((2, 3, 5), (2, 5, 4))),
     reference=d.numpy("matmul"),
-    onnx="MatMul",
     failures=d.failures(
         ((d.Zeros(2, 3, 4), d.Zeros(3, 4, 5)), {}, RuntimeError, "first two dimensions of batch2"),
         ((d.Zeros(2, 3), d.Zeros(2, 3)), {}, RuntimeError, "batch1 must be a 3D tensor"),
@@ -353,7 +348,6 @@ def _check_mv(a: Tensor, b: Tensor) -> None:
     samples=d.samples(_matrices((3, 5), (5,))),
     reference=d.numpy("matmul"),
     explain=_explained(_check_mv),
-    onnx="MatMul",
     failures=d.failures(
         ((d.Zeros(2, 3), d.Zeros(2, 3)), {}, RuntimeError, "vector . matrix @ vector expected")
     ),
@@ -417,7 +411,6 @@ def _check_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None
     explain=_explained(_check_linear),
     failures=d.failures(((d.Zeros(2, 3), d.Zeros(2, 4)), {}, RuntimeError, "cannot be multiplied")),
     method=False,
-    onnx="Gemm",
 )
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     """`input @ weight.T + bias`: [.., k], [n, k], [n] or what broadcasts -> [.., n]; one dtype.

@@ -39,7 +39,6 @@ def _surrounded(np: ModuleType, x: Any, value: Any, dims: Any, before: Any, afte
     public=False,
     samples=d.samples(lambda rng, t: ((d.array(rng, (2, 3), t), 1, (0, 1), (1, 2), (0, 3)), {})),
     reference=d.reference(_surrounded),
-    onnx="Pad",
 )
 def surround(input: Tensor, value: Number, dims: Structure, before: Sizes, after: Sizes) -> Any:
     """`input` with `value` at before[k] places in front of it and after[k] behind it along dims[k].
@@ -148,7 +147,6 @@ def _seen(mode: str, place: Any, size: Any) -> Any:
         lambda rng, t: ((d.array(rng, (2, 3, 4), t), "circular", (2, 1), (4, 0), (1, 3)), {}),
     ),
     reference=d.reference(_edges),
-    onnx="Pad",
 )
 def extend(input: Tensor, mode: Structure, dims: Structure, before: Sizes, after: Sizes) -> Any:
     """`input` with before[k] places in front of it and after[k] behind it along dims[k], which repeat it: in

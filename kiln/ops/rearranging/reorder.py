@@ -266,7 +266,6 @@ def _triangle(name: str, keeps: Any) -> Any:
             lambda rng, t: ((d.array(rng, (2, 3), t),), {"diagonal": -1}),
         ),
         reference=d.reference(lambda np, x, diagonal=0: getattr(np, name)(x, diagonal)),
-        onnx="Trilu",
         failures=d.failures(((d.Zeros(3),), {}, RuntimeError, "at least 2 dimensions")),
     )(body)
     return op.derivative(lambda g, diagonal: op(g, diagonal))

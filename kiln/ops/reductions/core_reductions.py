@@ -69,28 +69,24 @@ reduce_sum = _primitive(
     "sum",
     _PRIMITIVE.format("The sum", "sum(1)", "tensor([3., 7.])"),
     dtypes="numeric",
-    onnx="ReduceSum",
 )
 reduce_prod = _primitive(
     "reduce_prod",
     "prod",
     _PRIMITIVE.format("The product", "prod(1)", "tensor([ 2., 12.])"),
     dtypes="numeric",
-    onnx="ReduceProd",
 )
 reduce_max = _primitive(
     "reduce_max",
     "max",
     _PRIMITIVE.format("The largest element, NaN if there is one,", "amax(1)", "tensor([2., 4.])"),
     dtypes="numeric",
-    onnx="ReduceMax",
 )
 reduce_min = _primitive(
     "reduce_min",
     "min",
     _PRIMITIVE.format("The smallest element, NaN if there is one,", "amin(1)", "tensor([1., 3.])"),
     dtypes="numeric",
-    onnx="ReduceMin",
 )
 _INDEXED = """The position (int64, along the reduced dims laid flat) of the first {0} element or the first
 NaN.
@@ -105,7 +101,6 @@ reduce_argmax = _primitive(
     "index",
     dtypes="numeric",
     differentiable=False,
-    onnx="ArgMax",
 )
 reduce_argmin = _primitive(
     "reduce_argmin",
@@ -114,7 +109,6 @@ reduce_argmin = _primitive(
     "index",
     dtypes="numeric",
     differentiable=False,
-    onnx="ArgMin",
 )
 _LOGICAL = """Whether {0} of `input` over `dims` is not zero: bool.
 
@@ -240,7 +234,6 @@ _BAD_DIM: tuple[Any, ...] = (((d.Zeros(2, 3), 5), {}, IndexError, "Dimension out
     reference=_reference("sum"),
     failures=d.failures(*_BAD_DIM),
     dtypes="all",
-    onnx="ReduceSum",
 )
 def sum(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype: Structure = None) -> Any:
     """The sum over `dim` (an int, a tuple, or None for all); integers and bool give int64 unless `dtype` says
@@ -263,7 +256,6 @@ def sum(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype:
     reference=_reference("prod"),
     failures=d.failures(*_BAD_DIM),
     dtypes="all",
-    onnx="ReduceProd",
     tests=d.Tests(kinks=lambda np: (np.array([[2.0, 0.0, 3.0], [0.0, 0.0, 3.0], [1.0, 2.0, 3.0]]), 1)),
 )
 def prod(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype: Structure = None) -> Any:
@@ -281,7 +273,6 @@ def prod(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype
 @composite(
     samples=_whole(),
     reference=_reference("mean"),
-    onnx="ReduceMean",
     failures=d.failures(
         ((d.Zeros(2, dtype="int64"),), {}, RuntimeError, "could not infer output dtype"), *_BAD_DIM
     ),
@@ -455,7 +446,6 @@ forms("logsumexp", "(input, dim: int | Sequence[int], keepdim=False, *, out=None
         lambda np, x, dim, keepdim=False: np.asarray(np.log(np.sum(np.exp(x), axis=dim, keepdims=keepdim)))
     ),
     failures=d.failures(*_BAD_DIM),
-    onnx="ReduceLogSumExp",
     tests=d.Tests(kinks=lambda np: (np.array([[-np.inf, 0.0], [np.inf, 1.0]]), 1)),
 )
 def logsumexp(input: Tensor, dim: Structure, keepdim: Structure = False) -> Any:

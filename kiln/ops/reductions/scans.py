@@ -149,7 +149,6 @@ def _cumulative(name: str, primitive_op: Op, doc: str, numpy: str) -> Op:
         reference=d.reference(reference),
         dtypes="all",
         inplace=True,
-        onnx="CumSum" if name == "cumsum" else "",
         failures=d.failures(((d.Zeros(2, 3), 5), {}, IndexError, "Dimension out of range")),
     )(body)
 

@@ -57,7 +57,6 @@ _ANY = {"dtypes": "all", "public": False}
     "reshape",
     samples=d.samples(lambda rng, t: ((d.array(rng, (3, 4), t), (2, 6)), {})),
     reference=d.reference(lambda np, x, sizes: x.reshape(sizes)),
-    onnx="Reshape",
     failures=d.failures(((d.Zeros(6), (4,)), {}, RuntimeError, "invalid for input of size 6")),
     **_ANY,
 )
@@ -79,7 +78,6 @@ def _(g: Tensor, input: Tensor) -> Tensor:
     "permute",
     samples=d.samples(lambda rng, t: ((d.array(rng, (2, 3, 4), t), (2, 0, 1)), {})),
     reference=d.reference(lambda np, x, dims: x.transpose(dims)),
-    onnx="Transpose",
     **_ANY,
 )
 def permute(input: Tensor, dims: Structure) -> Any:
@@ -99,7 +97,6 @@ def _(g: Tensor, dims: tuple[int, ...]) -> Tensor:
     "expand",
     samples=d.samples(lambda rng, t: ((d.array(rng, (3, 1), t), (2, 3, 4)), {})),
     reference=d.reference(lambda np, x, sizes: np.broadcast_to(x, sizes)),
-    onnx="Expand",
     failures=d.failures(((d.Zeros(2, 3), (3, 3)), {}, RuntimeError, "must match the existing size")),
     **_ANY,
 )
@@ -121,7 +118,6 @@ def _(g: Tensor, input: Tensor) -> Any:
     "slice",
     samples=d.samples(lambda rng, t: ((d.array(rng, (3, 7), t), 1, (1, 3, 2)), {})),
     reference=d.reference(lambda np, x, dim, span: x[_at(x.ndim, dim, *span)]),
-    onnx="Slice",
     **_ANY,
 )
 def slice_(input: Tensor, dim: Structure, span: Sizes) -> Any:

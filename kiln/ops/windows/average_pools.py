@@ -74,7 +74,6 @@ def _samples(rng: Any, t: str) -> list[Any]:
     public=False,
     samples=_samples,
     reference=d.reference(_reference),
-    onnx="AveragePool",
 )
 def pool_mean(
     input: Tensor,

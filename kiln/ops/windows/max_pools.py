@@ -92,7 +92,6 @@ def _taps_of(rng: Any, shape: Ints, first: int) -> Any:
     dtypes="numeric",
     samples=_samples,
     reference=d.reference(_reference),
-    onnx="MaxPool",
 )
 def pool_max(
     input: Tensor,

@@ -145,7 +145,6 @@ def _samples(rng: Any, t: str) -> Any:
     public=False,
     samples=_samples,
     reference=d.reference(_reference),
-    onnx="Conv",
 )
 def convolve(
     input: Tensor,
@@ -319,7 +318,6 @@ def _gradients(rng: Any, t: str) -> Any:
     public=False,
     samples=_gradients,
     reference=d.reference(_transposed),
-    onnx="ConvTranspose",
 )
 def convolve_input(
     input: Tensor,

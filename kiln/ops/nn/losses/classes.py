@@ -296,7 +296,6 @@ def cross_entropy_probabilities(
     checks=_TARGET,
     failures=_bad_class("nll_loss"),
     method=False,
-    onnx="NegativeLogLikelihoodLoss",
     tests=d.Tests(peer_gradient=False),
 )
 def nll_loss(
