@@ -66,6 +66,21 @@ class ExportedProgram(Module):
         """Writes the program into a file, as `kiln.export.save`."""
         _save(self, f, extra_files=extra_files)
 
+    def to_onnx(
+        self,
+        f: Any = None,
+        *,
+        opset: int | None = None,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
+    ) -> Any:
+        """The program as an ONNX model, written into a file if `f` says where; `opset` is the version of the
+        operators, 18 to 26, the largest unless given. See `kiln.onnx.export`.
+        """
+        from kiln.onnx.exporting import export
+
+        return export(self, f=f, opset_version=opset, input_names=input_names, output_names=output_names)
+
     def module(self, check_guards: bool = True) -> Module:
         """The program as a module: itself. It always checks its arguments."""
         return self

@@ -1,4 +1,37 @@
 """ONNX: programs as models that other runtimes run.
 
-export     a module or a function with example arguments, as PyTorch's callers write it
+    kiln.onnx.export(model, (x,), "model.onnx", input_names=["x"], dynamic_axes={"x": {0: "batch"}})
+
+What is written is the program that `kiln.export.export` makes; `ExportedProgram.to_onnx` writes one that is
+there.
 """
+
+from __future__ import annotations
+
+from kiln.absent import hint_missing as _hint_missing
+from kiln.onnx.exporting import ONNXProgram, export
+
+__all__ = [
+    "ONNXProgram", "export", "is_in_onnx_export", "register_custom_op_symbolic",
+    "unregister_custom_op_symbolic",
+]  # fmt: skip
+
+
+def is_in_onnx_export() -> bool:
+    """False: a program is traced as for any other use.
+
+    >>> kiln.onnx.is_in_onnx_export()
+    False
+    """
+    return False
+
+
+def register_custom_op_symbolic(symbolic_name: str, symbolic_fn: object, opset_version: int) -> None:
+    """Nothing: ops are written by what they are made of."""
+
+
+def unregister_custom_op_symbolic(symbolic_name: str, opset_version: int) -> None:
+    """Nothing."""
+
+
+_hint_missing(__name__)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Union
 
 import numpy as np
@@ -59,6 +60,19 @@ class Builder:
         outputs = [name, *(f"{name}_{k}" for k in range(1, results))]
         self.nodes.append(pb.node(kind, name, inputs, outputs, attributes))
         return outputs
+
+    @contextmanager
+    def body(self) -> Iterator[list[bytes]]:
+        """While it lasts, nodes are those of a graph that a node calls, which sees what is around it."""
+        around, self.nodes = self.nodes, []
+        try:
+            yield self.nodes
+        finally:
+            self.nodes = around
+
+    def no_leaf(self, scalar: Any) -> str:
+        """For expressions of constants."""
+        raise AssertionError(f"{self.what}: reads {scalar.op}")
 
     # -- constants ----------------------------------------------------------------------------------
 

@@ -1,13 +1,14 @@
 """Forms of ops that are one operator of ONNX, or a few: what has none is written by its kind, or by its body.
 
-A form is given the builder, the node's result and the op's arguments by name, arrays as values of the graph and
-numbers as Python has them, where they are known. It gives the name of the result, or None where these arguments
-have no such form.
+A form is given the builder, the node's result and the op's arguments in their order, arrays as values of the
+graph and numbers as Python has them, where they are known. It gives the name of the result, or None where
+these arguments have no such form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import log
 from typing import Any
 
 from kiln.graph.graph import Value
@@ -97,8 +98,8 @@ def _convolve(
 
 @form("convolve_input")
 def _convolve_input(
-    b: Builder, y: Value, input: Value, weight: Value, bias: Value | None, sizes: Any, kernel: Any, stride: Any,
-    padding: Any, dilation: Any, groups: Any,
+    b: Builder, y: Value, input: Value, weight: Value, bias: Value | None, sizes: Any, kernel: Any,
+    stride: Any, padding: Any, dilation: Any, groups: Any,
 ) -> str | None:  # fmt: skip
     more = []
     for d, (k, s, p, r) in enumerate(zip(kernel, stride, padding, dilation)):
@@ -229,7 +230,11 @@ def _log_softmax(b: Builder, y: Value, input: Value, dim: int, dtype: Any) -> st
 
 @form("gelu")
 def _gelu(b: Builder, y: Value, input: Value, approximate: str) -> str | None:
-    return _operator(b, y, "Gelu", input, approximate=approximate) if b.opset >= 20 else None
+    return (
+        _operator(b, y, "Gelu", input, approximate=approximate)
+        if b.opset >= 20 and y.dtype != "float64"
+        else None
+    )
 
 
 @form("silu")
@@ -237,6 +242,80 @@ def _silu(b: Builder, y: Value, input: Value) -> str | None:
     wide = b.wide(y.dtype)
     x = b.cast(b.of(input), input.dtype, wide)
     return b.cast(b.op("Mul", x, b.op("Sigmoid", x)), wide, y.dtype)
+
+
+def _wide_of(b: Builder, y: Value, input: Value) -> str:
+    return b.cast(b.of(input), input.dtype, b.wide(y.dtype))
+
+
+@form("gelu_exact")
+def _gelu_exact(b: Builder, y: Value, input: Value) -> str | None:
+    if y.dtype == "float64":
+        return None
+    if b.opset >= 20:
+        return _operator(b, y, "Gelu", input)
+    x = _wide_of(b, y, input)
+    flank = b.op("Erf", b.op("Mul", x, _one(b, y, 0.5**0.5)))
+    half = b.op("Mul", x, _one(b, y, 0.5))
+    return b.cast(b.op("Mul", half, b.op("Add", flank, _one(b, y, 1.0))), b.wide(y.dtype), y.dtype)
+
+
+@form("log1p")
+def _log1p(b: Builder, y: Value, input: Value) -> str | None:
+    """log(u) * x / (u - 1) with u = 1 + x: the error of the sum cancels (Kahan)."""
+    x, one = _wide_of(b, y, input), _one(b, y, 1.0)
+    u = b.op("Add", x, one)
+    rest = b.op("Sub", u, one)
+    same = b.op("Or", b.op("Equal", rest, _one(b, y, 0.0)), b.op("IsInf", u))
+    found = b.op("Mul", b.op("Log", u), b.op("Div", x, b.op("Where", same, one, rest)))
+    found = b.op("Where", same, x, found)
+    return b.cast(found, b.wide(y.dtype), y.dtype)
+
+
+@form("expm1")
+def _expm1(b: Builder, y: Value, input: Value) -> str | None:
+    """(u - 1) * x / log(u) with u = exp(x), the same way; -1 and infinity where u is 0 or infinite."""
+    x, one = _wide_of(b, y, input), _one(b, y, 1.0)
+    u = b.op("Exp", x)
+    rest = b.op("Sub", u, one)
+    far = b.op("Or", b.op("Equal", u, _one(b, y, 0.0)), b.op("IsInf", u))
+    same = b.op("Equal", rest, _one(b, y, 0.0))
+    slope = b.op("Log", b.op("Where", b.op("Or", far, same), _one(b, y, 2.0), u))
+    found = b.op("Where", far, rest, b.op("Where", same, x, b.op("Mul", rest, b.op("Div", x, slope))))
+    return b.cast(found, b.wide(y.dtype), y.dtype)
+
+
+@form("exp2")
+def _exp2(b: Builder, y: Value, input: Value) -> str | None:
+    return b.cast(b.op("Pow", _one(b, y, 2.0), _wide_of(b, y, input)), b.wide(y.dtype), y.dtype)
+
+
+def _logarithm(base: float) -> Form:
+    def form_of(b: Builder, y: Value, input: Value) -> str | None:
+        found = b.op("Div", b.op("Log", _wide_of(b, y, input)), _one(b, y, log(base)))
+        return b.cast(found, b.wide(y.dtype), y.dtype)
+
+    return form_of
+
+
+FORMS["log2"], FORMS["log10"] = _logarithm(2.0), _logarithm(10.0)
+
+
+@form("clamp")
+def _clamp(b: Builder, y: Value, input: Value, min: Value, max: Value) -> str | None:
+    bounds = [b.of(x) if isinstance(x, Value) else b.constant(x, y.dtype) for x in (min, max)]
+    if any(isinstance(x, Value) and x.ndim for x in (min, max)) or b.wide(y.dtype) != y.dtype:
+        return None
+    given = [b.cast(n, x.dtype, y.dtype) if isinstance(x, Value) else n for n, x in zip(bounds, (min, max))]
+    return b.op("Clip", b.cast(b.of(input), input.dtype, y.dtype), *given)
+
+
+@form("fmod")
+def _fmod(b: Builder, y: Value, input: Value, other: Value) -> str | None:
+    if y.dtype not in ("float32", "float64"):
+        return None
+    given = [b.cast(b.of(x), x.dtype, y.dtype) for x in (input, other)]
+    return b.op("Mod", *given, fmod=1)
 
 
 # -- sums -------------------------------------------------------------------------------------------
@@ -274,11 +353,11 @@ def _select(b: Builder, y: Value, input: Value, dim: int, place: Any) -> str | N
 
 @form("attend")
 def _attend(
-    b: Builder, y: Value, query: Value, key: Value, value: Value, scale: Any, p: Any, position: Any, seed: Any,
-    mask: Value | None, causal: bool, drops: bool,
+    b: Builder, y: Value, query: Value, key: Value, value: Value, scale: Any, p: Any, position: Any,
+    seed: Any, mask: Value | None, causal: bool, drops: bool,
 ) -> str | None:  # fmt: skip
     """(N, L, H, R, E) queries, R of them by a head of keys and values (N, S, H, E)."""
-    if b.opset < 23 or drops or not isinstance(scale, float) or mask is not None:
+    if b.opset < 23 or drops or not isinstance(scale, float) or mask is not None or y.dtype == "float64":
         return None
     n, length, h, r, e = query.shape
     wide = b.wide(y.dtype)

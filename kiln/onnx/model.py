@@ -5,7 +5,7 @@ graph, composites as nodes -> those without a form as what they are made of -> a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kiln.graph.graph import Node, Value
@@ -22,13 +22,22 @@ from kiln.version import __version__
 LARGEST = (2 << 30) - (1 << 20)  # bytes of a message
 
 
-def model_of(found: Captured, opset: int | None = None) -> bytes:
-    """The file of a program: its inputs, then those of its tensors that it writes, then what they are after;
-    results have the names the program gives them.
+def model_of(
+    found: Captured,
+    opset: int | None = None,
+    inputs: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+) -> bytes:
+    """The file of a program. Its inputs are those of the program, then those of its tensors that it writes;
+    its outputs the results, then what the written ones are afterwards. `inputs`, `outputs`: names of the first
+    ones.
 
-    ValueError for an op without a form, with the op and its line, and for a program that draws random numbers.
+    ValueError for an op without a form, with the op and its line, and for a program that draws random
+    numbers.
     """
-    return _Writer(found, CURRENT if opset is None else opset).model()
+    writer = _Writer(found, CURRENT if opset is None else opset)
+    writer.rename(inputs or (), outputs or ())
+    return writer.model()
 
 
 class _Writer:
@@ -37,19 +46,31 @@ class _Writer:
     def __init__(self, found: Captured, opset: int) -> None:
         if found.random:
             raise ValueError(
-                f"to_onnx: {found.name} draws random numbers, which are no input of an ONNX model; call eval() "
-                "first if it is its dropout"
+                f"to_onnx: {found.name} draws random numbers, which are no input of an ONNX model; call "
+                "eval() first if it is its dropout"
             )
         self.found, self.builder = found, Builder(opset)
         self.graph = expand(found.graph, keep=FORMS)
         self.inputs: list[bytes] = []
-        self.named: dict[int, str] = {}  # sizes of inputs by slot
+        self.input_names = [x.name for x in found.inputs]
+        self.output_names = list(found.outputs)
+
+    def rename(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        """Other names of the first inputs and outputs."""
+        for what, given, own in (("input", inputs, self.input_names), ("output", outputs, self.output_names)):
+            if isinstance(given, str) or not all(isinstance(name, str) and name for name in given):
+                raise TypeError(f"to_onnx: expected a list of {what} names, got {given!r}")
+            if len(given) > len(own):
+                raise ValueError(f"to_onnx: {len(given)} {what} names for {len(own)} {what}s")
+            own[: len(given)] = given
+        names = [*self.input_names, *self.output_names]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise ValueError(f"to_onnx: two inputs or outputs are called '{twice[0]}'")
 
     def model(self) -> bytes:
         """The file."""
         b, found = self.builder, self.found
-        for dim in found.dims.values():
-            self.named[dim.slot] = dim.name
         self._inputs()
         for node in self._needed():
             b.names[id(node.out)] = write(b, node)
@@ -77,7 +98,7 @@ class _Writer:
         written = {k for kind, k in found.mutated if kind == "state"}
         count = len(found.inputs)
         for k, value in enumerate(self.graph.inputs):
-            name = found.inputs[k].name if k < count else found.state[k - count].name
+            name = self.input_names[k] if k < count else found.state[k - count].name
             b.names[id(value)] = name
             if k < count or k - count in written:
                 self.inputs.append(pb.value_info(name, value.dtype, self._lengths(value)))
@@ -97,10 +118,10 @@ class _Writer:
         """Names of the graph's outputs."""
         found = self.found
         after = [
-            (found.inputs[k].name if kind == "input" else found.state[k].name) + ".after"
+            (self.input_names[k] if kind == "input" else found.state[k].name) + ".after"
             for kind, k in found.mutated
         ]
-        return [*found.outputs, *after]
+        return [*self.output_names, *after]
 
     def _output(self, name: str, value: Value) -> bytes:
         """An output under its own name."""

@@ -1,7 +1,7 @@
 """The messages of an ONNX file as bytes: the few fields of protobuf that a model has.
 
-A message is its fields, one after the other; a field is its number and wire type, then an integer of seven bits
-a byte (0), bytes and their length (2), or four bytes (5).
+A message is its fields, one after the other; a field is its number and wire type, then an integer of seven
+bits a byte (0), bytes and their length (2), or four bytes (5).
 """
 
 from __future__ import annotations
@@ -60,10 +60,12 @@ def tensor(name: str, dtype: str, dims: Iterable[int], raw: bytes) -> bytes:
     return sizes + integer(2, TYPES[dtype]) + data(8, name) + data(9, raw)
 
 
-def value_info(name: str, dtype: str, dims: Iterable[Length]) -> bytes:
-    """A `ValueInfoProto` of an array."""
-    shape = b"".join(data(1, data(2, n) if isinstance(n, str) else integer(1, n)) for n in dims)
-    return data(1, name) + data(2, data(1, integer(1, TYPES[dtype]) + data(2, shape)))
+def value_info(name: str, dtype: str, dims: Iterable[Length] | None) -> bytes:
+    """A `ValueInfoProto` of an array; `dims` None says nothing of its shape."""
+    kind = integer(1, TYPES[dtype])
+    if dims is not None:
+        kind += data(2, b"".join(data(1, data(2, n) if isinstance(n, str) else integer(1, n)) for n in dims))
+    return data(1, name) + data(2, data(1, kind))
 
 
 def node(

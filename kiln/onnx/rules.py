@@ -10,14 +10,21 @@ import numpy as np
 from kiln.graph.control import Attrs
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, Size, product
+from kiln.onnx import protobuf as pb
 from kiln.onnx import scalars
-from kiln.onnx.builder import Builder
+from kiln.onnx.builder import SINCE, Builder
 from kiln.onnx.forms import applied
-from kiln.onnx.protobuf import TYPES
+from kiln.ops.reductions import scan_and_scatter_steps as steps
 from kiln.scalars import scalar as sc
 from kiln.table.apply import apply_pointwise
-from kiln.table.kinds import COMPUTE, operand_dtypes
+from kiln.table.kinds import COMPUTE, FLOATS, operand_dtypes
 
+# Operators that runtimes have for float32 alone, and those that are for floats alone.
+SINGLE = frozenset(
+    "Acos Acosh Asin Asinh Atan Atanh Cosh Elu Erf HardSigmoid HardSwish Mish Selu Sinh Softplus Softsign "
+    "Tan".split()
+)
+FLOATING = frozenset("Ceil Floor IsInf IsNaN Round".split())
 END = -(2**62)  # before the first element: where a slice from the back ends
 
 
@@ -43,8 +50,10 @@ def values_read(node: Node) -> Sequence[Value]:
 
 def _pointwise(b: Builder, node: Node, x: list[str]) -> str:
     op: Any = node.op
-    if op.onnx and not node.attrs:
-        wanted, result = operand_dtypes(op, node.inputs, node.attrs)
+    wanted, result = operand_dtypes(op, node.inputs, node.attrs)
+    missing = op.onnx in SINGLE and "float64" in wanted
+    missing |= op.onnx in FLOATING and wanted[0] not in FLOATS
+    if op.onnx and not node.attrs and not missing:
         return _named(b, node, x, wanted, result)
     dtypes = [v.dtype for v in node.inputs]
     root = apply_pointwise(node, [sc.arg(k, COMPUTE[d]) for k, d in enumerate(dtypes)])
@@ -54,20 +63,27 @@ def _pointwise(b: Builder, node: Node, x: list[str]) -> str:
         return b.cast(x[k], dtypes[k], scalars.NAME[scalar.type])
 
     found = b.cast(scalars.write(b, root, leaf), scalars.NAME[root.type], node.out.dtype)
-    read = [node.inputs[s.data].ndim for s in sc.topological([root]) if s.op == "arg"]
-    return found if max(read, default=-1) == node.out.ndim else b.op("Expand", found, b.shape(node.out.shape))
+    read = [node.inputs[s.data] for s in sc.topological([root]) if s.op == "arg"]
+    return found if _reach(read, node.out) else b.op("Expand", found, b.shape(node.out.shape))
+
+
+def _reach(read: Sequence[Value], out: Value) -> bool:
+    """Whether what is read broadcasts to the shape of a result: a body may leave out an operand."""
+    return all(
+        n == 1 or any(v.ndim >= back and v.shape[-back] == n for v in read)
+        for back, n in zip(range(out.ndim, 0, -1), out.shape)
+    ) and (not out.ndim or any(v.ndim == out.ndim for v in read))
 
 
 def _named(b: Builder, node: Node, x: list[str], wanted: Sequence[str], result: str) -> str:
     """An op that is an operator."""
     op: Any = node.op
-    kept = {"bool"} if result == "bool" and op.rule in ("logical", "where") else set()
-    given = [
-        b.cast(name, v.dtype, d if d in kept or (op.rule == "where" and k == 0) else b.wide(d))
-        for k, (name, v, d) in enumerate(zip(x, node.inputs, wanted))
-    ]
+    given = []
+    for k, (name, v, dtype) in enumerate(zip(x, node.inputs, wanted)):
+        of_bool = op.rule == "logical" or (op.rule == "where" and k == 0)
+        given.append(b.cast(name, v.dtype, "bool" if of_bool else b.wide(dtype)))
     found = b.op(op.onnx, *given)
-    return found if result == "bool" else b.cast(found, b.wide(wanted[-1]), result)
+    return found if op.rule in ("compare", "logical") else b.cast(found, b.wide(wanted[-1]), result)
 
 
 def _constant(b: Builder, node: Node, x: list[str]) -> str:
@@ -111,7 +127,7 @@ def _reduce(b: Builder, node: Node, x: list[str]) -> str:
         return b.cast(b.op(kind, flags, axes, keepdims=keeps, noop_with_empty_axes=1), "int32", "bool")
     kept = [d for d in range(value.ndim) if d not in dims]
     moved = b.op("Transpose", b.cast(x[0], dtype, b.wide(dtype)), perm=[*kept, *dims])
-    rows = b.reshape(moved, [*(value.shape[d] for d in kept), product([value.shape[d] for d in dims])])
+    rows = b.reshape(moved, [*(value.shape[d] for d in kept), product(tuple(value.shape[d] for d in dims))])
     best = b.op("ArgMax" if name == "argmax" else "ArgMin", rows, axis=len(kept), keepdims=0)
     return b.reshape(best, node.out.shape) if keepdim else best
 
@@ -234,11 +250,41 @@ def _scan(b: Builder, node: Node, x: list[str]) -> str:
     dim, dtype, reverse = node.attrs
     name, wide = node.op.name.removeprefix("scan_"), b.wide(dtype)
     given = b.cast(x[0], node.inputs[0].dtype, wide)
-    if name not in ("sum", "prod"):
-        raise b.refuse("has no ONNX form")
+    if name not in ("sum", "prod") or (name == "prod" and b.opset < SINCE["CumProd"]):
+        return _scanned(b, node, x[0])
     kind = "CumSum" if name == "sum" else "CumProd"
     found = b.op(kind, given, b.constant(np.int64(dim)), reverse=int(reverse))
     return b.cast(found, wide, node.out.dtype)
+
+
+def _scanned(b: Builder, node: Node, x: str) -> str:
+    """A scan by its step: the body of ONNX's Scan."""
+    dim, dtype, reverse = node.attrs
+    (value,), name = node.inputs, node.op.name
+    kind, scan = steps.state_type(name, dtype), steps.SCANS[name]
+    element = scalars.NAME[kind]
+    given = b.cast(b.cast(x, value.dtype, dtype), dtype, element)
+    start = scan.start(kind)
+    types = [s.type for s in start]
+    rest = [n for d, n in enumerate(value.shape) if d != dim]
+    begin = [b.op("Expand", scalars.write(b, s, b.no_leaf), b.shape(rest)) for s in start]
+    count = b.op("Range", b.constant(np.int64(0)), b.scalar_size(value.shape[dim]), b.constant(np.int64(1)))
+    leaves = [sc.arg(k, t) for k, t in enumerate([*types, kind, "i64"])]
+    after = scan.step(tuple(leaves[:-2]), leaves[-2], leaves[-1])
+    names = [b.fresh("state") for _ in leaves]
+    inputs = [pb.value_info(n, scalars.NAME[t], None) for n, t in zip(names, [*types, kind, "i64"])]
+    with b.body() as body:
+        made = [b.op("Identity", scalars.write(b, s, lambda leaf: names[leaf.data])) for s in after]
+        last = b.op("Identity", made[-1])
+        infos = [pb.value_info(n, scalars.NAME[t], None) for n, t in zip([*made, last], [*types, types[-1]])]
+        inside = pb.graph("step", body, [], inputs, infos)
+    ways = [int(reverse)] * 2
+    settings = {"scan_input_axes": [dim, 0], "scan_input_directions": ways, "scan_output_axes": [dim],
+                "scan_output_directions": ways[:1]}  # fmt: skip
+    found = b.several(
+        "Scan", len(begin) + 1, *begin, given, count, body=inside, num_scan_inputs=2, **settings
+    )[-1]
+    return b.cast(found, scalars.NAME[types[-1]], node.out.dtype)
 
 
 def _sort(b: Builder, node: Node, x: list[str]) -> str:

@@ -63,6 +63,9 @@ class _Node:
     def _plain(self, kind: str, *x: str, result: str = "") -> str:
         """An operator, computed in a dtype that has it."""
         b, own = self.builder, NAME[self.type]
+        if self.type == "u64" and self.node.op in ("lt", "le", "gt", "ge"):  # the order of signs, exchanged
+            least = b.constant(-(1 << 63))
+            return b.op(kind, *(b.op("Add", self._bit_cast(v, "int64"), least) for v in x))
         narrow = "int32" if self.type == "i1" else COMPUTED.get(self.type, own)
         if self.type == "u64" and self.node.op not in ("add", "sub", "mul", "neg", "eq"):
             raise b.refuse(f"computes {self.node.op} of 64 bits without a sign, which has no ONNX form")

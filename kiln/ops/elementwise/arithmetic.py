@@ -532,7 +532,6 @@ def _bounds(rng: Any, dtype: str) -> Any:
         ((d.Zeros(2), d.Zeros(3), d.Zeros(2)), {}, RuntimeError, "must match the size"),
     ),
     dtypes="numeric",
-    onnx="Clip",
 )
 def clamp(input: Operand, min: Operand, max: Operand) -> Any:
     """`input` brought into [min, max], broadcast; `max` wins if min > max. The gradient passes at the bounds
