@@ -1,0 +1,196 @@
+"""ONNX models: what is in the file, in which names and sizes, and what is refused; no other package is
+needed.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kiln
+from kiln import nn
+from kiln.export import Dim
+
+
+def fields(data: bytes) -> list[tuple[int, Any]]:
+    """The fields of a message: number, and an integer or bytes."""
+    found, at = [], 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at, value, shift = at + 1, value | (byte & 0x7F) << shift, shift + 7
+            if byte < 0x80:
+                return value
+
+    while at < len(data):
+        key = varint()
+        if key & 7 == 0:
+            found.append((key >> 3, varint()))
+            continue
+        length = varint() if key & 7 == 2 else 4
+        found.append((key >> 3, data[at : at + length]))
+        at += length
+    return found
+
+
+def all_of(message: list[tuple[int, Any]], number: int) -> list[Any]:
+    """The fields of a number."""
+    return [value for n, value in message if n == number]
+
+
+class Model:
+    """What a test looks at."""
+
+    def __init__(self, data: bytes) -> None:
+        whole = fields(data)
+        (self.ir,), (opset,) = all_of(whole, 1), all_of(whole, 8)
+        self.opset = all_of(fields(opset), 2)[0]
+        graph = fields(all_of(whole, 7)[0])
+        self.nodes = [fields(x) for x in all_of(graph, 1)]
+        self.kinds = [all_of(x, 4)[0].decode() for x in self.nodes]
+        self.tensors = {all_of(fields(x), 8)[0].decode(): fields(x) for x in all_of(graph, 5)}
+        self.inputs, self.outputs = (dict(map(self._value, all_of(graph, n))) for n in (11, 12))
+
+    @staticmethod
+    def _value(data: bytes) -> tuple[str, tuple[int, list[Any]]]:
+        """A name, the number of its dtype, its sizes."""
+        message = fields(data)
+        kind = fields(all_of(fields(all_of(message, 2)[0]), 1)[0])
+        sizes = []
+        for dim in all_of(fields(all_of(kind, 2)[0]), 1):
+            ((number, value),) = fields(dim)
+            sizes.append(value.decode() if number == 2 else value)
+        return all_of(message, 1)[0].decode(), (all_of(kind, 1)[0], sizes)
+
+
+def test_a_small_model() -> None:
+    """Inputs and outputs in the names that are given, weights by theirs, a batch that varies."""
+    model, file = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.ReLU(), nn.Linear(8, 2)), io.BytesIO()
+    axes = {"x": {0: "batch"}}
+    made = kiln.onnx.export(
+        model, (kiln.ones(3, 4),), file, input_names=["x"], output_names=["y"], dynamic_axes=axes
+    )
+    found = Model(file.getvalue())
+    assert (found.opset, found.ir) == (26, 13) and made.data == file.getvalue()
+    assert found.inputs == {"x": (1, ["batch", 4])} and found.outputs == {"y": (1, ["batch", 2])}
+    assert found.kinds == ["Shape", "Gemm", "Relu", "Gemm", "Identity"]
+    assert {"0.weight", "0.bias", "3.weight", "3.bias"} <= set(found.tensors)
+    weight = found.tensors["0.weight"]
+    assert all_of(weight, 1) == [8, 4] and all_of(weight, 2) == [1]
+    assert all_of(weight, 9)[0] == model[0].weight.detach().numpy().tobytes()
+    assert model.training and all(m.training for m in model.modules())
+
+
+def test_a_program_writes_itself(tmp_path: Path) -> None:
+    program = kiln.export.export(
+        nn.Conv2d(1, 2, 3), (kiln.ones(1, 1, 5, 5),), dynamic_shapes=({0: Dim("n")},)
+    )
+    path = tmp_path / "model.onnx"
+    program.to_onnx(path, opset=20, output_names=["features"])
+    found = Model(path.read_bytes())
+    assert (found.opset, found.ir, found.kinds[1]) == (20, 9, "Conv")
+    assert found.outputs == {"features": (1, ["n", 2, 3, 3])}
+
+
+def test_written_tensors_are_inputs_and_outputs() -> None:
+    """A buffer that the program writes comes in, and goes out under another name."""
+
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", kiln.zeros(()))
+
+        def forward(self, x: Any) -> Any:
+            self.count += 1
+            return x * self.count
+
+    found = Model(kiln.onnx.export(Counter(), (kiln.ones(2),)).data)
+    assert list(found.inputs) == ["x", "count"] and list(found.outputs) == ["output", "count.after"]
+
+
+def test_sizes_are_computed() -> None:
+    """A size that a shape needs is taken from the input that has it."""
+    program = kiln.onnx.export(
+        lambda x: x.reshape(-1).sum() / x.shape[0], (kiln.ones(3, 4),), dynamic_axes={"x": {0: "n"}}
+    )
+    found = Model(program.data)
+    assert {"Shape", "Mul"} <= set(found.kinds) and found.inputs["x"] == (1, ["n", 4])
+
+
+def test_bfloat16_weights() -> None:
+    weight = kiln.tensor([1.0, -2.5], dtype=kiln.bfloat16)
+    found = Model(kiln.onnx.export(lambda x: x * weight, (kiln.ones(2),)).data)
+    (held,) = [t for t in found.tensors.values() if all_of(t, 2) == [16]]
+    assert struct.unpack("<2H", all_of(held, 9)[0]) == (0x3F80, 0xC020)
+
+
+@kiln.jit.script
+def branch(x: Any) -> Any:
+    """What goes by a value."""
+    if x.sum() > 0:
+        return x * 2
+    return x
+
+
+LINEAR = nn.Linear(4, 2)
+REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+    "random": (
+        lambda: kiln.onnx.export(lambda x: x + kiln.rand(2), (kiln.ones(2),)),
+        ValueError,
+        "draws random",
+    ),
+    "opset": (
+        lambda: kiln.onnx.export(LINEAR, (kiln.ones(1, 4),), opset_version=9),
+        ValueError,
+        "from 18 to 26",
+    ),
+    "names": (
+        lambda: kiln.onnx.export(LINEAR, (kiln.ones(1, 4),), input_names=["a", "b"]),
+        ValueError,
+        "2 input names for 1 inputs",
+    ),
+    "a name twice": (
+        lambda: kiln.onnx.export(LINEAR, (kiln.ones(1, 4),), input_names=["a"], output_names=["a"]),
+        ValueError,
+        "called 'a'",
+    ),
+    "parameters": (
+        lambda: kiln.onnx.export(LINEAR, (kiln.ones(1, 4),), export_params=False),
+        NotImplementedError,
+        "parameters are in the file",
+    ),
+    "an old opset": (
+        lambda: kiln.onnx.export(lambda x: x.lgamma(), (kiln.ones(2),), opset_version=18),
+        ValueError,
+        r"lgamma .*test_onnx.py:\d+\) needs BitCast, which came with opset 26",
+    ),
+    "a branch": (
+        lambda: kiln.onnx.export(branch, (kiln.ones(2),)),
+        ValueError,
+        r"cond .*has no ONNX form",
+    ),
+    "a place": (lambda: kiln.onnx.export(LINEAR, (kiln.ones(1, 4),), 5), TypeError, "a path or an open file"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_written(case: str) -> None:
+    call, error, text = REFUSED[case]
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
+    """What fails writes nothing."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"kept")
+    with pytest.raises(ValueError, match="draws random"):
+        kiln.onnx.export(lambda x: x + kiln.rand(2), (kiln.ones(2),), path)
+    assert path.read_bytes() == b"kept" and list(tmp_path.iterdir()) == [path]
