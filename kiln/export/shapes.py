@@ -9,7 +9,7 @@ from typing import Any
 from kiln import _core
 from kiln.tracing.capture import parameter_names, specs_for
 from kiln.tracing.captured import Captured, flat
-from kiln.tracing.dims import Dim
+from kiln.tracing.dims import Dim, Hint, hinted
 from kiln.tracing.recorder import TracingError
 from kiln.tracing.scripts import captured_twice
 from kiln.tracing.trees import alike, constants, flatten
@@ -148,7 +148,10 @@ def settled(
     tree = flat(args, kwargs, leaves, None, parameter_names(m, len(args)))
     specs = specs_for(tree, parameter_names(m, len(args)), given) if given else []
     hints = {
-        (int(x.shape[d]), n is Dim.AUTO) for x, s in zip(leaves, specs) for d, n in s.items() if _hint(n)
+        (int(x.shape[d]), n is Dim.AUTO)
+        for x, s in zip(leaves, specs)
+        for d, n in s.items()
+        if hinted(n, int(x.shape[d]))
     }
     if not hints:
         raise refusal
@@ -159,7 +162,8 @@ def settled(
             own = spec_of.setdefault(id(x), {})
             for d, n in spec.items():
                 size = int(x.shape[d])
-                own[d] = n if not _hint(n) else Dim(f"size_{size}") if size in varying else None
+                varies = hinted(n, size) and size in varying
+                own[d] = Dim(f"size_{size}") if varies else None if isinstance(n, Hint) else n
         shapes = {name: _specs(x, lambda t: spec_of[id(t)]) for name, x in _named(m, args, kwargs).items()}
         try:
             return captured_twice(m, args, kwargs, shapes, on_data, True, None, preserved)
@@ -179,10 +183,6 @@ def settled(
             found = more
             varying.add(size)
     return found
-
-
-def _hint(given: Any) -> bool:
-    return given is Dim.AUTO or given is Dim.DYNAMIC
 
 
 @_core.Function
