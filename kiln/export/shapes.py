@@ -156,7 +156,7 @@ def settled(
     if not hints:
         raise refusal
 
-    def attempt(varying: set[int]) -> Captured | None:
+    def attempt(varying: set[int]) -> Captured | TracingError:
         spec_of: dict[int, dict[int, Any]] = {}
         for x, spec in zip(leaves, specs):
             own = spec_of.setdefault(id(x), {})
@@ -167,19 +167,19 @@ def settled(
         shapes = {name: _specs(x, lambda t: spec_of[id(t)]) for name, x in _named(m, args, kwargs).items()}
         try:
             return captured_twice(m, args, kwargs, shapes, on_data, True, None, preserved)
-        except TracingError:
-            return None
+        except TracingError as error:
+            return error
 
     found = attempt({size for size, _ in hints})
-    if found is not None:
+    if isinstance(found, Captured):
         return found
     varying = {size for size, is_auto in hints if not is_auto}
     found = attempt(varying)
-    if found is None:
-        raise refusal
+    if isinstance(found, TracingError):
+        raise refusal if varying else found  # (what no hint can mend)
     for size in sorted({size for size, _ in hints} - varying):
         more = attempt({*varying, size})
-        if more is not None:
+        if isinstance(more, Captured):
             found = more
             varying.add(size)
     return found

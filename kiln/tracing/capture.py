@@ -366,8 +366,8 @@ def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
         parts: list[tuple[str, Any]] = []
         late = needed = False
         for name, (kind, k) in zip(looks, step.args):
-            if kind == "number":
-                parts.append(("number", k))
+            if kind in ("number", "size"):
+                parts.append((kind, k))
                 needed = needed or name == looked_at
             elif kind == "operand":
                 break
