@@ -318,7 +318,9 @@ def like(dtype: str, shape: tuple[Any, ...]) -> Any:
 
 def _size(operands: list[Any], size: Dim) -> int:
     """What a size is where the operands have theirs."""
-    return size if isinstance(size, int) else evaluate(size, [n for x in operands for n in x.shape].__getitem__)
+    return (
+        size if isinstance(size, int) else evaluate(size, [n for x in operands for n in x.shape].__getitem__)
+    )
 
 
 class Kept(NamedTuple):
