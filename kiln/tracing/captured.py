@@ -318,9 +318,8 @@ def like(dtype: str, shape: tuple[Any, ...]) -> Any:
 
 def _size(operands: list[Any], size: Dim) -> int:
     """What a size is where the operands have theirs."""
-    return (
-        size if isinstance(size, int) else evaluate(size, [n for x in operands for n in x.shape].__getitem__)
-    )
+    sizes = [n for x in operands for n in x.shape]
+    return size if isinstance(size, int) else evaluate(size, sizes.__getitem__)
 
 
 class Kept(NamedTuple):

@@ -76,6 +76,8 @@ def test_sizes_that_can_vary_vary(record: Any) -> None:
         shapes = [x.shape for x in program.graph.inputs[: len(own)]]
         for x, shape in zip(own, shapes):
             assert all(n > 1 or m == n for n, m in zip(x.shape, shape)), "what is 0 or 1 stays"
+        if not getattr(record, "public", True):
+            continue  # its callers answer for its sizes
         other = tuple(map(_larger, own, shapes))
         expected, came = _outcome(called, other), _outcome(program, other)
         if expected is not None and came is not None:
