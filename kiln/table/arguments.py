@@ -192,7 +192,8 @@ def numel(shape: Any) -> Any:
 
 def count_of(x: g.Value, dims: tuple[int, ...]) -> g.Value:
     """The number of elements in some dims of x, as a number of its graph."""
-    return number(x, product(tuple(x.shape[d] for d in dims)))
+    count: g.Value = number(x, product(tuple(x.shape[d] for d in dims)))
+    return count
 
 
 def broadcast_shape(x: Any, y: Any, op: str) -> tuple[int, ...]:
