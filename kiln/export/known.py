@@ -147,12 +147,14 @@ def _look_in(look: Any, slots: int) -> Look:
 def _part_out(kind: str, x: Any) -> Any:
     if kind == "like":
         return kind, [x.dtype.name, list(x.shape)]
-    return (kind, [x[0], list(map(_dim_out, x[1]))]) if kind == "varies" else (kind, x)
+    if kind == "varies":
+        return kind, [x[0], list(map(_dim_out, x[1]))]
+    return kind, _dim_out(x) if kind == "size" else x
 
 
 def _part_in(kind: str, x: Any, slots: int) -> tuple[str, Any]:
     if kind not in ("like", "varies"):
-        return kind, x
+        return kind, _dim_in(x, slots) if kind == "size" else x
     dtype, sizes = x
     shape = tuple([_dim_in(n, slots) for n in sizes])
     return kind, like(dtype, shape) if kind == "like" else (dtype, shape)

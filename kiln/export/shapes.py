@@ -9,7 +9,7 @@ from typing import Any
 from kiln import _core
 from kiln.tracing.capture import parameter_names, specs_for
 from kiln.tracing.captured import Captured, flat
-from kiln.tracing.dims import Dim
+from kiln.tracing.dims import Dim, Hint, hinted
 from kiln.tracing.recorder import TracingError
 from kiln.tracing.scripts import captured_twice
 from kiln.tracing.trees import alike, constants, flatten
@@ -148,41 +148,41 @@ def settled(
     tree = flat(args, kwargs, leaves, None, parameter_names(m, len(args)))
     specs = specs_for(tree, parameter_names(m, len(args)), given) if given else []
     hints = {
-        (int(x.shape[d]), n is Dim.AUTO) for x, s in zip(leaves, specs) for d, n in s.items() if _hint(n)
+        (int(x.shape[d]), n is Dim.AUTO)
+        for x, s in zip(leaves, specs)
+        for d, n in s.items()
+        if hinted(n, int(x.shape[d]))
     }
     if not hints:
         raise refusal
 
-    def attempt(varying: set[int]) -> Captured | None:
+    def attempt(varying: set[int]) -> Captured | TracingError:
         spec_of: dict[int, dict[int, Any]] = {}
         for x, spec in zip(leaves, specs):
             own = spec_of.setdefault(id(x), {})
             for d, n in spec.items():
                 size = int(x.shape[d])
-                own[d] = n if not _hint(n) else Dim(f"size_{size}") if size in varying else None
+                varies = hinted(n, size) and size in varying
+                own[d] = Dim(f"size_{size}") if varies else None if isinstance(n, Hint) else n
         shapes = {name: _specs(x, lambda t: spec_of[id(t)]) for name, x in _named(m, args, kwargs).items()}
         try:
             return captured_twice(m, args, kwargs, shapes, on_data, True, None, preserved)
-        except TracingError:
-            return None
+        except TracingError as error:
+            return error
 
     found = attempt({size for size, _ in hints})
-    if found is not None:
+    if isinstance(found, Captured):
         return found
     varying = {size for size, is_auto in hints if not is_auto}
     found = attempt(varying)
-    if found is None:
-        raise refusal
+    if isinstance(found, TracingError):
+        raise refusal if varying else found  # (what no hint can mend)
     for size in sorted({size for size, _ in hints} - varying):
         more = attempt({*varying, size})
-        if more is not None:
+        if isinstance(more, Captured):
             found = more
             varying.add(size)
     return found
-
-
-def _hint(given: Any) -> bool:
-    return given is Dim.AUTO or given is Dim.DYNAMIC
 
 
 @_core.Function

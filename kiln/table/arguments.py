@@ -180,9 +180,9 @@ def dtype_name(dtype: Any) -> str:
     return name
 
 
-def number(x: g.Value, value: Any) -> g.Value:
-    """A literal or a size as a number of x's graph."""
-    return record.constant(x.graph, value)
+def number(x: Any, value: Any) -> Any:
+    """A literal or a size as a number of x's graph; as it is, where x is none of a graph's values."""
+    return record.constant(x.graph, value) if isinstance(x, g.Value) else value
 
 
 def numel(shape: Any) -> Any:
@@ -192,7 +192,8 @@ def numel(shape: Any) -> Any:
 
 def count_of(x: g.Value, dims: tuple[int, ...]) -> g.Value:
     """The number of elements in some dims of x, as a number of its graph."""
-    return number(x, product(tuple(x.shape[d] for d in dims)))
+    count: g.Value = number(x, product(tuple(x.shape[d] for d in dims)))
+    return count
 
 
 def broadcast_shape(x: Any, y: Any, op: str) -> tuple[int, ...]:

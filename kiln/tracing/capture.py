@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from kiln import _core
 from kiln.capture.called import CALLED, differentiated
@@ -146,7 +146,7 @@ def capture(
     state = _core.random_state()
     outside = random_states()
     before, enabled = _core.modes(), _core.times_enabled()
-    unknown = False
+    unknown, refused = False, None
     try:
         _core.set_modes(*begins, before[2])
         with without_values(recorder):
@@ -159,18 +159,17 @@ def capture(
     except BaseException as error:
         if recorder.failure is not None:
             raise recorder.failure from None
-        if isinstance(error, TypeError) and any(word in str(error) for word in _OF_SIZES) and dims:
-            line = _line_of(error)
-            raise TracingError(
-                f"{name}: {line} {error}: a size that varies is no number here; declare it with one size"
-            ) from error
-        raise
+        if not found.dims or not isinstance(error, Exception):
+            raise
+        refused = error
     finally:
         _core.set_modes(*before)
         found.drawn = _core.random_state()[1] - state[1]
         if recorder.known.value_of(recorder.drawn) == found.drawn:
             found.drawn = recorder.drawn
         _core.set_random_state(*state)
+    if refused is not None:
+        _refuse_sizes(found, refused, partial(capture, fn, args, kwargs, None, root, on_data, has_values))
     if unknown:
         return again(begins, again(before[:2]).kept.modes_told, varied)
     if recorder.modes_asked and begins == RECORDED:
@@ -232,7 +231,18 @@ def _same_tensors(states: list[State], others: list[State]) -> bool:
     )
 
 
-_OF_SIZES = ("TracedSize", "symbolic", "not known here", "Dim")
+def _refuse_sizes(found: Captured, error: Exception, alone: Callable[[], Captured]) -> NoReturn:
+    """The refusal of a function that raises where sizes vary; what it raises by itself, if `alone`, which
+    follows it with the example's sizes, does.
+    """
+    alone()
+    ones = [r for r in found.dims.values() if r.hint != r.example]
+    names = " and ".join(repr(r.name) for r in ones or found.dims.values())
+    few = "".join(f"; {r.name} is {r.example} in the example, and was followed as {r.hint}" for r in ones)
+    raise TracingError(
+        f"{found.name}: {_line_of(error)} does not do for all sizes that {names} may have: {error}{few}; "
+        "declare it with its one size, or leave it out of dynamic_shapes"
+    ) from error
 
 
 def _line_of(error: BaseException) -> str:
@@ -356,8 +366,8 @@ def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
         parts: list[tuple[str, Any]] = []
         late = needed = False
         for name, (kind, k) in zip(looks, step.args):
-            if kind == "number":
-                parts.append(("number", k))
+            if kind in ("number", "size"):
+                parts.append((kind, k))
                 needed = needed or name == looked_at
             elif kind == "operand":
                 break

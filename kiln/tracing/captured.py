@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kiln import _core
 from kiln.graph.graph import Graph
-from kiln.graph.size import Size, evaluate, symbol
+from kiln.graph.size import Dim, Size, evaluate, symbol
 from kiln.graph.text import dim_text
 from kiln.late import later
 from kiln.tracing.answers import Condition
@@ -281,8 +281,8 @@ def _span(x: Any) -> tuple[int, int]:
 class Check(NamedTuple):
     """What an op refuses of values: positions out of range, division of integers by 0.
 
-    `parts`: what the op is called with, each ("number", x), ("operand", k), ("result", k), ("like", tensor)
-    or ("varies", (dtype, sizes)).
+    `parts`: what the op is called with, each ("number", x), ("size", n), ("operand", k), ("result", k),
+    ("like", tensor) or ("varies", (dtype, sizes)).
     """
 
     op: Any
@@ -301,12 +301,14 @@ class Check(NamedTuple):
             self._check(operands, results)
 
     def _check(self, operands: list[Any], results: tuple[Any, ...]) -> None:
-        held = {"operand": operands, "result": results}
-        given = tuple([
-            held[kind][x] if kind in held else _sized(operands, *x) if kind == "varies" else x
-            for kind, x in self.parts
-        ])  # fmt: skip
-        _core.check_op(self.op, self.structure, given)
+        given: dict[str, Callable[[Any], Any]] = {
+            "operand": operands.__getitem__,
+            "result": results.__getitem__,
+            "size": lambda n: _size(operands, n),
+            "varies": lambda look: like(look[0], tuple([_size(operands, n) for n in look[1]])),
+        }
+        parts = tuple([given[kind](x) if kind in given else x for kind, x in self.parts])
+        _core.check_op(self.op, self.structure, parts)
 
 
 def like(dtype: str, shape: tuple[Any, ...]) -> Any:
@@ -314,10 +316,10 @@ def like(dtype: str, shape: tuple[Any, ...]) -> Any:
     return _core.from_nested(0, dtype).expand(shape)
 
 
-def _sized(operands: list[Any], dtype: str, shape: tuple[Any, ...]) -> Any:
-    """The same of sizes that are those of operands."""
+def _size(operands: list[Any], size: Dim) -> int:
+    """What a size is where the operands have theirs."""
     sizes = [n for x in operands for n in x.shape]
-    return like(dtype, tuple([n if isinstance(n, int) else evaluate(n, sizes.__getitem__) for n in shape]))
+    return size if isinstance(size, int) else evaluate(size, sizes.__getitem__)
 
 
 class Kept(NamedTuple):

@@ -78,7 +78,10 @@ def dims(*names: str, min: int | None = None, max: int | None = None) -> tuple[D
 
 
 class Hint:
-    """`Dim.AUTO`, `Dim.DYNAMIC` and `Dim.STATIC`: a size that varies under a name of its own, or does not."""
+    """`Dim.AUTO`, `Dim.DYNAMIC` and `Dim.STATIC`: a size that varies under a name of its own, or does not.
+
+    AUTO leaves 0 and 1 as they are: what is true of them (1 broadcasts) is true of no other size.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -88,6 +91,11 @@ class Hint:
 
 
 Dim.AUTO, Dim.DYNAMIC, Dim.STATIC = Hint("AUTO"), Hint("DYNAMIC"), Hint("STATIC")
+
+
+def hinted(given: Any, size: int) -> bool:
+    """Whether a size that is such in the example varies under a name of its own."""
+    return given is Dim.DYNAMIC or (given is Dim.AUTO and size > 1)
 
 
 class Range:
@@ -122,13 +130,13 @@ def declared(
         for d, size in enumerate(tuple(x.shape)):
             given = spec.get(d)
             where = f"{name}: dim {d}"
-            if given is Dim.AUTO or given is Dim.DYNAMIC:
+            if hinted(given, int(size)):
                 given = Dim("".join(c if c.isalnum() else "_" for c in name) + f"_{d}")
             if isinstance(given, Dim):
                 places.append((slot, int(size), given, x, where))
             elif isinstance(given, int) and given != size:
                 raise ValueError(f"{where} is {size} in the example, {given} in dynamic_shapes")
-            elif given is not None and given is not Dim.STATIC and not isinstance(given, int):
+            elif given is not None and not isinstance(given, (int, Hint)):
                 raise ValueError(f"{where}: expected a Dim, got {given!r}")
             slot += 1
     for at, size, dim, _, where in sorted(places, key=lambda p: (p[2].times, p[2].plus) != (1, 0)):

@@ -305,7 +305,7 @@ def _is_plain(found: Captured) -> bool:
     """
     checks = [check for check in found.checks if isinstance(check, Check) and not check.late]
     numbers = [x for check in checks for kind, x in check.parts if kind == "number"]
-    varies = any(kind == "varies" for check in checks for kind, _ in check.parts)
+    varies = any(kind in ("varies", "size") for check in checks for kind, _ in check.parts)
     counts = [found.drawn, *(n for _, n in found.random)]
     return (
         found.op is not None

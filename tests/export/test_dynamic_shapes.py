@@ -10,6 +10,7 @@ from program_files import again
 
 import kiln
 from kiln.export import AdditionalInputs, Dim, ShapesCollection, draft_export, export, register_dataclass
+from kiln.tracing.recorder import TracingError
 
 
 def _sum(x: Any, rest: Any, *, scale: Any) -> Any:
@@ -102,3 +103,42 @@ def test_what_the_model_fixes_is_as_in_the_example_where_that_is_left_to_it() ->
         program(kiln.ones(6, 5))
     with pytest.raises(RuntimeError):
         export(g, (kiln.ones(3, 4),), dynamic_shapes=({0: Dim.AUTO, 1: Dim.DYNAMIC},))
+
+
+def test_sizes_that_are_1_stay_where_that_is_left_to_the_model() -> None:
+    x, y = kiln.randn(3, 1), kiln.randn(1, 6)
+    every = {0: Dim.AUTO, 1: Dim.AUTO}
+    program = export(lambda x, y: x + y, (x, y), dynamic_shapes=(every, every))
+    u, v = kiln.randn(5, 1), kiln.randn(1, 7)
+    assert bool((program(u, v) == u + v).all())
+    with pytest.raises(RuntimeError, match="x: dim 1 must be 1, got 7"):
+        program(kiln.randn(5, 7), v)
+    one = "'n' may have: add: The size of tensor a .*; n is 1 in the example.*declare it with its one size"
+    with pytest.raises(TracingError, match=one):
+        export(lambda x, y: x + y, (x, y), dynamic_shapes=({1: Dim("n")}, {}))
+
+
+def test_what_a_function_raises_by_itself_is_raised_where_sizes_vary_too() -> None:
+    with pytest.raises(RuntimeError, match="The size of tensor a") as raised:
+        export(lambda x, y: x + y, (kiln.ones(3), kiln.ones(4)), dynamic_shapes=({0: Dim.AUTO}, None))
+    assert type(raised.value) is not TracingError
+
+
+def test_integers_are_divided_by_sizes_that_vary() -> None:
+    program = export(
+        lambda x, k: k % x.shape[0], (kiln.ones(3), kiln.arange(5)), dynamic_shapes=({0: Dim("n")}, {})
+    )
+    for made in (program, again(program), again(program)):
+        assert made(kiln.ones(4), kiln.arange(5)).tolist() == [0, 1, 2, 3, 0]
+        with pytest.raises(RuntimeError, match="an integer divided by 0"):
+            made(kiln.ones(0), kiln.arange(5))
+
+
+@pytest.mark.parametrize("shifts,dims", [((1, 2), (0, 1)), ((1, -3), (0, -1)), (5, ()), (7, 0)])
+def test_elements_move_along_sizes_that_vary(shifts: Any, dims: Any) -> None:
+    program = export(
+        lambda x: kiln.roll(x, shifts, dims), (kiln.ones(3, 4),), dynamic_shapes=({0: Dim("a"), 1: Dim("b")},)
+    )
+    for shape in ((3, 4), (4, 5), (2, 9), (1, 1), (0, 3)):
+        x = kiln.randn(shape)
+        assert bool((program(x) == kiln.roll(x, shifts, dims)).all())

@@ -66,9 +66,11 @@ def filled(graph: g.Graph, value: Any, sizes: tuple[Any, ...], dtype: str) -> g.
     return graph.add(full, (value if isinstance(value, g.Value) else constant(graph, value),), (sizes, dtype))
 
 
-def positions(x: g.Value, dim: int) -> g.Value:
-    """The position along `dim` of every element of x's shape, in the body of a composite."""
-    return x.graph.add(iota, (), (tuple(x.shape), dim))
+def positions(x: Any, dim: int) -> Any:
+    """The position along `dim` of every element of x's shape."""
+    if isinstance(x, g.Value):  # in the body of a composite
+        return x.graph.add(iota, (), (tuple(x.shape), dim))
+    return iota.handle(tuple(x.shape), dim)
 
 
 def _ranged(np: ModuleType, start: Any, step: Any, sizes: Any, dtype: str) -> Any:

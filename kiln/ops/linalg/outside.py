@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import Any
 
 from kiln import _core
-from kiln.ops.creation.data import numpy
 from kiln.table.arguments import is_value
 
 
@@ -57,7 +56,7 @@ def outside(
             return found
         if is_value(x):
             raise TypeError(f"{name}: it looks at values, so it cannot be part of a graph that is traced")
-    given = [numpy(x.detach() if x.requires_grad else x) for x in inputs]
+    given = [(x.detach() if x.requires_grad else x).numpy() for x in inputs]
     try:
         arrays = _core.call_outside(lambda: compute(*given))
     except ValueError as error:

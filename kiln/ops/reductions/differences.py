@@ -63,7 +63,7 @@ def linalg_cross(input: Any, other: Any, *, dim: int = -1, out: Any = None) -> A
     if input.ndim != other.ndim:
         raise RuntimeError("linalg.cross: inputs must have the same number of dimensions.")
     asked, dim = dim, normalize_dim(dim, input.ndim, "cross")
-    if any(isinstance(x.shape[dim], int) and x.shape[dim] != 3 for x in (input, other)):
+    if any(x.shape[dim] != 3 for x in (input, other)):
         raise RuntimeError(
             f"linalg.cross: inputs dimension {asked} must have length 3. Got {input.shape[dim]} and "
             f"{other.shape[dim]}"
@@ -100,7 +100,7 @@ def cross(input: Any, other: Any, dim: int | None = None, *, out: Any = None) ->
             "torch.linalg.cross, whose dim is the last one without it"
         )
     if dim is None and input.ndim == other.ndim:
-        dim = next((k for k, size in enumerate(input.shape) if isinstance(size, int) and size == 3), None)
+        dim = next((k for k, size in enumerate(input.shape) if size == 3), None)
         if dim is None:
             raise RuntimeError("no dimension of size 3 in input")
     return linalg_cross(input, other, dim=-1 if dim is None else dim, out=out)

@@ -243,7 +243,7 @@ def scaled_dot_product_attention(
             key, value = (_repeated(x, query.shape[-3]) for x in (key, value))
         q, k, v, mask, lead = _operands(query, key, value, attn_mask, members)
         e = q.shape[4]
-    if scale is None and not isinstance(e, int):
+    if scale is None and isinstance(q, Value) and not isinstance(e, int):
         q, scale = q * rsqrt(number(q, e)), 1.0
     elif scale is None:
         scale = 1 / math.sqrt(e) if e else 1.0
