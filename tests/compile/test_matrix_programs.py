@@ -24,7 +24,7 @@ PRODUCTS = (
     "{x}[0] @ {m} + {x}",
 )
 ROWS = ("x[0]", "x[1]", "x[2, :1]", "x[:, 0]", "x.flatten(0, 1)")
-ARRAYS = ("{m}.sin().sum()", "{m}[0].sum()", "({m} * {m}[:, 1:2]).sum()", "{m}[[1, 0, 1]].cos().sum()")
+ARRAYS = ("{m}.sin().sum()", "{m}[0].sum()", "({m} * {m}[:, 1:2]).sum()", "{m}[[1, 0]].cos().sum()")
 WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "recorded": lambda fn, given: kiln.compile(fn, wait=True),
     "pure": lambda fn, given: kiln.compile(fn, pure=True),
