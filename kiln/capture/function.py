@@ -275,7 +275,8 @@ class Derivative(Function):
         below = {id(x): 1 << k for k, x in enumerate(self._found.graph.inputs)}
         for node in self._found.graph.nodes:
             below[id(node.out)] = reduce(or_, [below[id(x)] for x in node.inputs], 0)
-        found: dict[int, set[tuple[str, int]]] = {}
+        # what comes to a matrix through its transposition is a part of it as a pair of factors alone
+        found: dict[int, set[tuple[str, int]]] = {i: set() for i, rows in self.products.items() if rows}
         for (i, _), value in zip(*_results(self._found, self._wrt)):
             bits = below[id(value)]
             own = {source for k, source in enumerate(self.sources) if bits >> k & 1}

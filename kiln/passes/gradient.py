@@ -178,11 +178,9 @@ class Sum:
 
     def add(self, part: Value, of_slice: bool = False, stays_product: bool = False) -> None:
         """A part that comes after those before. `of_slice`: an array with zeros around what was sliced."""
-        product = _product(part)
-        if product is not None:
-            self.products.append(product.inputs[0].shape[1])
+        if is_product(part):
+            self.add_product(part, stays_product)
             if stays_product:
-                self.factors.append(_rows(product, product.out is not part))
                 return
         scattered = _is_scattered(part)
         if (of_slice or scattered) and not self._from_zero:
@@ -196,6 +194,14 @@ class Sum:
             self.total = part.graph.add(scatter.op, (self.total, *scatter.inputs[1:]), scatter.attrs)
             return
         self.total = part if self.total is None else part.graph.add(find("add"), (self.total, part))
+
+    def add_product(self, part: Value, stays_product: bool) -> None:
+        """A part that is a product, which is an array for those who add it unless it stays one."""
+        product = _product(part)
+        assert product is not None
+        self.products.append(product.inputs[0].shape[1])
+        if stays_product:
+            self.factors.append(_rows(product, product.out is not part))
 
 
 def _from_zero(x: Value) -> Value:
@@ -214,6 +220,19 @@ def _is_scattered(part: Value) -> bool:
     base = node.inputs[0].node
     zero = base.inputs[0].node if base is not None and base.op.kind == "full" else None
     return zero is not None and zero.op.kind == "constant" and zero.attrs[0] == 0
+
+
+def is_product(part: Value) -> bool:
+    """Whether a value is a product of two matrices, or the transposition of one."""
+    return _product(part) is not None
+
+
+def transposition(x: Value) -> Value:
+    """A matrix with rows and columns in each other's place: of a transposition, what was transposed."""
+    if _is_transposition(x.node):
+        assert x.node is not None
+        return x.node.inputs[0]
+    return x.graph.add(find("permute"), (x,), ((1, 0),))
 
 
 def _product(part: Value) -> Node | None:

@@ -24,7 +24,7 @@ from kiln.capture.function import (
 from kiln.capture.pure.steps import CAST, DETACH, STRIDED, WRITE, Step, Steps
 from kiln.graph.graph import Graph, Value, building
 from kiln.graph.size import Dim, Size, substitute, symbol
-from kiln.passes.gradient import Asked, Backward, Sum, finish, given, unbroadcast
+from kiln.passes.gradient import Asked, Backward, Sum, finish, given, is_product, transposition, unbroadcast
 from kiln.passes.rewrite import append, clone, substitute_attr
 from kiln.table.kinds import FLOATS
 from kiln.table.record import REQUIRED, Op, Param, constant, find
@@ -88,7 +88,7 @@ def _sweep(
 ) -> None:
     """Adds up the gradient of every operand asked for and of every value between, by its number."""
     cell = walk.cell
-    uses = cell.uses()
+    uses, transposed = cell.uses(), cell.transpositions()
     wanted_here = {at for at, k in uses.items() if k in asked.wrt}
     needed = _depending(walk, wanted_here)
 
@@ -118,7 +118,15 @@ def _sweep(
             part = unbroadcast(part, like)
             if part.dtype != like.dtype:
                 part = work.add(find("convert"), (part,), (like.dtype,))
-            to: int = uses.get((at, i), step.args[i][1])  # type: ignore[assignment]
+            value: int = step.args[i][1]
+            to = uses.get((at, i), value)
+            if value in transposed and is_product(part):
+                matrix = sums.setdefault(to, Sum())
+                matrix.add_product(transposition(part) if transposed[value] else part, to in asked.factored)
+                if to in asked.factored:
+                    continue
+            if value in transposed:
+                to = value
             sums.setdefault(to, Sum()).add(part, _gives_slices(step), to in asked.factored)
 
 

@@ -68,6 +68,11 @@ class Steps(NamedTuple):
         # one that has no operand for each use keeps its last
         return {at: left[k].pop(0) if len(left[k]) > 1 else left[k][0] for at, k in using(self.steps, first)}
 
+    def transpositions(self) -> dict[int, bool]:
+        """The values that are operands transposed: whether rows and columns have changed places."""
+        found = transpositions(self.steps, self.tensors)
+        return {k: transposed for k, (_, transposed) in found.items()}
+
     def identity(self) -> str | None:
         """The same text for the same computation in every process; None if an op has none."""
         if any(not isinstance(s.op, str) and s.op.identity is None for s in self.steps):
@@ -86,11 +91,29 @@ class Steps(NamedTuple):
 
 
 def using(steps: tuple[Step, ...], tensors: int) -> list[tuple[tuple[int, int], int]]:
-    """((step, argument), operand) wherever a gradient may come to an operand from, in the engine's order."""
+    """((step, argument), operand) wherever a gradient may come to an operand from, in the engine's order.
+
+    Products come to a matrix through its transpositions too, one by one.
+    """
     found = []
+    roots = {k: root for k, (root, _) in transpositions(steps, tensors).items()}
     for at in range(len(steps) - 1, -1, -1):
         step = steps[at]
         if step.history and step.op != DETACH and (isinstance(step.op, str) or step.op.differentiable):
-            places = [(i, k) for i, (kind, k) in enumerate(step.args) if kind == "value" and k < tensors]
-            found += [((at, i), k) for i, k in places]
+            values = [(i, k) for i, (kind, k) in enumerate(step.args) if kind == "value"]
+            places = [(i, k if k < tensors else roots.get(k)) for i, k in values]
+            found += [((at, i), k) for i, k in places if k is not None]
+    return found
+
+
+def transpositions(steps: tuple[Step, ...], tensors: int) -> dict[int, tuple[int, bool]]:
+    """The values that are operands transposed: of which, and whether rows and columns have changed places."""
+    found: dict[int, tuple[int, bool]] = {}
+    for step in steps:
+        if isinstance(step.op, str) or step.op.kind != "permute" or step.structure[1] != (1, 0):
+            continue
+        (_, k), (out,) = step.args[0], step.outs
+        if step.history and (k < tensors or k in found):
+            root, transposed = found.get(k, (k, False))
+            found[out] = root, not transposed
     return found
