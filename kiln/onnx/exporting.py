@@ -109,9 +109,11 @@ def _shapes(model: Any, args: tuple[Any, ...], kwargs: Any, names: Sequence[str]
             "onnx.export: dynamic_axes of arguments that are no tensors: give dynamic_shapes"
         )
     known = list(names or ())[: len(given)]
-    if len(known) < len(given):  # the others have the names that the program gives them
+    parameters: list[str] = []
+    if kwargs or len(known) < len(given):  # which have the names that the program gives them
         made = export_program(model, args, kwargs)._captured
         known += [x.name for x in made.inputs][len(known) :]
+        parameters = made.parameters
     shapes: list[Any] = []
     for name in known:
         own = axes.get(name, {})
@@ -119,16 +121,7 @@ def _shapes(model: Any, args: tuple[Any, ...], kwargs: Any, names: Sequence[str]
             {d: Dim(n) for d, n in own.items()} if isinstance(own, Mapping) else dict.fromkeys(own, Dim.AUTO)
         )
         shapes.append(dims or None)
-    count = len(args)
-    return (*shapes[:count], *shapes[count:]) if not kwargs else _named(model, shapes, count, kwargs)
-
-
-def _named(model: Any, shapes: list[Any], count: int, kwargs: Any) -> Any:
-    import inspect
-
-    call = model.forward if isinstance(model, Module) else model
-    positional = list(inspect.signature(call).parameters)[:count]
-    return dict(zip([*positional, *kwargs], shapes))
+    return dict(zip([*parameters[: len(args)], *kwargs], shapes)) if kwargs else tuple(shapes)
 
 
 def write(data: bytes, destination: FileLike) -> None:

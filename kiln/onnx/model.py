@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from kiln._core import int16
 from kiln.graph.graph import Node, Value
 from kiln.graph.size import Size
 from kiln.graph.slots import first_slots
@@ -29,8 +30,8 @@ def model_of(
     outputs: Sequence[str] | None = None,
 ) -> bytes:
     """The file of a program. Its inputs are those of the program, then those of its tensors that it writes;
-    its outputs the results, then what the written ones are afterwards. `inputs`, `outputs`: names of the first
-    ones.
+    its outputs the results, then what the written ones are afterwards. `inputs`, `outputs`: names of the
+    first ones.
 
     ValueError for an op without a form, with the op and its line, and for a program that draws random
     numbers.
@@ -132,8 +133,6 @@ class _Writer:
 
 def raw_bytes(array: Any) -> bytes:
     """The elements of a contiguous tensor, little-endian."""
-    import kiln
-
-    if array.dtype is kiln.bfloat16:
-        array = array.view(kiln.int16)
+    if array.dtype.name == "bfloat16":
+        array = array.view(int16)
     return bytes(array.numpy().tobytes())

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from kiln.onnx.builder import Builder
+from kiln.onnx.protobuf import TYPES
 from kiln.scalars.on_numpy import DTYPE
 from kiln.scalars.scalar import FLOATS, INTS, SIGNED, WIDTH, Scalar, const_value, topological
 
@@ -83,8 +84,6 @@ class _Node:
         return b.cast(x, source, target)
 
     def _bit_cast(self, x: str, target: str) -> str:
-        from kiln.onnx.protobuf import TYPES
-
         return self.builder.op("BitCast", x, to=TYPES[target])
 
     def _number(self, value: float, type: str = "") -> str:

@@ -229,8 +229,7 @@ def is_product(part: Value) -> bool:
 
 def transposition(x: Value) -> Value:
     """A matrix with rows and columns in each other's place: of a transposition, what was transposed."""
-    if _is_transposition(x.node):
-        assert x.node is not None
+    if x.node is not None and _is_transposition(x.node):
         return x.node.inputs[0]
     return x.graph.add(find("permute"), (x,), ((1, 0),))
 
@@ -238,8 +237,7 @@ def transposition(x: Value) -> Value:
 def _product(part: Value) -> Node | None:
     """The product of two matrices that a value, or its transposition, is; else None."""
     node = part.node
-    if _is_transposition(node):
-        assert node is not None
+    if node is not None and _is_transposition(node):
         node = node.inputs[0].node
     return node if node is not None and node.op is find("product") and part.ndim == 2 else None
 
@@ -248,17 +246,12 @@ def _rows(product: Node, transposed: bool) -> tuple[Value, Value]:
     """(a, b) with a.T @ b the product, or its transposition: both have a row for each that was multiplied
     with the matrix whose gradient that is.
     """
-    left, right = product.inputs
-    if _is_transposition(left.node):
-        assert left.node is not None
-        rows = left.node.inputs[0]
-    else:
-        rows = left.graph.add(find("permute"), (left,), ((1, 0),))
+    rows, right = transposition(product.inputs[0]), product.inputs[1]
     return (right, rows) if transposed else (rows, right)
 
 
-def _is_transposition(node: Node | None) -> bool:
-    return node is not None and node.op.kind == "permute" and node.attrs[0] == (1, 0)
+def _is_transposition(node: Node) -> bool:
+    return node.op.kind == "permute" and node.attrs[0] == (1, 0)
 
 
 def _accumulate(

@@ -61,7 +61,7 @@ ALLOWED = {
         "_core", "device", "layout", "table", "switches", "utils", "capture", "nn", "autograd", "ops",
         "types", "symbolic",
     },
-    "onnx": {"_core", "graph", "ops", "table", "scalars", "tracing", "export", "nn"},
+    "onnx": {"_core", "files", "version", "graph", "ops", "table", "scalars", "tracing", "export", "nn"},
     "library": {"_core", "autograd"},
     "hub": {"bars", "files", "serialization"},
     "tensor": {"_core", "ops", "printing", "device", "layout", "autograd", "table"},
@@ -78,8 +78,8 @@ ALLOWED = {
     },
     # onnx: a program writes itself as a model
     "export": {
-        "onnx", "_core", "graph", "ops", "codegen", "passes", "table", "tracing", "nn", "files", "serialization",
-        "version", "viz", "random", "capture", "fx", "utils",
+        "onnx", "_core", "graph", "ops", "codegen", "passes", "table", "tracing", "nn", "files",
+        "serialization", "version", "viz", "random", "capture", "fx", "utils",
     },
     # graphs that are defined, and what is made of them: run, saved, drawn
     "symbolic": {
