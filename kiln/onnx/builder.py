@@ -9,7 +9,7 @@ from typing import Any, Union
 import numpy as np
 
 from kiln.graph.graph import Value
-from kiln.graph.size import Dim, Size
+from kiln.graph.size import Dim, Size, symbol
 from kiln.onnx import protobuf as pb
 
 # Operators by the version they came with, of those that are younger than OLDEST.
@@ -31,7 +31,7 @@ class Builder:
         self.tensors: list[bytes] = []
         self.names: dict[int, str] = {}  # of the graph's values, by id
         self.sizes: dict[Dim, str] = {}  # vectors of one element
-        self.slots: dict[int, str] = {}  # the same of slots
+        self.slots: dict[int, tuple[str, int]] = {}  # of which input and dim each is the size
         self.constants: dict[tuple[Any, ...], str] = {}
         self.count = 0
         self.what = "the graph"  # the op at hand, for errors
@@ -115,9 +115,13 @@ class Builder:
     def _atom(self, atom: Any) -> str:
         if atom.slot < 0:
             return self.op("Div", self.size(atom.numerator), self.size(atom.denominator))
-        if atom.slot not in self.slots:
-            raise self.refuse("has a size that depends on values")
-        return self.slots[atom.slot]
+        own = symbol(atom.slot)
+        if own not in self.sizes:
+            if atom.slot not in self.slots:
+                raise self.refuse("has a size that depends on values")
+            name, d = self.slots[atom.slot]
+            self.sizes[own] = self.op("Shape", name, start=d, end=d + 1)
+        return self.sizes[own]
 
     def shape(self, dims: Sequence[Dim]) -> str:
         """A shape as a vector of int64."""

@@ -103,9 +103,9 @@ class _Writer:
             b.names[id(value)] = name
             if k < count or k - count in written:
                 self.inputs.append(pb.value_info(name, value.dtype, self._lengths(value)))
-                for d in range(value.ndim) if any(isinstance(n, Size) for n in value.shape) else ():
-                    if firsts[k] + d not in b.slots and isinstance(value.shape[d], Size):
-                        b.slots[firsts[k] + d] = b.op("Shape", name, start=d, end=d + 1)
+                for d, n in enumerate(value.shape):
+                    if isinstance(n, Size):
+                        b.slots[firsts[k] + d] = name, d
             else:
                 array = found.state[k - count].tensor.detach().contiguous()
                 b.tensors.append(pb.tensor(name, value.dtype, array.shape, raw_bytes(array)))
