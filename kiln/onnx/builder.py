@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Union
-
-import numpy as np
 
 from kiln.graph.graph import Value
 from kiln.graph.size import Dim, Size, symbol
@@ -16,6 +15,11 @@ from kiln.onnx import protobuf as pb
 OLDEST, CURRENT = 18, 26
 SINCE = {
     "Gelu": 20, "Attention": 23, "RMSNormalization": 23, "BitCast": 26, "CumProd": 26, "Swish": 24,
+}  # fmt: skip
+# Of numbers, as `struct` has it.
+FORMAT = {
+    "float32": "f", "float64": "d", "float16": "e", "int64": "q", "int32": "i", "int16": "h", "int8": "b",
+    "uint8": "B", "uint32": "I", "uint64": "Q", "bool": "?",
 }  # fmt: skip
 NARROW = ("int8", "uint8", "int16", "uint16")  # integers that runtimes compute in int32
 
@@ -77,9 +81,12 @@ class Builder:
     # -- constants ----------------------------------------------------------------------------------
 
     def constant(self, values: Any, dtype: str = "int64") -> str:
-        """An array of the model; equal ones are one."""
-        array = np.ascontiguousarray(np.asarray(values, None if dtype == "bfloat16" else dtype))
-        return self.tensor(dtype, np.shape(values), array.tobytes())
+        """A number of the model, or a list of them; equal ones are one."""
+        several = isinstance(values, (list, tuple))
+        numbers = values if several else (values,)
+        take = float if FORMAT[dtype] in "efd" else int
+        raw = struct.pack(f"<{len(numbers)}{FORMAT[dtype]}", *map(take, numbers))
+        return self.tensor(dtype, (len(numbers),) if several else (), raw)
 
     def tensor(self, dtype: str, shape: Iterable[int], raw: bytes) -> str:
         """An array of the model by its bytes."""
@@ -126,13 +133,13 @@ class Builder:
     def shape(self, dims: Sequence[Dim]) -> str:
         """A shape as a vector of int64."""
         if not any(isinstance(d, Size) for d in dims):
-            return self.constant(np.array(dims, np.int64))
+            return self.constant(list(dims))
         return self.op("Concat", *(self.size(d) for d in dims), axis=0)
 
     def scalar_size(self, dim: Dim) -> str:
         """A size as a 0-d int64."""
         if not isinstance(dim, Size):
-            return self.constant(np.int64(dim))
+            return self.constant(dim)
         return self.op("Squeeze", self.size(dim))
 
     # -- what many rules need -----------------------------------------------------------------------
@@ -168,4 +175,4 @@ class Builder:
 
     def zeros(self, dims: Sequence[Dim], dtype: str) -> str:
         """Zeros of a shape."""
-        return self.op("Expand", self.constant(np.zeros((), dtype), dtype), self.shape(dims))
+        return self.op("Expand", self.constant(0, dtype), self.shape(dims))

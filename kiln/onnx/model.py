@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kiln._core import int16
 from kiln.graph.graph import Node, Value
 from kiln.graph.size import Size
 from kiln.graph.slots import first_slots
@@ -16,6 +15,7 @@ from kiln.onnx import protobuf as pb
 from kiln.onnx.builder import CURRENT, Builder
 from kiln.onnx.forms import FORMS
 from kiln.onnx.rules import values_read, write
+from kiln.serialization.source import pieces
 from kiln.tracing.captured import Captured
 from kiln.tracing.expand import expand
 from kiln.version import __version__
@@ -107,8 +107,10 @@ class _Writer:
                     if isinstance(n, Size):
                         b.slots[firsts[k] + d] = name, d
             else:
-                array = found.state[k - count].tensor.detach().contiguous()
-                b.tensors.append(pb.tensor(name, value.dtype, array.shape, raw_bytes(array)))
+                array = found.state[k - count].tensor.detach()
+                b.tensors.append(
+                    pb.tensor(name, value.dtype, array.shape, b"".join(map(bytes, pieces(array))))
+                )
 
     def _lengths(self, value: Value) -> Iterator[Any]:
         """Lengths of dims as a file has them: numbers and names."""
@@ -129,10 +131,3 @@ class _Writer:
         b = self.builder
         b.nodes.append(pb.node("Identity", b.fresh("Identity"), [b.of(value)], [name], {}))
         return pb.value_info(name, value.dtype, self._lengths(value))
-
-
-def raw_bytes(array: Any) -> bytes:
-    """The elements of a contiguous tensor, little-endian."""
-    if array.dtype.name == "bfloat16":
-        array = array.view(int16)
-    return bytes(array.numpy().tobytes())

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from kiln.graph.control import Attrs
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, Size, product
@@ -101,7 +99,7 @@ def _full(b: Builder, node: Node, x: list[str]) -> str:
 
 def _iota(b: Builder, node: Node, x: list[str]) -> str:
     sizes, dim = node.attrs[0], node.attrs[1]
-    found = b.op("Range", b.constant(np.int64(0)), b.scalar_size(sizes[dim]), b.constant(np.int64(1)))
+    found = b.op("Range", b.constant(0), b.scalar_size(sizes[dim]), b.constant(1))
     column = [sizes[dim] if d == dim else 1 for d in range(len(sizes))]
     return b.op("Expand", b.reshape(found, column), b.shape(sizes))
 
@@ -116,14 +114,14 @@ def _reduce(b: Builder, node: Node, x: list[str]) -> str:
     (value,) = node.inputs
     name, dtype, keeps = node.op.name.removeprefix("reduce_"), value.dtype, int(keepdim)
     if name in REDUCED:
-        axes = b.constant(np.array(dims, np.int64))
+        axes = b.constant(list(dims))
         wide = b.wide(dtype)
         given = b.cast(x[0], dtype, wide)
         found = b.op(REDUCED[name], given, axes, keepdims=keeps, noop_with_empty_axes=1)
         return b.cast(found, wide, node.out.dtype)
     if name in ("all", "any"):
         flags = b.cast(b.cast(x[0], dtype, "bool"), "bool", "int32")
-        axes, kind = b.constant(np.array(dims, np.int64)), REDUCED["min" if name == "all" else "max"]
+        axes, kind = b.constant(list(dims)), REDUCED["min" if name == "all" else "max"]
         return b.cast(b.op(kind, flags, axes, keepdims=keeps, noop_with_empty_axes=1), "int32", "bool")
     kept = [d for d in range(value.ndim) if d not in dims]
     moved = b.op("Transpose", b.cast(x[0], dtype, b.wide(dtype)), perm=[*kept, *dims])
@@ -166,7 +164,7 @@ def _positions(b: Builder, sizes: Sequence[Dim], strides: Sequence[Dim], offset:
     """The positions in memory of all indices of a strided array, as a vector."""
     total = b.scalar_size(offset)
     for d, (size, stride) in enumerate(zip(sizes, strides)):
-        along = b.op("Range", b.constant(np.int64(0)), b.scalar_size(size), b.constant(np.int64(1)))
+        along = b.op("Range", b.constant(0), b.scalar_size(size), b.constant(1))
         column = b.reshape(along, [size if e == d else 1 for e in range(len(sizes))])
         total = b.op("Add", total, b.op("Mul", column, b.scalar_size(stride)))
     return b.op("Reshape", total, b.constant([-1]))
@@ -253,7 +251,7 @@ def _scan(b: Builder, node: Node, x: list[str]) -> str:
     if name not in ("sum", "prod") or (name == "prod" and b.opset < SINCE["CumProd"]):
         return _scanned(b, node, x[0])
     kind = "CumSum" if name == "sum" else "CumProd"
-    found = b.op(kind, given, b.constant(np.int64(dim)), reverse=int(reverse))
+    found = b.op(kind, given, b.constant(dim), reverse=int(reverse))
     return b.cast(found, wide, node.out.dtype)
 
 
@@ -268,7 +266,7 @@ def _scanned(b: Builder, node: Node, x: str) -> str:
     types = [s.type for s in start]
     rest = [n for d, n in enumerate(value.shape) if d != dim]
     begin = [b.op("Expand", scalars.write(b, s, b.no_leaf), b.shape(rest)) for s in start]
-    count = b.op("Range", b.constant(np.int64(0)), b.scalar_size(value.shape[dim]), b.constant(np.int64(1)))
+    count = b.op("Range", b.constant(0), b.scalar_size(value.shape[dim]), b.constant(1))
     leaves = [sc.arg(k, t) for k, t in enumerate([*types, kind, "i64"])]
     after = scan.step(tuple(leaves[:-2]), leaves[-2], leaves[-1])
     names = [b.fresh("state") for _ in leaves]

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from kiln.onnx.builder import Builder
 from kiln.onnx.protobuf import TYPES
-from kiln.scalars.on_numpy import DTYPE
 from kiln.scalars.scalar import FLOATS, INTS, SIGNED, WIDTH, Scalar, const_value, topological
 
-NAME = {kind: dtype.name for kind, dtype in DTYPE.items()}  # the dtype of a scalar type
+# The dtype of a scalar type.
+NAME = {
+    "i1": "bool", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8",
+    "u32": "uint32", "u64": "uint64", "f32": "float32", "f64": "float64",
+}  # fmt: skip
 COMPUTED = {"i8": "int32", "u8": "int32", "i16": "int32", "u32": "int64", "u64": "int64"}  # and in which
 PLAIN = {
     "add": "Add", "sub": "Sub", "mul": "Mul", "neg": "Neg", "abs": "Abs", "sqrt": "Sqrt", "floor": "Floor",
@@ -47,7 +48,7 @@ class _Node:
         node, op = self.node, self.node.op
         if op == "const":
             if node.type in FLOATS:
-                raw = np.array(node.data, f"u{WIDTH[node.type] // 8}").tobytes()
+                raw = node.data.to_bytes(WIDTH[node.type] // 8, "little")
                 return self.builder.tensor(NAME[node.type], (), raw)
             return self.builder.constant(const_value(node), NAME[node.type])
         if not node.args:
