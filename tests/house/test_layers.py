@@ -61,7 +61,10 @@ ALLOWED = {
         "_core", "device", "layout", "table", "switches", "utils", "capture", "nn", "autograd", "ops",
         "types", "symbolic",
     },
-    "onnx": {"_core", "files", "serialization", "version", "graph", "ops", "table", "scalars", "tracing", "export", "nn"},
+    "onnx": {
+        "_core", "files", "serialization", "version", "graph", "ops", "table", "scalars", "tracing", "export",
+        "nn",
+    },
     "library": {"_core", "autograd"},
     "hub": {"bars", "files", "serialization"},
     "tensor": {"_core", "ops", "printing", "device", "layout", "autograd", "table"},
