@@ -1,7 +1,8 @@
-"""Which tests look at PyTorch, by what they reach: the other ones say the same wherever PyTorch is installed.
+"""Which tests look at PyTorch or ONNX Runtime, by what they reach: the other ones say the same wherever these
+are installed.
 
 A test does if its marks, parameters or fixtures do, or if its code, or that of a function of the tests that
-it names, names PyTorch's module or holds `torch` in a text that it runs or imports.
+it names, names such a module or holds `torch` in a text that it runs or imports.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
+PEERS = {"torch", "onnx", "onnxruntime"}
 
 
 def uses_peer(item: pytest.Item) -> bool:
@@ -33,8 +35,8 @@ def uses_peer(item: pytest.Item) -> bool:
 
 
 def is_peer(value: Any) -> bool:
-    """Whether a value is PyTorch's module."""
-    return isinstance(value, ModuleType) and value.__name__.partition(".")[0] == "torch"
+    """Whether a value is a module of PyTorch's, ONNX's or ONNX Runtime's."""
+    return isinstance(value, ModuleType) and value.__name__.partition(".")[0] in PEERS
 
 
 def reaches(value: Any) -> bool:
