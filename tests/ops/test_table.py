@@ -135,7 +135,7 @@ def test_an_entry_is_all_an_op_needs() -> None:
     assert named == ["smooth_activations.py"]
     entry = find("softplus")
     softplus = kiln.nn.functional.softplus
-    assert softplus is entry.handle and entry.onnx == "Softplus" and Entry(entry).failures()
+    assert softplus is entry.handle and Entry(entry).failures()
     for way in (softplus, kiln.compile(softplus)):
         x = kiln.tensor([-1.0, 0.0, 3.0], dtype=kiln.float64, requires_grad=True)
         y = way(x, beta=2.0)
