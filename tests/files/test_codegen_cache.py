@@ -302,8 +302,8 @@ def test_names_tell_machines_apart(place: Path, monkeypatch: pytest.MonkeyPatch)
 # parts that say nothing of what a kernel or a plan is
 # (what kiln.fx captures for a backend of the program's own is no kernel)
 SHAPELESS = set(
-    "_core _typed absent autograd device errors files fx late layout nn onnx printing random serialization tensor "
-    "tuples utils version viz".split()
+    "_core _typed absent autograd device errors files fx late layout nn onnx printing random serialization "
+    "tensor tuples utils version viz".split()
 )
 
 
