@@ -140,8 +140,8 @@ class _Work:
             load(self.target)
         if len(self.left) > 1:
             try:
-                _expect_memory(2 * ROOM + ROOM_OF_THREAD)
                 self.room = 2 * ROOM + ROOM_OF_THREAD
+                _expect_memory(self.room)
                 helper.start()
             except (RuntimeError, MemoryError):  # no other thread now: this one makes them all
                 self.room = ROOM

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Union
+from typing import Any
 
 from kiln.graph.graph import Value
 from kiln.graph.size import Dim, Size, symbol
@@ -14,14 +14,18 @@ from kiln.onnx import protobuf as pb
 # Operators by the version they came with, of those that are younger than OLDEST.
 OLDEST, CURRENT = 18, 26
 SINCE = {
-    "Gelu": 20, "Attention": 23, "RMSNormalization": 23, "BitCast": 26, "CumProd": 26, "Swish": 24,
+    "Gelu": 20, "Attention": 23, "RMSNormalization": 23, "BitCast": 26, "CumProd": 26,
 }  # fmt: skip
 # Of numbers, as `struct` has it.
 FORMAT = {
     "float32": "f", "float64": "d", "float16": "e", "int64": "q", "int32": "i", "int16": "h", "int8": "b",
     "uint8": "B", "uint32": "I", "uint64": "Q", "bool": "?",
 }  # fmt: skip
-NARROW = ("int8", "uint8", "int16", "uint16")  # integers that runtimes compute in int32
+# What dtypes are computed in that runtimes have fewer operators for.
+WIDE = {
+    "float16": "float32", "bfloat16": "float32", "bool": "int32", "int8": "int32", "uint8": "int32",
+    "int16": "int32",
+}  # fmt: skip
 
 
 class Builder:
@@ -40,6 +44,10 @@ class Builder:
         self.count = 0
         self.what = "the graph"  # the op at hand, for errors
 
+    def has(self, kind: str) -> bool:
+        """Whether the model's version of the operators has one."""
+        return self.opset >= SINCE.get(kind, OLDEST)
+
     def fresh(self, what: str = "t") -> str:
         """A new name."""
         self.count += 1
@@ -55,10 +63,9 @@ class Builder:
 
     def several(self, kind: str, results: int, *inputs: str, **attributes: Any) -> list[str]:
         """The results of an operator; an input that is not there is ""."""
-        since = SINCE.get(kind, OLDEST)
-        if self.opset < since:
+        if not self.has(kind):
             raise self.refuse(
-                f"needs {kind}, which came with opset {since}, and the model is of {self.opset}"
+                f"needs {kind}, which came with opset {SINCE[kind]}, and the model is of {self.opset}"
             )
         name = self.fresh(kind)
         outputs = [name, *(f"{name}_{k}" for k in range(1, results))]
@@ -149,30 +156,14 @@ class Builder:
         return self.names[id(value)]
 
     def wide(self, dtype: str) -> str:
-        """The dtype that one is computed in, where runtimes have fewer than kiln has."""
-        return (
-            "float32"
-            if dtype in ("float16", "bfloat16")
-            else "int32"
-            if dtype in (*NARROW, "bool")
-            else dtype
-        )
-
-    def in_wide(self, kind: str, dtype: str, *inputs: str, **attributes: Any) -> str:
-        """An operator on operands of one dtype, computed in a wide one."""
-        wide = self.wide(dtype)
-        given = [self.cast(x, dtype, wide) for x in inputs]
-        return self.cast(self.op(kind, *given, **attributes), wide, dtype)
+        """The dtype that one is computed in."""
+        return WIDE.get(dtype, dtype)
 
     def reshape(self, x: str, dims: Sequence[Dim]) -> str:
         """An array of another shape."""
         return self.op("Reshape", x, self.shape(dims), allowzero=1)
 
-    def part(self, x: str, dim: int, start: Union[Dim, str], end: Union[Dim, str], step: int = 1) -> str:
-        """A slice along one dim; bounds are sizes or vectors of one element."""
-        first, last = (v if isinstance(v, str) else self.size(v) for v in (start, end))
-        return self.op("Slice", x, first, last, self.constant([dim]), self.constant([step]))
-
-    def zeros(self, dims: Sequence[Dim], dtype: str) -> str:
-        """Zeros of a shape."""
-        return self.op("Expand", self.constant(0, dtype), self.shape(dims))
+    def part(self, x: str, dim: int, start: Dim, end: Dim, step: int = 1) -> str:
+        """A slice along one dim."""
+        bounds = self.size(start), self.size(end)
+        return self.op("Slice", x, *bounds, self.constant([dim]), self.constant([step]))

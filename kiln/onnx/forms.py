@@ -14,6 +14,7 @@ from typing import Any
 from kiln.graph.graph import Value
 from kiln.graph.size import Size
 from kiln.onnx.builder import Builder
+from kiln.table.kinds import FLOATS
 
 Form = Callable[..., "str | None"]
 
@@ -65,7 +66,7 @@ def _one(b: Builder, y: Value, value: float) -> str:
 
 @form("linear")
 def _linear(b: Builder, y: Value, input: Value, weight: Value, bias: Value | None) -> str | None:
-    if y.dtype not in ("float32", "float64", "float16", "bfloat16") or weight.ndim != 2:
+    if y.dtype not in FLOATS or weight.ndim != 2:
         return None
     if input.ndim == 2:
         return _operator(b, y, "Gemm", input, weight, bias, transB=1)
@@ -135,15 +136,12 @@ def _pool_max(
     dilation: Any, padded: Any,
 ) -> str | None:  # fmt: skip
     pads = _pads(input, out, kernel, stride, padding, dilation)
-    if pads is None or y.dtype not in ("float32", "float64", "float16", "bfloat16"):
+    if pads is None or y.dtype not in FLOATS or input.ndim == len(kernel) + 1:
         return None
     if any(p >= k for p, k in zip(pads, (*kernel, *kernel))):
         return None
     settings = {"strides": stride, "pads": pads, "dilations": dilation}
-    x = input
-    if input.ndim == len(kernel) + 1:
-        return None
-    return _operator(b, y, "MaxPool", x, kernel_shape=kernel, **settings)
+    return _operator(b, y, "MaxPool", input, kernel_shape=kernel, **settings)
 
 
 @form("pool_mean")
@@ -212,7 +210,7 @@ def _normalize_by(
 def _normalize_by_root(
     b: Builder, y: Value, input: Value, normalized_shape: Any, eps: Any, weight: Value | None
 ) -> str | None:
-    if not isinstance(eps, float) or b.opset < 23:
+    if not isinstance(eps, float) or not b.has("RMSNormalization"):
         return None
     scale = _ones(b, y, normalized_shape, weight)
     return _operator(b, y, "RMSNormalization", input, scale, axis=-len(normalized_shape), epsilon=eps)
@@ -232,7 +230,7 @@ def _log_softmax(b: Builder, y: Value, input: Value, dim: int, dtype: Any) -> st
 def _gelu(b: Builder, y: Value, input: Value, approximate: str) -> str | None:
     return (
         _operator(b, y, "Gelu", input, approximate=approximate)
-        if b.opset >= 20 and y.dtype != "float64"
+        if b.has("Gelu") and y.dtype != "float64"
         else None
     )
 
@@ -252,7 +250,7 @@ def _wide_of(b: Builder, y: Value, input: Value) -> str:
 def _gelu_exact(b: Builder, y: Value, input: Value) -> str | None:
     if y.dtype == "float64":
         return None
-    if b.opset >= 20:
+    if b.has("Gelu"):
         return _operator(b, y, "Gelu", input)
     x = _wide_of(b, y, input)
     flank = b.op("Erf", b.op("Mul", x, _one(b, y, 0.5**0.5)))
@@ -357,7 +355,13 @@ def _attend(
     seed: Any, mask: Value | None, causal: bool, drops: bool,
 ) -> str | None:  # fmt: skip
     """(N, L, H, R, E) queries, R of them by a head of keys and values (N, S, H, E)."""
-    if b.opset < 23 or drops or not isinstance(scale, float) or mask is not None or y.dtype == "float64":
+    if (
+        not b.has("Attention")
+        or drops
+        or not isinstance(scale, float)
+        or mask is not None
+        or y.dtype == "float64"
+    ):
         return None
     n, length, h, r, e = query.shape
     wide = b.wide(y.dtype)

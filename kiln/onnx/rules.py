@@ -10,7 +10,7 @@ from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, Size, product
 from kiln.onnx import protobuf as pb
 from kiln.onnx import scalars
-from kiln.onnx.builder import SINCE, Builder
+from kiln.onnx.builder import Builder
 from kiln.onnx.forms import applied
 from kiln.ops.reductions import scan_and_scatter_steps as steps
 from kiln.scalars import scalar as sc
@@ -106,7 +106,10 @@ def _iota(b: Builder, node: Node, x: list[str]) -> str:
 
 # -- sums and products ------------------------------------------------------------------------------
 
-REDUCED = {"sum": "ReduceSum", "prod": "ReduceProd", "max": "ReduceMax", "min": "ReduceMin"}
+REDUCED = {
+    "sum": "ReduceSum", "prod": "ReduceProd", "max": "ReduceMax", "min": "ReduceMin", "all": "ReduceMin",
+    "any": "ReduceMax",
+}  # fmt: skip
 
 
 def _reduce(b: Builder, node: Node, x: list[str]) -> str:
@@ -114,15 +117,13 @@ def _reduce(b: Builder, node: Node, x: list[str]) -> str:
     (value,) = node.inputs
     name, dtype, keeps = node.op.name.removeprefix("reduce_"), value.dtype, int(keepdim)
     if name in REDUCED:
+        taken = (
+            "bool" if name in ("all", "any") else dtype
+        )  # whether elements are 0 or not, or they themselves
+        given = b.cast(b.cast(x[0], dtype, taken), taken, b.wide(taken))
         axes = b.constant(list(dims))
-        wide = b.wide(dtype)
-        given = b.cast(x[0], dtype, wide)
         found = b.op(REDUCED[name], given, axes, keepdims=keeps, noop_with_empty_axes=1)
-        return b.cast(found, wide, node.out.dtype)
-    if name in ("all", "any"):
-        flags = b.cast(b.cast(x[0], dtype, "bool"), "bool", "int32")
-        axes, kind = b.constant(list(dims)), REDUCED["min" if name == "all" else "max"]
-        return b.cast(b.op(kind, flags, axes, keepdims=keeps, noop_with_empty_axes=1), "int32", "bool")
+        return b.cast(found, b.wide(taken), node.out.dtype)
     kept = [d for d in range(value.ndim) if d not in dims]
     moved = b.op("Transpose", b.cast(x[0], dtype, b.wide(dtype)), perm=[*kept, *dims])
     rows = b.reshape(moved, [*(value.shape[d] for d in kept), product(tuple(value.shape[d] for d in dims))])
@@ -228,6 +229,7 @@ def _concat(b: Builder, node: Node, x: list[str]) -> str:
 
 # -- along one dim ----------------------------------------------------------------------------------
 
+SCANNED = {"scan_sum": "CumSum", "scan_prod": "CumProd"}
 SCATTERED = {"set": "none", "add": "add", "prod": "mul", "max": "max", "min": "min"}
 
 
@@ -246,11 +248,10 @@ def _scatter(b: Builder, node: Node, x: list[str]) -> str:
 
 def _scan(b: Builder, node: Node, x: list[str]) -> str:
     dim, dtype, reverse = node.attrs
-    name, wide = node.op.name.removeprefix("scan_"), b.wide(dtype)
-    given = b.cast(x[0], node.inputs[0].dtype, wide)
-    if name not in ("sum", "prod") or (name == "prod" and b.opset < SINCE["CumProd"]):
+    kind, wide = SCANNED.get(node.op.name), b.wide(dtype)
+    if kind is None or not b.has(kind):
         return _scanned(b, node, x[0])
-    kind = "CumSum" if name == "sum" else "CumProd"
+    given = b.cast(x[0], node.inputs[0].dtype, wide)
     found = b.op(kind, given, b.constant(dim), reverse=int(reverse))
     return b.cast(found, wide, node.out.dtype)
 

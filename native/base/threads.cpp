@@ -296,8 +296,8 @@ void expect_stack(size_t needed) {
     const auto here = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
     if (here > lowest && here - lowest >= needed) [[likely]]
         return;
-    // Has it set up now: at the first exception, which may tell that there is no memory, the process would
-    // end.
+    // The C++ library allocates a thread's exception state at its first exception, and aborts where that is
+    // std::bad_alloc and nothing is left: so it is allocated here.
     [[maybe_unused]] void* volatile of_exceptions = abi::__cxa_get_globals();
 #if defined(__linux__)
     pthread_attr_t attributes;

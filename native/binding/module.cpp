@@ -230,7 +230,7 @@ PyObject* create_module(PyObject* spec, PyModuleDef*) {
 
 int fill_module(PyObject* module) {
     if (module == the_module) return 0;
-    expect_stack(0);  // what a thread has set up once
+    expect_stack(0);  // allocates this thread's exception state
     Interpreter::let_go = let_go;
     Interpreter::take_back = take_back;
     Interpreter::ending = ending;
