@@ -15,6 +15,7 @@ from kiln.graph.graph import Value
 from kiln.graph.size import Size
 from kiln.onnx.builder import Builder
 from kiln.table.kinds import FLOATS
+from kiln.tracing.expand import literal
 
 Form = Callable[..., "str | None"]
 
@@ -38,23 +39,21 @@ def applied(builder: Builder, node: Any) -> str | None:
     if found is None:
         return None
     known = node.op.known(node.inputs, node.attrs)
-    return found(builder, node.out, *[_literal(known[p.name]) for p in node.op.params])
+    given = [known[p.name] for p in node.op.params]
+    return found(builder, node.out, *[literal(x) if isinstance(x, Value) else x for x in given])
 
 
-def _literal(x: Any) -> Any:
-    if isinstance(x, Value) and x.weak and x.node is not None and x.node.op.name == "constant":
-        return x.node.attrs[0]
-    return x
+def _wide_of(b: Builder, y: Value, input: Value) -> str:
+    """An operand in the dtype that the result is computed in."""
+    return b.cast(b.of(input), input.dtype, b.wide(y.dtype))
 
 
 def _operator(b: Builder, y: Value, kind: str, *given: Value | str | None, **attributes: Any) -> str:
     """An operator of operands of the result's dtype, computed in a wide one."""
-    wide, names = b.wide(y.dtype), []
-    for x in given:
-        names.append(b.cast(b.of(x), x.dtype, wide) if isinstance(x, Value) else x or "")
+    names = [_wide_of(b, y, x) if isinstance(x, Value) else x or "" for x in given]
     while names and not names[-1]:
         names.pop()
-    return b.cast(b.op(kind, *names, **attributes), wide, y.dtype)
+    return b.cast(b.op(kind, *names, **attributes), b.wide(y.dtype), y.dtype)
 
 
 def _one(b: Builder, y: Value, value: float) -> str:
@@ -70,12 +69,11 @@ def _linear(b: Builder, y: Value, input: Value, weight: Value, bias: Value | Non
         return None
     if input.ndim == 2:
         return _operator(b, y, "Gemm", input, weight, bias, transB=1)
-    wide = b.wide(y.dtype)
-    columns = b.op("Transpose", b.cast(b.of(weight), weight.dtype, wide), perm=[1, 0])
-    found = b.op("MatMul", b.cast(b.of(input), input.dtype, wide), columns)
+    columns = b.op("Transpose", _wide_of(b, y, weight), perm=[1, 0])
+    found = b.op("MatMul", _wide_of(b, y, input), columns)
     if bias is not None:
-        found = b.op("Add", found, b.cast(b.of(bias), bias.dtype, wide))
-    return b.cast(found, wide, y.dtype)
+        found = b.op("Add", found, _wide_of(b, y, bias))
+    return b.cast(found, b.wide(y.dtype), y.dtype)
 
 
 @form("matmul", "mm", "bmm")
@@ -237,13 +235,8 @@ def _gelu(b: Builder, y: Value, input: Value, approximate: str) -> str | None:
 
 @form("silu")
 def _silu(b: Builder, y: Value, input: Value) -> str | None:
-    wide = b.wide(y.dtype)
-    x = b.cast(b.of(input), input.dtype, wide)
-    return b.cast(b.op("Mul", x, b.op("Sigmoid", x)), wide, y.dtype)
-
-
-def _wide_of(b: Builder, y: Value, input: Value) -> str:
-    return b.cast(b.of(input), input.dtype, b.wide(y.dtype))
+    x = _wide_of(b, y, input)
+    return b.cast(b.op("Mul", x, b.op("Sigmoid", x)), b.wide(y.dtype), y.dtype)
 
 
 @form("gelu_exact")
@@ -364,10 +357,9 @@ def _attend(
     ):
         return None
     n, length, h, r, e = query.shape
-    wide = b.wide(y.dtype)
-    q, k, v = (b.cast(b.of(x), x.dtype, wide) for x in (query, key, value))
+    q, k, v = (_wide_of(b, y, x) for x in (query, key, value))
     q = b.reshape(b.op("Transpose", q, perm=[0, 2, 3, 1, 4]), [n, h * r, length, e])
     k, v = (b.op("Transpose", x, perm=[0, 2, 1, 3]) for x in (k, v))
     found = b.op("Attention", q, k, v, is_causal=int(causal), scale=scale)
     found = b.reshape(found, [n, h, r, length, value.shape[3]])
-    return b.cast(b.op("Transpose", found, perm=[0, 3, 1, 2, 4]), wide, y.dtype)
+    return b.cast(b.op("Transpose", found, perm=[0, 3, 1, 2, 4]), b.wide(y.dtype), y.dtype)
