@@ -18,6 +18,7 @@ import inspect
 import itertools
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -256,7 +257,11 @@ class Answers:
         return COMMAND.format(file=f"tests/{where}")
 
     def ask(self, call: Callable[[], Any]) -> Any:
-        """What `call` gives or raises, in the form it has from a file."""
+        """What `call` gives or raises, in the form it has from a file. PyTorch's compiler turns off what its
+        distributions ask of their parameters: here it is on, whatever ran before.
+        """
+        if distributions := sys.modules.get("torch.distributions"):
+            distributions.Distribution.set_default_validate_args(True)
         try:
             answer = call()
         except Exception as error:

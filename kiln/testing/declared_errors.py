@@ -10,6 +10,7 @@ printed; exit status 1 if there is any other, or one of KNOWN is met no more.
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 import warnings
@@ -19,7 +20,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import kiln
-from kiln.testing.opinfo import operations, test_tools
+from kiln.testing.opinfo import operations
 from kiln.testing.peer_calls import Arguments, Outcome, Skip, call, error_difference, kiln_function, torch
 
 # (name, difference, why): regular expressions; the name from its beginning, the difference anywhere
@@ -108,7 +109,7 @@ def outcome(library: Any, run: Callable[[Objects], object]) -> Outcome:
 
 def of_modules(wanted: list[str]) -> Iterator[Mistake]:
     """The mistakes of modules, in their constructor or when they are called."""
-    table: Any = test_tools("common_modules")
+    table: Any = importlib.import_module("torch.testing._internal.common_modules")
     options = {"device": "cpu", "dtype": torch.float32, "requires_grad": False, "training": True}
     for info in table.module_db:
         own = getattr(kiln.nn, info.module_cls.__name__, None)
@@ -129,7 +130,7 @@ def _called(wrong: Any, made: Any, convert: Objects) -> None:
 
 def of_optimizers(wanted: list[str]) -> Iterator[Mistake]:
     """The mistakes of optimizers, in their constructor or at a step."""
-    table: Any = test_tools("common_optimizers")
+    table: Any = importlib.import_module("torch.testing._internal.common_optimizers")
     for info in table.optim_db:
         name = info.optim_cls.__name__
         own = getattr(kiln.optim, name, None)

@@ -90,16 +90,6 @@ KNOWN = [
 ]  # fmt: skip
 
 
-def test_tools(module: str) -> Any:
-    """A module of PyTorch's own tests. They turn off what distributions ask of their parameters: not here."""
-    checks: Any = importlib.import_module("torch.distributions").Distribution
-    asks = checks._validate_args
-    try:
-        return importlib.import_module(f"torch.testing._internal.{module}")
-    finally:
-        checks.set_default_validate_args(asks)
-
-
 def operations() -> dict[str, Any]:
     """PyTorch's table of samples by name. The test library that its package imports is not needed for it."""
     if "expecttest" not in sys.modules and find_spec("expecttest") is None:
@@ -108,7 +98,7 @@ def operations() -> dict[str, Any]:
         sys.modules["expecttest"] = unused
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        table: Any = test_tools("common_methods_invocations")
+        table: Any = importlib.import_module("torch.testing._internal.common_methods_invocations")
     return {op.full_name: op for op in table.op_db}
 
 

@@ -40,7 +40,7 @@ HINTS = {
 # namespaces of PyTorch that kiln has too; of the others the namespace itself has a hint
 SPACES = (
     "", "accelerator", "autograd", "autograd.functional", "autograd.profiler", "backends.cuda",
-    "backends.cudnn", "compiler", "cpu", "cuda", "func", "fx", "hub", "jit", "library",
+    "compiler", "cpu", "cuda", "func", "fx", "hub", "jit", "library",
     "linalg", "masked", "mps", "onnx", "overrides", "profiler", "types", "utils", "utils.hooks", "xpu", "nn",
     "nn.functional", "nn.utils",
     "nn.utils.rnn", "nn.utils.parametrizations", "nn.utils.parametrize", "optim", "optim.lr_scheduler",
@@ -112,10 +112,12 @@ def test_what_classes_of_modules_show_is_there() -> None:
 
 
 def is_inside(value: Any, name: str, space: str) -> bool:
-    """Whether a name is of PyTorch's inside: TorchScript's classes, what modules import for themselves."""
+    """Whether a name is of PyTorch's inside: TorchScript's classes, what modules import for themselves.
+    Modules too, as which of them are attributes depends on what has imported them.
+    """
     if inspect.isclass(value) and not (space and (value.__module__ or "").startswith("torch.")):
         return True
-    if space and inspect.ismodule(value) and not value.__name__.startswith("torch."):
+    if inspect.ismodule(value):
         return True
     about = getattr(value, "__module__", None)
     elsewhere = isinstance(about, str) and not about.startswith("torch")
@@ -152,11 +154,12 @@ def test_every_name_of_pytorchs_has_a_hint(space: str, answers: Any) -> None:
 def named(patterns: list[str]) -> dict[str, list[tuple[str, str]]]:
     """Of each pattern the places and names of PyTorch's that it is for."""
     names = [(space, name) for space in SPACES if space != "cuda" for name in public(space)]
-    for space in ("", "nn", "utils", "utils.checkpoint"):
+    for space in (*SPACES, "utils.checkpoint"):
         pytorch = importlib.import_module(f"torch.{space}".rstrip("."))
         # of submodules those that there are, not those that something has imported
-        inside = [m.name for m in pkgutil.iter_modules(getattr(pytorch, "__path__", ()))]
-        names += [(space, n) for n in {*dir(pytorch), *inside} if n in inside or not is_submodule(pytorch, n)]
+        names += [(space, m.name) for m in pkgutil.iter_modules(getattr(pytorch, "__path__", ()))]
+        if space in ("", "nn", "utils", "utils.checkpoint"):
+            names += [(space, n) for n in dir(pytorch) if not is_submodule(pytorch, n)]
     names += [("a tensor", n) for n in dir(torch.Tensor)] + [("a module", n) for n in dir(torch.nn.Module)]
     return {p: sorted({pair for pair in names if re.fullmatch(p, pair[1])}) for p in patterns}
 
@@ -248,12 +251,11 @@ def files_of_pytorch() -> list[str]:
 
 
 def names_of(modules: tuple[str, ...]) -> dict[str, list[str]]:
-    """All public names of modules but those of one letter, which are type variables."""
-    found = {name: dir(importlib.import_module(name)) for name in modules}
-    inside = ("_inductor", "_dynamo", "_export")  # what is there when something else has imported it
+    """Public names of modules but those of one letter, which are type variables, and of modules in them."""
+    found = {name: importlib.import_module(name) for name in modules}
     return {
-        module: [n for n in names if not n.startswith("_") and len(n) > 1 and n not in inside]
-        for module, names in found.items()
+        name: [n for n in dir(module) if not (n[0] == "_" or len(n) == 1 or is_submodule(module, n))]
+        for name, module in found.items()
     }
 
 

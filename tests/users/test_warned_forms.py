@@ -323,11 +323,14 @@ def warned(library: Any, form: str) -> list[tuple[str, str, str]]:
 
 
 def _of_torch(form: str) -> list[list[str]]:
-    torch.set_warn_always(True)  # else it says most things once
+    always = (torch.set_warn_always, torch.storage._set_always_warn_typed_storage_removal)
+    for switch in always:  # else it says most things once
+        switch(True)
     try:
         return [[category, first_words(text)] for category, text, _ in warned(torch, form)]
     finally:
-        torch.set_warn_always(False)
+        for switch in always:
+            switch(False)
 
 
 @pytest.mark.parametrize("area", ["LOSS", "LAYERS", "TRAINING", "TENSORS"])
