@@ -84,6 +84,8 @@ ALLOWED = {
         "onnx", "_core", "graph", "ops", "codegen", "passes", "table", "tracing", "nn", "files",
         "serialization", "version", "viz", "random", "capture", "fx", "utils",
     },
+    # programs as libraries of their own
+    "standalone": set(),
     # graphs that are defined, and what is made of them: run, saved, drawn
     "symbolic": {
         "_core", "graph", "ops", "table", "capture", "passes", "tracing", "func", "nn", "export", "viz",

@@ -1,0 +1,1 @@
+"""Programs that leave Python: linked here, without a compiler's driver or a linker."""
