@@ -34,6 +34,8 @@ from kiln.codegen.verify import verify_object, verify_text
 ROOM, ROOM_OF_TEXT, ROOM_OF_THREAD = 64 << 20, 64, STACK + (64 << 20)
 REMEMBERED = 1024  # objects kept in memory; the core holds the mapped kernels itself
 
+MARK = b"KilnObjs"  # of several objects in one
+
 _lock = threading.RLock()
 _memory: dict[tuple[bytes, Target], bytes] = {}
 # By target, whether it is quick, and the end of the parts where its thread begins.
@@ -191,7 +193,20 @@ def bundle(objects: Sequence[bytes]) -> bytes:
     sizes in bytes (32 bits each, little-endian), then they themselves.
     """
     sizes = [len(data) for data in objects]
-    return b"".join([b"KilnObjs", struct.pack(f"<{1 + len(sizes)}I", len(sizes), *sizes), *objects])
+    return b"".join([MARK, struct.pack(f"<{1 + len(sizes)}I", len(sizes), *sizes), *objects])
+
+
+def unbundled(data: bytes) -> list[bytes]:
+    """The objects of a kernel, of one or of several."""
+    if not data.startswith(MARK):
+        return [data]
+    (count,) = struct.unpack_from("<I", data, len(MARK))
+    sizes = struct.unpack_from(f"<{count}I", data, len(MARK) + 4)
+    at, found = len(MARK) + 4 + 4 * count, []
+    for size in sizes:
+        found.append(data[at : at + size])
+        at += size
+    return found
 
 
 def kernel_key(text_key: str) -> bytes:
