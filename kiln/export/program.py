@@ -18,6 +18,7 @@ from kiln.tracing.trees import build, flatten
 
 _settled = later("kiln.export.shapes", "settled")
 _save = later("kiln.export.files", "save")
+_to_native = later("kiln.standalone.native", "to_native")
 _copy, _deep_copy = later("copy", "copy"), later("copy", "deepcopy")
 above["converted"] = later("kiln.export.converted", "converted")
 
@@ -80,6 +81,28 @@ class ExportedProgram(Module):
         from kiln.onnx.exporting import export
 
         return export(self, f=f, opset_version=opset, input_names=input_names, output_names=output_names)
+
+    def to_native(
+        self,
+        folder: Any,
+        *,
+        name: str = "model",
+        target: str | None = None,
+        weights: str | None = None,
+    ) -> str:
+        """Writes the program as a native library into a folder, and gives its path, `libNAME.so`: an ELF file
+        that needs nothing at run time. Beside it are an object for other linkers, a C header that says how it
+        is called, and examples in C and Python.
+
+        `name`: an identifier, with which the functions begin. `target`: "x86-64-v3", "x86-64-v4" or
+        "aarch64", this machine's unless given; results have the bits of kiln on that level. `weights`:
+        "inside", or "beside" in NAME.safetensors, which callers read; inside up to 1 GiB unless given.
+
+        ValueError for a name that is no identifier or a target that is not known, OSError where the folder
+        cannot be written.
+        """
+        path: str = _to_native(self, folder, name, target, weights)
+        return path
 
     def module(self, check_guards: bool = True) -> Module:
         """The program as a module: itself. It always checks its arguments."""

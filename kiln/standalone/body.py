@@ -10,55 +10,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Union
 
 from kiln.capture.programs import Slots
-from kiln.codegen.ir.code import Code
 from kiln.codegen.ir.index import Integer, Pointer
-from kiln.codegen.target import Target
 from kiln.graph.graph import Graph
 from kiln.graph.size import Dim, product
 from kiln.passes import pipeline
 from kiln.passes.plan import ITEMSIZE, Call, Launch
-from kiln.standalone.memory import Layout, aligned, larger, lay_out
+from kiln.standalone.control import Control
+from kiln.standalone.function import Function, Module, Source
+from kiln.standalone.memory import Layout, address, aligned, larger, lay_out
 from kiln.standalone.sizes import Interval, Sizes, intervals
 
-if TYPE_CHECKING:
-    from kiln.standalone.driver import Driver
-
-Where = tuple[int, Dim, int]  # a pointer of a plan: buffer, offset in elements, size of an element
 Lists = tuple[Pointer, Pointer]  # what a launch is given: pointers, integers
-
-
-class Data(NamedTuple):
-    """A tensor of the library: where it lies in its data, in bytes."""
-
-    offset: int
-
-
-Source = Union[int, Data]  # of an array: the number of the caller's, or one of the library's
-
-
-class Function(Code):
-    """One function of a module under construction."""
-
-    def __init__(
-        self, target: Target, result: str, name: str, params: str, linkage: str = "internal"
-    ) -> None:
-        super().__init__(target)
-        self.head = f"define {linkage} {result} @{name}({params}) #0 {{\nentry:"
-
-    def text(self) -> str:
-        return "\n".join([self.head, *self.slots, *self.lines, "}", ""])
-
-    def call_for(self, result: str, name: str, *arguments: Integer | Pointer) -> str:
-        """Call a function: what it gives, of an LLVM type, or "" for void."""
-        typed = ", ".join(f"{'i64' if isinstance(x, int) else x.llvm} {x}" for x in arguments)
-        text = f"call {result} @{name}({typed})"
-        if result == "void":
-            self.line(text)
-            return ""
-        return self.op(text)
 
 
 class Body:
@@ -67,10 +31,8 @@ class Body:
     """
 
     def __init__(
-        self, driver: Driver, graph: Graph, stated: Sequence[int], sources: Sequence[Source], called: bool
+        self, driver: Module, graph: Graph, stated: Sequence[int], sources: Sequence[Source], called: bool
     ) -> None:
-        from kiln.standalone.control import Control
-
         self.driver, self.stated, self.sources = driver, list(stated), list(sources)
         self.fixed: dict[int, int] = {}  # slots whose size is known where this is run
         self.plan = pipeline.program(graph, called=called)
@@ -190,7 +152,7 @@ class Body:
                 if isinstance(source, int):
                     bases.append(f.pointer("%inputs").pointer(source))
                 else:
-                    bases.append(f.pointer(f"@{self.driver.data}")[source.offset])
+                    bases.append(self.driver.data_at(f)[source.offset])
         return bases
 
     def _launch(
@@ -225,9 +187,3 @@ class Body:
                     bases[buffer],
                     sizes.of(self.elements(k)) * self.itemsize(k),
                 )
-
-
-def address(bases: Sequence[Pointer], sizes: Sizes, where: Where) -> Pointer:
-    """Where a pointer of a plan points to."""
-    buffer, offset, itemsize = where
-    return bases[buffer][sizes.of(offset) * itemsize]

@@ -7,15 +7,19 @@ interpreter that does it, whose results are those of the kernels bit for bit.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 
+from kiln import ops
+from kiln._core import bfloat16
 from kiln.graph.graph import Graph, Node, Value
 from kiln.graph.interpret import interpret, memory_dtype
 from kiln.graph.size import Size, product
 from kiln.passes.rewrite import append, begun, reachable
 from kiln.serialization.source import pieces
+from kiln.serialization.tensor_file import named_chunks
 from kiln.table.kinds import VIEWS
 from kiln.tracing.captured import Captured
 
@@ -121,3 +125,21 @@ def laid_out(arrays: Arrays) -> tuple[dict[int, int], memoryview]:
         places[k] = len(data)
         data += array.tobytes()
     return places, memoryview(data or bytearray(1))
+
+
+def in_file(arrays: Arrays, graph: Graph, names: dict[int, str]) -> tuple[dict[int, int], bytes]:
+    """The same as a safetensors file: where each constant lies in it, in bytes, and the file. `names`: of
+    those that are tensors of the program.
+    """
+    tensors: dict[str, Any] = {}
+    of: dict[str, int] = {}
+    for k, array in arrays.items():
+        name = names.get(k, f"computed.{k}")
+        narrow = graph.inputs[k].dtype == "bfloat16"
+        tensor = ops.from_numpy(np.require(array.view(np.int16) if narrow else array, requirements="W"))
+        tensors[name] = tensor.view(bfloat16) if narrow else tensor
+        of[name] = k
+    file = b"".join(map(bytes, named_chunks(tensors, {})))
+    length = int.from_bytes(file[:8], "little")
+    header = json.loads(file[8 : 8 + length])
+    return {k: 8 + length + header[name]["data_offsets"][0] for name, k in of.items()}, file

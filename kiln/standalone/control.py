@@ -7,27 +7,21 @@ ends in the second, it is copied. A result that nobody reads has memory for it, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from kiln.capture.programs import Slots
 from kiln.codegen.ir.index import Integer, Pointer
 from kiln.graph.size import Dim, Size, substitute
 from kiln.passes.control import with_condition
 from kiln.passes.plan import Call
-from kiln.standalone.memory import ALIGNMENT, aligned, larger
+from kiln.standalone.function import Function, Module, Runs
+from kiln.standalone.memory import ALIGNMENT, Where, address, aligned, larger
 from kiln.standalone.sizes import Sizes
-
-if TYPE_CHECKING:
-    from kiln.standalone.body import Body, Function, Where
-    from kiln.standalone.driver import Driver
 
 
 class Control:
     """A step that calls graphs."""
 
-    def __init__(self, driver: Driver, step: Call, slots: Slots) -> None:
-        from kiln.standalone.body import Body
-
+    def __init__(self, driver: Module, step: Call, slots: Slots) -> None:
         if step.name == "counted":
             raise ValueError(
                 f"to_native: {driver.name} has the gradient of a while loop, whose memory grows with every "
@@ -37,10 +31,10 @@ class Control:
         graphs = [sub.graph for sub in step.attrs.graphs]
         if step.name == "while_loop":
             graphs[1] = with_condition(graphs[0], graphs[1], step.attrs.counts[0])
-        self.bodies: list[Body] = []
+        self.bodies: list[Runs] = []
         for graph in graphs:
             arrays = [k for k, v in enumerate(graph.inputs) if not v.weak]
-            self.bodies.append(Body(driver, graph, range(len(self.sizes)), arrays, called=True))
+            self.bodies.append(driver.new_body(graph, range(len(self.sizes)), arrays, called=True))
         self.driver = driver
         self.state = 0 if step.name == "cond" else step.attrs.counts[0]
         self.results = self.bodies[-1]  # gives the results
@@ -96,8 +90,6 @@ class Control:
         self, f: Function, sizes: Sizes, bases: list[Pointer], memory: Pointer, threads: Integer
     ) -> None:
         """The step, in memory of its own."""
-        from kiln.standalone.body import address
-
         assert self._held is not None and self._held[0] is f
         own: Integer = ALIGNMENT
         places = []

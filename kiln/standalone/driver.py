@@ -13,7 +13,7 @@ whatever they are given, so that what is wrong is known before anyone uses the r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kiln.capture.programs import Slots
@@ -23,7 +23,8 @@ from kiln.graph.graph import Graph
 from kiln.graph.size import Dim, product, symbol
 from kiln.passes.launch import Kernel
 from kiln.passes.plan import ITEMSIZE
-from kiln.standalone.body import Body, Data, Function
+from kiln.standalone.body import Body
+from kiln.standalone.function import Data, Function, Source
 from kiln.standalone.memory import aligned
 from kiln.standalone.sizes import Interval, Sizes, breaks, intervals, largest_sizes, stated_sizes
 from kiln.standalone.values import Asked, asked
@@ -42,14 +43,20 @@ class Number(NamedTuple):
 
 class Driver:
     """The module of a program. `graph`: its primitives; `constants`: which of its inputs are tensors of the
-    library, and where they lie in its data, in bytes.
+    library, and where they lie in its data, in bytes; `beside`: the data is no part of it, callers give it.
     """
 
     def __init__(
-        self, found: Captured, graph: Graph, constants: dict[int, int], name: str, target: Target
+        self,
+        found: Captured,
+        graph: Graph,
+        constants: dict[int, int],
+        name: str,
+        target: Target,
+        beside: bool = False,
     ) -> None:
         self.found, self.graph, self.constants = found, graph, constants
-        self.name, self.target = name, target
+        self.name, self.target, self.beside = name, target, beside
         self.functions: list[Function] = []
         self.kernels: dict[str, tuple[str, Kernel]] = {}
         self.messages = ["no error"]
@@ -70,9 +77,9 @@ class Driver:
             self.given.index(k) if k in self.given else Data(constants.get(k, 0))
             for k in range(len(graph.inputs))
         ]
-        self.body = Body(self, graph, slots, sources, called=False)
+        self.body = self.new_body(graph, slots, sources, called=False)
         self.of_one = {  # bodies for calls where a size is 1
-            s.slot: Body(self, where_one(graph, s.slot), slots, sources, called=False)
+            s.slot: self.new_body(where_one(graph, s.slot), slots, sources, called=False)
             for s in self.stated[:OF_ONE]
             if s.least <= 1
         }
@@ -116,6 +123,10 @@ class Driver:
         self.functions.append(made)
         return made
 
+    def new_body(self, graph: Graph, stated: Sequence[int], sources: Sequence[Source], called: bool) -> Body:
+        """A graph that the library runs."""
+        return Body(self, graph, stated, sources, called)
+
     def new_symbol(self, kind: str) -> str:
         """The name of one more function."""
         self._symbols += 1
@@ -127,6 +138,12 @@ class Driver:
         if text not in self.kernels:
             self.kernels[text] = f"{self.name}.k{len(self.kernels)}", kernel
         return self.kernels[text][0]
+
+    def data_at(self, f: Function) -> Pointer:
+        """Where the data begins: in the library, or in what the caller gives behind the inputs."""
+        if self.beside:
+            return f.pointer("%inputs").pointer(len(self.given))
+        return f.pointer(f"@{self.data}")
 
     def code_of(self, message: str) -> int:
         """The code of an error."""
@@ -295,7 +312,7 @@ class Driver:
             if kind == "result":
                 return outputs.pointer(which)
             if which in self.constants:
-                return f.pointer(f"@{self.data}")[self.constants[which]]
+                return self.data_at(f)[self.constants[which]]
             return f.pointer("%inputs").pointer(self.given.index(which))
 
         for question in self.asked:

@@ -32,23 +32,22 @@ from kiln.standalone.elf_object import (
     DYNSYM,
     ENTRY,
     ET_DYN,
-    ET_REL,
     EXECUTE,
     FUNCTION,
     GLOBAL,
     GNU_HASH,
     HASH,
     HEADER,
-    HIDDEN,
     IDENTITY,
     LOCAL,
-    MACHINES,
     NOTE,
     OBJECT,
     PROGBITS,
+    PROPERTIES,
     PT_DYNAMIC,
     PT_LOAD,
     PT_NOTE,
+    PT_PROPERTY,
     PT_RELRO,
     PT_STACK,
     SECTION,
@@ -173,7 +172,11 @@ class Library:
         data: Mapping[str, bytes | memoryview],
         exports: Sequence[str],
         soname: str,
+        isa: int = 0,
     ) -> None:
+        """`isa`: what loaders are to ask of an x86-64 processor, bit n for level n + 1; those that know of it
+        (glibc from 2.33 on) refuse the library on one that has less.
+        """
         if not objects or len({o.machine.name for o in objects}) != 1:
             raise LinkError(f"expected objects of one machine, got {[o.machine.name for o in objects]}")
         if len({*exports}) != len(exports):
@@ -185,18 +188,21 @@ class Library:
 
         self.names = Names()
         self.soname, *self.name_at = [self.names.add(name) for name in (soname, *exports)]
-        self._place(data)
+        self._place(data, isa)
         self._define()
         self._relocate()
         self._dynamic_tables()
 
-    def _place(self, data: Mapping[str, bytes | memoryview]) -> None:
+    def _place(self, data: Mapping[str, bytes | memoryview], isa: int) -> None:
         """Gives every part its address."""
         count, machine = len(self.exports), self.machine
         self.head = head = Segment(None, machine)
-        self.front = bytearray(HEADER.size + 8 * SEGMENT.size)
+        self.front = bytearray(HEADER.size + 10 * SEGMENT.size)
         head.add(self.front, 1)
         self.note = self._section(".note.gnu.build-id", NOTE, bytearray(36), 4)
+        if isa:  # NT_GNU_PROPERTY_TYPE_0: GNU_PROPERTY_X86_ISA_1_NEEDED
+            asked = Struct("<III4sIIII").pack(4, 16, 5, b"GNU", 0xC0008002, 4, isa, 0)
+            self._section(PROPERTIES, NOTE, bytearray(asked), 8)
         self.gnu_hash = self._section(".gnu.hash", GNU_HASH, bytearray(28 + 4 * count), 8, link=".dynsym")
         self.hash = self._section(".hash", HASH, bytearray(16 + 4 * count), 8, 4, ".dynsym")
         rows = bytearray(SYMBOL.size * (1 + count))
@@ -413,8 +419,14 @@ class Library:
             if s.size
         ]
         at = note.address
+        asked = []
+        if PROPERTIES in self.out:
+            own = self.out[PROPERTIES]
+            place = own.address, own.address, own.address, own.size, own.size, 8
+            asked = [SEGMENT.pack(kind, R, *place) for kind in (PT_NOTE, PT_PROPERTY)]
         return [
             *maps,
+            *asked,
             self.relro.header(PT_DYNAMIC, R | W, 8, self.relro.size),
             self.relro.header(PT_RELRO, R, 1, self.relro.rest),
             SEGMENT.pack(PT_NOTE, R, at, at, at, note.size, note.size, 4),
@@ -437,36 +449,3 @@ def _gnu_hash(name: str) -> int:
     for byte in name.encode():
         value = (value * 33 + byte) & 0xFFFFFFFF
     return value
-
-
-# ---- data as an object ----
-
-
-def data_object(machine: str, name: str, data: bytes | memoryview) -> bytes:
-    """A relocatable object that defines `name` as read-only data, for other linkers. `machine` is the first
-    word of a triple. Other objects of the same link see the name, other libraries do not.
-    """
-    if machine not in MACHINES:
-        raise LinkError(f"machine {machine} is none of {', '.join(MACHINES)}")
-    view, names, titles = memoryview(data).cast("B"), Names(), Names()
-    symbol = SYMBOL.pack(names.add(name), GLOBAL << 4 | OBJECT, HIDDEN, 1, 0, len(view))
-    tables: list[tuple[str, int, int, Buffer, int, int, int, int]] = [
-        (DATA, PROGBITS, ALLOC, view, 0, 0, DATA_ALIGNMENT, 0),
-        (".symtab", SYMTAB, 0, bytes(SYMBOL.size) + symbol, 3, 1, 8, SYMBOL.size),
-        (".strtab", STRTAB, 0, names.bytes, 0, 0, 1, 0),
-        (".note.GNU-stack", PROGBITS, 0, b"", 0, 0, 1, 0),
-        (".shstrtab", STRTAB, 0, titles.bytes, 0, 0, 1, 0),
-    ]
-    titled = [titles.add(table[0]) for table in tables]
-    parts: list[Buffer] = []
-    at, headers = HEADER.size, [bytes(SECTION.size)]
-    for title, (_, type_, flags, table, link, info, alignment, row) in zip(titled, tables, strict=True):
-        start = aligned(at, alignment)
-        parts += [bytes(start - at), table]
-        at = start + len(table)
-        headers.append(SECTION.pack(title, type_, flags, 0, start, len(table), link, info, alignment, row))
-    header = HEADER.pack(
-        IDENTITY, ET_REL, MACHINES[machine].number, 1, 0, 0, aligned(at, 8), 0, HEADER.size, 0, 0,
-        SECTION.size, len(headers), len(headers) - 1,
-    )  # fmt: skip
-    return b"".join([header, *parts, bytes(-at % 8), *headers])

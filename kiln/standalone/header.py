@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kiln.codegen.target import Target
 from kiln.graph.size import Size
 from kiln.passes.plan import ITEMSIZE
 from kiln.standalone.driver import Driver
@@ -86,16 +85,18 @@ def _size_lines(driver: Driver) -> Iterator[str]:
         at += 1
 
 
-def c_header(driver: Driver, target: Target) -> str:
+def c_header(driver: Driver) -> str:
     """The header."""
     name = driver.name
     guard = f"{name.upper()}_H"
     about = [f"inputs[{k}]  {array}" for k, array in enumerate(inputs_of(driver))]
+    if driver.beside:
+        about.append(f"inputs[{len(about)}]  the content of {name}.safetensors, mapped or read into memory")
     about += _size_lines(driver)
     about += [f"outputs[{k}]  {array}" for k, array in enumerate(outputs_of(driver))]
     listed = "\n".join(f" *     {line}" for line in about)
     codes = "\n".join(f" *     {k}  {_comment(m)}" for k, m in enumerate(driver.messages))
-    return f"""/* lib{name}.so, made by kiln {__version__} for {target.name}.
+    return f"""/* lib{name}.so, made by kiln {__version__} for {driver.target.name}.
  *
  * Arrays are contiguous, the last dim innermost, and aligned as their elements are. bool is a byte, 0 or 1;
  * float16 and bfloat16 are their 16 bits.
@@ -168,6 +169,15 @@ def c_example(driver: Driver) -> str:
         f"    inputs[{k}] = calloc({_product(a, symbols)}, {ITEMSIZE[a.dtype]}); /* {_comment(str(a))} */\n"
         for k, a in enumerate(inputs)
     )
+    if driver.beside:
+        given += f'''    FILE *file = fopen("{name}.safetensors", "rb");
+    if (!file || fseek(file, 0, SEEK_END)) return 1;
+    long length = ftell(file);
+    void *weights = malloc((size_t)length);
+    rewind(file);
+    if (fread(weights, 1, (size_t)length, file) != (size_t)length) return 1;
+    inputs[{len(inputs)}] = weights;
+'''
     ranks = max([len(a.shape) for a in outputs] + [1])
     results = "".join(
         f"    {name}_shape({k}, sizes, shape);\n    count = 1;\n"
@@ -182,7 +192,7 @@ def c_example(driver: Driver) -> str:
 
 int main(void) {{
     int64_t sizes[] = {{{stated}}}, shape[{ranks}], count;
-    const void *inputs[{max(len(inputs), 1)}];
+    const void *inputs[{len(inputs) + 1}];
     void *outputs[{max(len(outputs), 1)}];
     int64_t bytes = {name}_workspace(sizes, 1);
     if (bytes < 0) {{
@@ -214,6 +224,9 @@ def python_example(driver: Driver) -> str:
     known = {s.name: str(n) for s, n in zip(driver.stated, sizes)}
     shapes = [f"({''.join(known.get(n, n) + ', ' for n in a.shape)})" for a in inputs]
     given = ", ".join(f'np.zeros({shape}, "{_numpy(a.dtype)}")' for shape, a in zip(shapes, inputs))
+    if driver.beside:
+        weights = f'np.fromfile(Path(__file__).with_name("{name}.safetensors"), "uint8")'
+        given = ", ".join(filter(None, [given, weights]))
     ranks = ", ".join(str(len(a.shape)) for a in outputs)
     dtypes = ", ".join(f'"{_numpy(a.dtype)}"' for a in outputs)
     return f'''"""Runs lib{name}.so with NumPy's arrays."""

@@ -7,13 +7,16 @@ as the longest that it ever holds, which is computed at each call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from kiln.codegen.ir.index import Integer
+from kiln.codegen.ir.index import Integer, Pointer
+from kiln.graph.size import Dim
 from kiln.passes.plan import Free, Plan, Step
 from kiln.standalone.sizes import Sizes
 
 ALIGNMENT = 64  # bytes
+Where = tuple[int, Dim, int]  # a pointer of a plan: buffer, offset in elements, size of an element
 
 
 class Life(NamedTuple):
@@ -104,3 +107,9 @@ def larger(x: Integer, y: Integer) -> Integer:
     if isinstance(x, int):
         return max(x, y) if isinstance(y, int) else y.max(x)
     return x.max(y)
+
+
+def address(bases: Sequence[Pointer], sizes: Sizes, where: Where) -> Pointer:
+    """Where a pointer of a plan points to."""
+    buffer, offset, itemsize = where
+    return bases[buffer][sizes.of(offset) * itemsize]

@@ -12,16 +12,19 @@ from typing import Any, NamedTuple
 from kiln.codegen.llvm import Machine
 from kiln.codegen.target import LEVELS, Target, host_target
 from kiln.files import write_atomically
-from kiln.standalone.constants import constants_of, folded, laid_out
+from kiln.standalone.constants import constants_of, folded, in_file, laid_out
 from kiln.standalone.driver import Driver
 from kiln.standalone.elf import Library
-from kiln.standalone.elf_object import read_object
+from kiln.standalone.elf_object import MACHINES, read_object
 from kiln.standalone.header import c_example, c_header, python_example
 from kiln.standalone.kernels import linked
+from kiln.standalone.relocatable import merged_object
 from kiln.tracing.captured import Captured
 from kiln.tracing.expand import expand
 
 TARGETS = {name: level for name, level in LEVELS.items() if not level.tiles}
+INSIDE = 1 << 30  # bytes of weights that are part of a library unless it is asked otherwise
+ISA = {"x86-64-v3": 0b111, "x86-64-v4": 0b1111}  # what a loader asks of the processor
 RESERVED = frozenset(
     "auto break case char const continue default do double else enum extern float for goto if inline int "
     "long register restrict return short signed sizeof static struct switch typedef union unsigned void "
@@ -34,27 +37,43 @@ class NativeLibrary(NamedTuple):
 
     name: str
     files: dict[str, bytes]
+    driver: Driver
 
 
-def library_of(found: Captured, name: str, target: str | None = None) -> NativeLibrary:
-    """A program as a library for a level of processors, this machine's unless given."""
+def library_of(
+    found: Captured, name: str, target: str | None = None, weights: str | None = None
+) -> NativeLibrary:
+    """A program as a library for a level of processors, this machine's unless given. `weights`: "inside" or
+    "beside", in a file of their own; inside unless they are more than INSIDE bytes.
+    """
     check_name(name)
     level = target_of(target)
+    if weights not in (None, "inside", "beside"):
+        raise ValueError(f"to_native: expected weights='inside' or 'beside', got {weights!r:.60}")
     arrays = constants_of(found)
     graph, arrays = folded(expand(found.graph), arrays)
-    places, data = laid_out(arrays)
-    driver = Driver(found, graph, places, name, level)
+    beside = weights == "beside" or (weights is None and sum(x.nbytes for x in arrays.values()) > INSIDE)
+    files: dict[str, bytes] = {}
+    data: dict[str, bytes | memoryview] = {}
+    if beside:
+        first = len(found.inputs)
+        names = {first + k: own.name for k, own in enumerate(found.state)}
+        places, files[f"{name}.safetensors"] = in_file(arrays, graph, names)
+    else:
+        places, content = laid_out(arrays)
+        data = {f"{name}.data": content}
+    driver = Driver(found, graph, places, name, level, beside)
     own = Machine(level, quick=True).object(driver.text())
     objects = [read_object(own), *linked(driver.kernels.values(), level)]
     exports = [f"{name}_{what}" for what in ("run", "workspace", "shape", "message")]
-    library = Library(objects, {driver.data: data}, exports, f"lib{name}.so")
-    files = {
-        f"lib{name}.so": b"".join(library.parts()),
-        f"{name}.h": c_header(driver, level).encode(),
-        f"{name}_example.c": c_example(driver).encode(),
-        f"{name}_example.py": python_example(driver).encode(),
-    }
-    return NativeLibrary(name, files)
+    library = Library(objects, data, exports, f"lib{name}.so", ISA.get(level.name, 0))
+    machine = MACHINES[level.triple.split("-")[0]]
+    files[f"lib{name}.so"] = b"".join(library.parts())
+    files[f"{name}.o"] = merged_object(machine, objects, data, exports)
+    files[f"{name}.h"] = c_header(driver).encode()
+    files[f"{name}_example.c"] = c_example(driver).encode()
+    files[f"{name}_example.py"] = python_example(driver).encode()
+    return NativeLibrary(name, files, driver)
 
 
 def check_name(name: Any) -> None:
@@ -85,3 +104,9 @@ def write(library: NativeLibrary, folder: Any) -> list[str]:
         write_atomically(path, [content])
         paths.append(path)
     return paths
+
+
+def to_native(program: Any, folder: Any, name: Any, target: str | None, weights: str | None) -> str:
+    """What `ExportedProgram.to_native` does."""
+    made = library_of(program._captured, name, target, weights)
+    return next(path for path in write(made, folder) if path.endswith(".so"))

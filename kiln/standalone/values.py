@@ -7,7 +7,7 @@ the answer is no.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kiln.capture.pure.trace import names_of
 from kiln.codegen.ir.index import Condition, Index, Pointer
@@ -15,13 +15,10 @@ from kiln.graph.graph import Graph
 from kiln.graph.size import Dim, product
 from kiln.passes.plan import ITEMSIZE
 from kiln.serialization.source import pieces
+from kiln.standalone.function import Function, Module
 from kiln.standalone.sizes import Sizes
 from kiln.table.kinds import FLOATS
 from kiln.tracing.captured import Captured, Check, Expected, Kept, Raises
-
-if TYPE_CHECKING:
-    from kiln.standalone.body import Function
-    from kiln.standalone.driver import Driver
 
 ArrayAt = Callable[[str, int], Pointer]  # an "operand" or a "result" by its number: where it lies
 
@@ -38,7 +35,7 @@ class Asked:
         raise NotImplementedError
 
 
-def asked(found: Captured, graph: Graph, driver: Driver) -> list[Asked]:
+def asked(found: Captured, graph: Graph, driver: Module) -> list[Asked]:
     """Everything that a program asks of values."""
     questions: list[Asked] = []
     for check in found.checks:
@@ -130,7 +127,7 @@ class _NotZero(_EveryValue):
         return value.equals(0)
 
 
-def _positions(check: Check, record: Any, graph: Graph, driver: Driver) -> list[Asked]:
+def _positions(check: Check, record: Any, graph: Graph, driver: Module) -> list[Asked]:
     stated = record.checks
     given = dict(zip(names_of(record, check.structure), check.parts))
     source = _array(given[stated.source], graph)
@@ -163,7 +160,7 @@ def _structure_of(record: Any, structure: tuple[Any, ...]) -> dict[str, Any]:
     return {p.name: entry for p, entry in zip(params, structure)}
 
 
-def _divisor(check: Check, record: Any, graph: Graph, driver: Driver) -> list[Asked]:
+def _divisor(check: Check, record: Any, graph: Graph, driver: Module) -> list[Asked]:
     for part in check.parts:
         look = _array(part, graph)
         if look[0] in FLOATS if look is not None else isinstance(part[1], float):
@@ -175,7 +172,7 @@ def _divisor(check: Check, record: Any, graph: Graph, driver: Driver) -> list[As
 class _Holds(Asked):
     """That a result is true."""
 
-    def __init__(self, check: Expected, driver: Driver) -> None:
+    def __init__(self, check: Expected, driver: Module) -> None:
         self.which, self.code = check.which, driver.code_of(f"{check.error.__name__}: {check.text}")
 
     def write(self, f: Function, sizes: Sizes, array: ArrayAt) -> None:
@@ -186,7 +183,7 @@ class _Holds(Asked):
 class _Number(Asked):
     """The number of an exception that the program raises, or 0."""
 
-    def __init__(self, check: Raises, driver: Driver) -> None:
+    def __init__(self, check: Raises, driver: Module) -> None:
         self.which = check.which
         codes = [driver.code_of(f"{type(error).__name__}: {error}") for error in check.errors]
         self.first, self.last = codes[0], codes[-1]
@@ -203,7 +200,7 @@ class _Number(Asked):
 class _Same(Asked):
     """That an array has the bytes it had when the program was made."""
 
-    def __init__(self, check: Kept, driver: Driver) -> None:
+    def __init__(self, check: Kept, driver: Module) -> None:
         self.part = check.kind, check.which
         self.example: bytes = b"".join(map(bytes, pieces(check.example)))
         self.code = driver.code_of(f"{check.line} read another value than when the program was made")

@@ -14,7 +14,7 @@ import pytest
 from linking import ARM, HOST, X86, compiled, machine_here, needs_x86, run, tool, written
 
 from kiln.codegen.target import Target
-from kiln.standalone import elf
+from kiln.standalone import elf, relocatable
 from kiln.standalone.elf_object import read_object
 from kiln.standalone.reading import LinkError
 
@@ -247,7 +247,7 @@ def test_either_table_of_names_suffices(hash_style: str, tmp_path: Path) -> None
 def test_objects_and_data_are_for_other_linkers_too(target: Target, tmp_path: Path) -> None:
     compiler, runner = machine_here(target)
     machine = target.triple.split("-")[0]
-    weights = elf.data_object(machine, "weights", WEIGHTS)
+    weights = relocatable.data_object(machine, "weights", WEIGHTS)
     assert read_object(weights).machine.name == machine
     paths = [written(tmp_path, f"{n}.o", o) for n, o in enumerate([*objects(target), weights])]
     assert "weights" in run(tool("readelf", machine), "-aW", paths[-1])
@@ -339,7 +339,7 @@ def test_objects_are_of_one_machine() -> None:
     with pytest.raises(LinkError, match="objects of one machine, got"):
         elf.shared_library([], {}, [], "l.so")
     with pytest.raises(LinkError, match="machine riscv64 is none of x86_64, aarch64"):
-        elf.data_object("riscv64", "w", b"")
+        relocatable.data_object("riscv64", "w", b"")
 
 
 NEAR_AND_FAR = """

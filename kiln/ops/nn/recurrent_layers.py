@@ -97,7 +97,10 @@ def _shapes(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, 
     graph.require_equal(width, size * CELLS[mode].gates, op.name)
     graph.require_equal(rows, inputs[2].shape[0], op.name)
     last = size if op.rule != "kept" else width
-    return require_one_dtype(op, *inputs), (steps if whole or op.rule == "hidden" else 1, rows, last)
+    dtype = require_one_dtype(op, *inputs)
+    if dtype not in op.dtypes.split():  # a packed weight of another one is not as long as the kernel reads it
+        raise TypeError(f"{op.name}: expected arrays of float32 or float64, got {dtype}")
+    return dtype, (steps if whole or op.rule == "hidden" else 1, rows, last)
 
 
 def _written(rule: str, given: list[Any], mode: str, reverse: bool, whole: bool) -> Any:
