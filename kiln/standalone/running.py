@@ -77,7 +77,7 @@ _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, _BODY, ctypes.c_void_p, ctypes.c_
 class _Threads(ctypes.Structure):
     """Threads of a caller: here one, which plays all of them in turn, the last range first."""
 
-    _fields_ = [("count", ctypes.c_int32), ("context", ctypes.c_void_p), ("run", _RUN)]  # noqa: RUF012
+    _fields_ = [("count", ctypes.c_int32), ("context", ctypes.c_void_p), ("run", _RUN)]
 
     def __init__(self, count: int) -> None:
         def run(context: Any, body: Any, task: Any, units: int, grain: int) -> None:

@@ -1,0 +1,141 @@
+"""Native libraries beside ONNX Runtime with bound inputs and outputs, one thread each, taken in turn; how long
+exports take.
+
+    python bench/libraries.py [rounds]
+
+An MLP 128-256-10 at 1 and 32 rows, and a GPT of six layers 384 wide at 256 characters. What a call from Python
+costs, about a microsecond of ctypes, is in the times.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import kiln
+from kiln import nn
+from kiln.export import Dim, export
+from kiln.nn import functional as F
+from kiln.standalone.native import library_of, write
+from kiln.standalone.running import Loaded
+
+VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS = 65, 256, 384, 6, 6
+
+
+class Block(nn.Module):
+    """A layer of a decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.join = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        parts = self.qkv(self.before(x)).split(WIDTH, dim=2)
+        q, k, v = (t.view(1, LENGTH, HEADS, -1).transpose(1, 2) for t in parts)
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.join(seen.transpose(1, 2).contiguous().view(1, LENGTH, WIDTH))
+        return x + self.down(F.gelu(self.up(self.between(x))))
+
+
+class GPT(nn.Module):
+    """Scores of the next character."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.last, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Any) -> Any:
+        x = self.words(tokens) + self.places(kiln.arange(LENGTH))
+        return self.head(self.last(self.blocks(x)))
+
+
+def bound(made: Loaded, x: Any) -> Callable[[], Any]:
+    """A call of a library whose arguments are addresses already."""
+    array, outputs = x.numpy(), made([x])
+    stated = np.array([*(x.shape[0] for _ in made.slots), 0], np.int64)
+    workspace = np.empty(made._workspace(stated.ctypes.data_as(ctypes.c_void_p), 1), np.uint8)
+    lists = [(ctypes.c_void_p * 1)(a.ctypes.data) for a in (array, outputs[0])]
+    at, memory = (a.ctypes.data_as(ctypes.c_void_p) for a in (stated, workspace))
+    kept = array, outputs, stated, workspace  # whose addresses these are
+    return lambda: made._run(lists[0], at, lists[1], memory, None) or kept
+
+
+def in_runtime(data: bytes, x: Any) -> Callable[[], Any]:
+    """A call of ONNX Runtime with bound input and output."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    binding, array = session.io_binding(), x.numpy()
+    binding.bind_cpu_input(session.get_inputs()[0].name, array)
+    (result,) = session.run(None, {session.get_inputs()[0].name: array})
+    output = onnxruntime.OrtValue.ortvalue_from_numpy(result)
+    binding.bind_ortvalue_output(session.get_outputs()[0].name, output)
+    inner = session._sess, binding._iobinding
+    kept = session, binding, array, output
+    return lambda: inner[0].run_with_iobinding(inner[1], None) or kept
+
+
+def compare(name: str, program: Any, inputs: list[Any], rounds: int, folder: Path) -> None:
+    """Prints times of exports, sizes, and medians of calls."""
+    times = {}
+    for what in ("first", "again"):
+        start = time.perf_counter()
+        made = library_of(program._captured, name)
+        times[what] = time.perf_counter() - start
+    start = time.perf_counter()
+    data = program.to_onnx().data
+    times["ONNX"] = time.perf_counter() - start
+    write(made, folder)
+    size = len(made.files[f"lib{name}.so"]) - sum(p.numel() * 4 for p in program.parameters())
+    told = ", ".join(f"{what} {1000 * t:.0f} ms" for what, t in times.items())
+    print(f"{name}: exports {told}; {size / 1024:.0f} KB without weights")
+    library = Loaded(str(folder / f"lib{name}.so"), made.driver)
+    for x in inputs:
+        calls = {"kiln": bound(library, x), "ONNX Runtime": in_runtime(data, x)}
+        found: dict[str, list[float]] = {what: [] for what in calls}
+        for call in calls.values():
+            call()
+        start = time.perf_counter()
+        calls["kiln"]()
+        repeat = max(1, int(1e-3 / max(time.perf_counter() - start, 1e-6)))
+        for _ in range(rounds):
+            for what, call in calls.items():
+                start = time.perf_counter()
+                for _ in range(repeat):
+                    call()
+                found[what].append((time.perf_counter() - start) / repeat * 1e6)
+        medians = {what: statistics.median(t) for what, t in found.items()}
+        least = {what: min(t) for what, t in found.items()}
+        ratios = [x["ONNX Runtime"] / x["kiln"] for x in (medians, least)]
+        told = ", ".join(f"{what} {medians[what]:.1f} us (least {least[what]:.1f})" for what in calls)
+        print(f"  {tuple(x.shape)}: {told}; {ratios[0]:.2f}x, of minima {ratios[1]:.2f}x")
+
+
+def main() -> None:
+    """All of it."""
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 50
+    kiln.set_num_threads(1)
+    mlp = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10))
+    with tempfile.TemporaryDirectory() as folder, kiln.no_grad():
+        program = export(mlp, (kiln.ones(32, 128),), dynamic_shapes=({0: Dim("batch")},))
+        compare("mlp", program, [kiln.randn(1, 128), kiln.randn(32, 128)], rounds, Path(folder))
+        tokens = kiln.randint(0, VOCABULARY, (1, LENGTH))
+        compare("gpt", export(GPT(), (tokens,)), [tokens], rounds, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
