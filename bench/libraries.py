@@ -1,5 +1,5 @@
-"""Native libraries beside ONNX Runtime with bound inputs and outputs, one thread each, taken in turn; how long
-exports take.
+"""Native libraries beside ONNX Runtime with bound inputs and outputs, one thread each, taken in turn; how
+long exports take.
 
     python bench/libraries.py [rounds]
 

@@ -375,3 +375,59 @@ def test_several_threads_call_one_library(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         came = list(pool.map(lambda x: made(leaves_of(program, (x,)))[0].tobytes(), batches))
     assert came == expected
+
+
+BITS = """
+#include "m.h"
+#include <stdio.h>
+#include <stdlib.h>
+int main(void) {{
+    for (int64_t n = 1; n < 40; n += 6) {{
+        float *x = malloc(n * {width} * 4), *y = malloc(n * {results} * 4);
+        void *workspace = malloc(m_workspace(&n, 1));
+        for (int i = 0; i < n * {width}; i++) x[i] = (float)(i * 7919 % 1000) / 500.f - 1.f;
+        const void *inputs[] = {{x}};
+        void *outputs[] = {{y}};
+        printf("%d", m_run(inputs, &n, outputs, workspace, NULL));
+        for (int i = 0; i < n * {results}; i++) printf(" %a", y[i]);
+        free(x), free(y), free(workspace);
+    }}
+    return 0;
+}}
+"""
+
+
+def bits_program(folder: Path, target: str | None) -> None:
+    """A program in C beside a library: it prints bits of results at several sizes."""
+    model = nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.LayerNorm(40), nn.Linear(40, 10), nn.Softmax(1))
+    kiln.manual_seed(3)
+    for p in model.parameters():
+        nn.init.normal_(p)
+    program = export(model, (kiln.ones(3, 24),), dynamic_shapes=({0: BATCH},))
+    program.to_native(folder, name="m", target=target)
+    (folder / "main.c").write_text(BITS.format(width=24, results=10))
+
+
+def test_aarch64(tmp_path: Path) -> None:
+    """A library and an object for another processor, run by an emulator: the bits of this one."""
+    compiler, emulator = which("aarch64-linux-gnu-gcc"), which("qemu-aarch64")
+    if compiler is None or emulator is None or which("cc") is None:
+        pytest.skip("needs aarch64-linux-gnu-gcc and qemu-aarch64")
+    here, there = tmp_path / "here", tmp_path / "there"
+    bits_program(here, None)
+    bits_program(there, "aarch64")
+    run("cc", "main.c", "m.o", "-o", "main", cwd=here)
+    run(compiler, "main.c", "libm.so", "-Wl,-rpath,.", "-o", "shared", cwd=there)
+    run(compiler, "main.c", "m.o", "-o", "static", cwd=there)
+    expected = run("./main", cwd=here)
+    for program in ("shared", "static"):
+        assert run(emulator, "-L", "/usr/aarch64-linux-gnu", f"./{program}", cwd=there) == expected
+
+
+def test_memory_under_valgrind(tmp_path: Path) -> None:
+    """No access outside of what was allocated, at any size."""
+    if which("valgrind") is None or which("cc") is None or target_of(None).name == "aarch64":
+        pytest.skip("needs valgrind and a C compiler on x86-64")
+    bits_program(tmp_path, "x86-64-v3")
+    run("cc", "-g", "main.c", "m.o", "-o", "main", cwd=tmp_path)
+    run("valgrind", "-q", "--error-exitcode=9", "--undef-value-errors=no", "./main", cwd=tmp_path)
