@@ -69,7 +69,7 @@ class Machine:
         found = self._lib.LLVMPY_GetTargetFromTriple(triple, ctypes.byref(error))
         if not found:
             raise self._failure(error)
-        settings = (int(not quick), b"pic", b"small", 0, 0, b"")
+        settings = (int(not quick), target.relocation.encode(), b"small", 0, 0, b"")
         cpu, features = target.cpu.encode(), target.features.encode()
         self._machine = self._lib.LLVMPY_CreateTargetMachine(found, triple, cpu, features, *settings)
         if not self._machine:

@@ -48,6 +48,10 @@ class Target(NamedTuple):
     second_cache: int  # bytes of a core's second cache
     fma: FmaBlocking  # how products by vectors are cut
     amx: AmxBlocking | None = None  # products of bfloat16 and of 8-bit integers run on AMX, cut so
+    layout: str = ""  # sizes and alignments, where they are not those that LLVM assumes
+    relocation: str = "pic"  # how code names addresses: "pic" relative to itself, "static" as numbers
+    fuses: bool = True  # an instruction multiplies and adds with one rounding
+    halves: bool = True  # instructions convert float16
 
     @property
     def word_masks(self) -> bool:
@@ -71,6 +75,11 @@ class Target(NamedTuple):
             other.tiles,
         )
 
+    def head(self) -> str:
+        """The first lines of a module for this level, as LLVM text."""
+        layout = f'target datalayout = "{self.layout}"\n' if self.layout else ""
+        return f'{layout}target triple = "{self.triple}"'
+
     def attributes(self) -> str:
         """Function attributes of every kernel, as LLVM text."""
         width = f' "prefer-vector-width"="{self.vector_bits}" "min-legal-vector-width"="{self.vector_bits}"'
@@ -90,6 +99,10 @@ LEVELS = {
     "aarch64": Target("aarch64", "aarch64-unknown-linux-gnu", "generic", "+neon", 128, False,
                       512 << 10, TALL),
 }  # fmt: skip
+
+WASM = Target("wasm32", "wasm32-unknown-unknown", "generic", "+simd128", 128, False, 256 << 10, LOW,
+              layout="e-m:e-p:32:32-p10:8:8-p20:8:8-i64:64-i128:128-n32:64-S128-ni:1:10:20",
+              relocation="static", fuses=False, halves=False)  # fmt: skip
 
 # Every intrinsic a kernel may name: each is instructions on every level, never a call to a library.
 INTRINSICS = frozenset({
@@ -117,6 +130,8 @@ def intrinsic_allowed(name: str, target: Target) -> bool:
         wide = ".avx512." in name
         return target.vector_bits >= (512 if wide else 256) and name in X86_INTRINSICS
     parts = name.split(".")
+    if parts[1] == "fma" and not target.fuses:
+        return False
     return any(".".join(parts[:n]) in INTRINSICS for n in range(2, len(parts) + 1))
 
 
@@ -126,7 +141,7 @@ def legal(op: str, type: str, target: Target) -> bool:
     i1 takes logic, comparison, select and conversion; a target's width never matters, because LLVM
     splits vectors.
     """
-    del target  # all levels of today agree; a level without fma would differ here
+    del target  # what a level has no instruction for is written in others
     if type not in WIDTH:
         return False
     if op in ARITHMETIC:

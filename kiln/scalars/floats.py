@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kiln.scalars.scalar import Scalar, bits, const, fma, from_bits, select
+from kiln.scalars.scalar import Scalar, bits, const, fma, from_bits, multiply_add, select
 from kiln.tuples import NamedTuple
 
 Pair = tuple[Scalar, Scalar]
@@ -32,10 +32,10 @@ FORMAT = {
 
 
 def poly(x: Scalar, coefficients: Sequence[float]) -> Scalar:
-    """coefficients[0] + coefficients[1] x + ..., by Horner's rule, one fma per degree."""
+    """coefficients[0] + coefficients[1] x + ..., by Horner's rule, one multiply-add per degree."""
     total: Scalar | float = coefficients[-1]
     for c in reversed(coefficients[:-1]):
-        total = fma(total, x, c)
+        total = multiply_add(total, x, c)
     assert isinstance(total, Scalar)
     return total
 

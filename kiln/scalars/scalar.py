@@ -16,7 +16,8 @@ written once. Scalars are immutable and interned by structure: the same expressi
 
 Types: i1; i8 i16 i32 i64 (signed, wrapping); u8 u32 u64; f32 f64. Every op is total: integer division
 by zero gives 0 and MIN / -1 wraps; a shift of the width or more gives 0 (or the sign); a float outside an
-integer's range converts to its minimum. Each float op rounds once; only `fma` fuses.
+integer's range converts to its minimum. Each float op rounds once; only `fma` fuses. An `fma loose` may round
+twice on a machine that has no such instruction: what is made of it has bounds that allow for it.
 """
 
 from __future__ import annotations
@@ -192,6 +193,12 @@ def fma(x: ScalarLike, y: ScalarLike, z: ScalarLike) -> Scalar:
     """x * y + z, rounded once."""
     type = next(v.type for v in (x, y, z) if isinstance(v, Scalar))
     return Scalar("fma", (lift(x, type), lift(y, type), lift(z, type)), type)
+
+
+def multiply_add(x: ScalarLike, y: ScalarLike, z: ScalarLike) -> Scalar:
+    """x * y + z, rounded once where one instruction does it, else twice: for polynomials, for products."""
+    exact = fma(x, y, z)
+    return Scalar("fma", exact.args, exact.type, "loose")
 
 
 def ldexp(x: Scalar, n: Scalar) -> Scalar:

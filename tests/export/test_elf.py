@@ -20,7 +20,7 @@ from kiln.standalone.reading import LinkError
 
 # Tables, calls of another object, data, addresses that LLVM would read from a table, a jump table.
 FIRST = """
-target triple = "{triple}"
+{head}
 @squares = internal unnamed_addr constant [6 x i64] [i64 0, i64 1, i64 4, i64 9, i64 16, i64 25]
 @weights = external hidden constant [0 x float], align 64
 @elsewhere = external constant [2 x i64]
@@ -89,7 +89,7 @@ other: ret i64 0
 }
 """
 SECOND = """
-target triple = "{triple}"
+{head}
 @elsewhere = constant [2 x i64] [i64 7, i64 1000]
 define hidden i64 @twice(i64 %n) nounwind noinline {
   %r = add i64 %n, %n
@@ -264,7 +264,7 @@ def test_objects_and_data_are_for_other_linkers_too(target: Target, tmp_path: Pa
 
 
 def linked(text: str, exports: Sequence[str] = ("f",), data: Mapping[str, bytes] | None = None) -> bytes:
-    return elf.shared_library([compiled('target triple = "{triple}"\n' + text)], data or {}, exports, "l.so")
+    return elf.shared_library([compiled("{head}\n" + text)], data or {}, exports, "l.so")
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_what_a_library_has_not_is_named(text: str, words: str) -> None:
 
 
 def test_names_are_defined_once() -> None:
-    one = compiled('target triple = "{triple}"\ndefine void @f() nounwind { ret void }')
+    one = compiled("{head}\ndefine void @f() nounwind { ret void }")
     with pytest.raises(LinkError, match="f is defined twice"):
         elf.shared_library([one, one], {}, ["f"], "l.so")
     with pytest.raises(LinkError, match="f is defined twice"):
@@ -320,7 +320,7 @@ def test_names_are_defined_once() -> None:
 
 
 def test_a_weak_definition_gives_way_to_another(tmp_path: Path) -> None:
-    head = 'target triple = "{triple}"\n'
+    head = "{head}\n"
     weak = compiled(head + "define weak i64 @f() nounwind { ret i64 1 }")
     strong = compiled(head + "define i64 @f() nounwind { ret i64 2 }")
     caller = compiled(
@@ -343,7 +343,7 @@ def test_objects_are_of_one_machine() -> None:
 
 
 NEAR_AND_FAR = """
-target triple = "{triple}"
+{head}
 @a = external hidden constant [4 x i8]
 @b = external hidden constant [0 x i8]
 @c = external hidden constant [4 x i8]

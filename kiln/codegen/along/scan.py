@@ -11,8 +11,8 @@ columns go side by side: 16 as the lanes of vectors where they are neighbours in
 from __future__ import annotations
 
 from kiln.codegen.along.along import Along, AlongSpec
-from kiln.codegen.ir.emit import literal
 from kiln.codegen.ir.index import Index, Integer, Pointer
+from kiln.codegen.ir.literal import literal
 from kiln.codegen.ir.value import Value
 from kiln.codegen.target import Target
 from kiln.ops.reductions.scan_and_scatter_steps import SCANS, state_type

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 from kiln.codegen.gemm.element import Element
 from kiln.codegen.ir.code import IOTA32, IOTA64
-from kiln.codegen.ir.emit import Expression, Machine, number
+from kiln.codegen.ir.emit import Expression, Machine
 from kiln.codegen.ir.index import Index, Pointer
+from kiln.codegen.ir.literal import number
 from kiln.codegen.ir.memory import Memory
 from kiln.codegen.ir.routine import Routine
 from kiln.codegen.ir.value import Value

@@ -79,8 +79,10 @@ def _multiplication(element: Element, lanes: int) -> tuple[str, str]:
 
 
 def multiply_add(code: Routine, element: Element, lanes: int, x: str, y: str, z: str) -> str:
-    """z + x * y of vectors: rounded once for floats, wrapping for integers."""
+    """z + x * y of vectors: for floats rounded once where the machine does, wrapping for integers."""
     vector, name = _multiplication(element, lanes)
+    if name and not code.target.fuses:
+        return code.op(f"fadd {vector} {z}, {code.op(f'fmul {vector} {x}, {y}')}")
     if name:
         return code.call(name, vector, [f"{vector} {x}", f"{vector} {y}", f"{vector} {z}"])
     return code.op(f"add {vector} {z}, {code.op(f'mul {vector} {x}, {y}')}")

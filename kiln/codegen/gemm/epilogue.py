@@ -12,8 +12,9 @@ from typing import NamedTuple
 from kiln.codegen.gemm.arguments import BATCH, arguments_of
 from kiln.codegen.gemm.element import element_of
 from kiln.codegen.gemm.spec import GemmSpec
-from kiln.codegen.ir.emit import Expression, number, rare_families
+from kiln.codegen.ir.emit import Expression, rare_families
 from kiln.codegen.ir.index import Index, Pointer
+from kiln.codegen.ir.literal import number
 from kiln.codegen.ir.memory import MEMORY, Memory, compute_type
 from kiln.codegen.ir.memory import element as raw
 from kiln.codegen.ir.routine import Routine

@@ -226,11 +226,12 @@ class Code:
 
     def text(self) -> str:
         """The module: one function `kernel` and the intrinsics it names."""
-        triple = f'target triple = "{self.target.triple}"'
         head = "define void @kernel(ptr %ptr, ptr %arg, i64 %begin, i64 %end) #0 {\nentry:"
         tail = f"}}\nattributes #0 = {{ {self.target.attributes()} }}\n"
         one = "!0 = !{i32 1}"  # what `!nontemporal` names
-        return "\n".join([triple, head, *self.slots, *self.lines, tail, *self.declared.values(), one, ""])
+        return "\n".join(
+            [self.target.head(), head, *self.slots, *self.lines, tail, *self.declared.values(), one, ""]
+        )
 
 
 def _literal_type(argument: str) -> str:

@@ -12,13 +12,14 @@ docstring of `kiln.scalars.scalar`. No flag ever allows LLVM to change a roundin
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache
 
+from kiln.codegen.ir import lacking
 from kiln.codegen.ir.code import Code
 from kiln.codegen.ir.index import Condition
-from kiln.codegen.ir.value import LLVM, Value, llvm_type
+from kiln.codegen.ir.instructions import FLOAT_COMPARE, Instructions
+from kiln.codegen.ir.literal import literal, number
+from kiln.codegen.ir.value import Value, llvm_type
 from kiln.scalars.floats import FORMAT
 from kiln.scalars.scalar import FLOATS, SIGNED, WIDTH, Scalar, topological
 from kiln.table.order import LANES
@@ -27,7 +28,6 @@ Leaf = Callable[[Scalar], Value]
 
 FLOAT_BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 INT_BINARY = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
-FLOAT_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 ROUNDERS = {
     "sqrt": "sqrt",
     "floor": "floor",
@@ -38,113 +38,10 @@ ROUNDERS = {
 }
 
 
-def literal(x: Scalar) -> Value:
-    """A constant scalar as an LLVM literal; floats by their bits, so -0.0 and NaN are exact."""
-    if x.type == "f64":
-        return Value(f"0x{x.data:016X}", "f64", 1, True)
-    if x.type == "f32":
-        return Value(float_literal(x.data), "f32", 1, True)
-    if x.type == "i1":
-        return Value("true" if x.data else "false", "i1", 1, True)
-    return Value(str(wrapped(int(x.data), x.type)), x.type, 1, True)
-
-
-@lru_cache(maxsize=1024)
-def float_literal(data: int) -> str:
-    """The f32 of bits `data` as LLVM writes it: the bits of the equal f64."""
-    if data & 0x7F800000 == 0x7F800000:
-        wide = (data >> 31) << 63 | 0x7FF << 52 | (data & 0x7FFFFF) << 29
-    else:
-        wide = struct.unpack("<Q", struct.pack("<d", struct.unpack("<f", struct.pack("<I", data))[0]))[0]
-    return f"0x{wide:016X}"
-
-
-def number(value: float, type: str) -> Value:
-    """A Python number as a literal of `type`."""
-    if type == "f32":
-        return Value(float_literal(struct.unpack("<I", struct.pack("<f", value))[0]), type, 1, True)
-    if type == "f64":
-        return Value(f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}", type, 1, True)
-    if type == "i1":
-        return Value("true" if value else "false", type, 1, True)
-    return Value(str(wrapped(int(value), type)), type, 1, True)
-
-
-def wrapped(value: int, type: str) -> int:
-    """`value` modulo the type's width, as the signed integer LLVM prints."""
-    bits = WIDTH[type]
-    value &= (1 << bits) - 1
-    return value - (1 << bits) if value >> (bits - 1) else value
-
-
-class Machine:
+class Machine(Instructions):
     """The ops of the scalar language on `Value`s of one width; each writes the instructions of one op."""
 
-    __slots__ = ("code",)
-
-    def __init__(self, code: Code) -> None:
-        self.code = code
-
-    # -- shape --------------------------------------------------------------------------------------
-
-    def spread(self, x: Value, width: int) -> Value:
-        """x in every one of `width` lanes."""
-        if x.width == width:
-            return x
-        assert x.width == 1, f"a vector of {x.width} lanes where {width} were needed"
-        if x.constant:
-            return Value(f"splat ({LLVM[x.type]} {x.text})", x.type, width, True)
-        kind = llvm_type(x.type, width)
-        one = self.code.op(f"insertelement {kind} poison, {LLVM[x.type]} {x.text}, i64 0")
-        zero = f"<{width} x i32> zeroinitializer"
-        return Value(self.code.op(f"shufflevector {kind} {one}, {kind} poison, {zero}"), x.type, width)
-
-    def first(self, x: Value) -> Value:
-        """x, or its first lane."""
-        return x if x.width == 1 else Value(self.code.op(f"extractelement {x.typed}, i64 0"), x.type)
-
-    def align(self, *values: Value) -> list[Value]:
-        """The values at their common width."""
-        width = max(v.width for v in values)
-        return [self.spread(v, width) for v in values]
-
-    # -- helpers: two operands of one width, literals spread on demand --------------------------------
-
-    def instruction(self, text: str, x: Value, y: Value, type: str | None = None) -> Value:
-        """`text ty x, y`, of x's type unless another is given."""
-        if x.width != y.width:
-            x, y = self.align(x, y)
-        return Value(self.code.op(f"{text} {x.typed}, {y.text}"), type or x.type, x.width)
-
-    def choose(self, condition: Value, x: Value, y: Value) -> Value:
-        """select."""
-        condition, x, y = self.align(condition, x, y)
-        text = f"select {condition.typed}, {x.typed}, {y.typed}"
-        return Value(self.code.op(text), x.type, x.width)
-
-    def cast(self, how: str, x: Value, type: str) -> Value:
-        """`how x to type`."""
-        return Value(self.code.op(f"{how} {x.typed} to {llvm_type(type, x.width)}"), type, x.width)
-
-    def intrinsic(self, name: str, *values: Value) -> Value:
-        """A float intrinsic overloaded on its type."""
-        values = tuple(self.align(*values))
-        first = values[0]
-        suffix = first.type if first.width == 1 else f"v{first.width}{first.type}"
-        text = self.code.call(f"llvm.{name}.{suffix}", first.llvm, [v.typed for v in values])
-        return Value(text, first.type, first.width)
-
-    def compare(self, op: str, x: Value, y: Value) -> Value:
-        """The i1 of a comparison; NaN is unequal to everything and unordered."""
-        if x.type in FLOATS:
-            return self.instruction(f"fcmp {FLOAT_COMPARE[op]}", x, y, "i1")
-        if op not in ("eq", "ne"):
-            op = ("s" if x.type in SIGNED else "u") + op
-        return self.instruction(f"icmp {op}", x, y, "i1")
-
-    def both(self, op: str, x: Value, y: Value) -> Value:
-        """and, or, xor."""
-        return self.instruction(op, x, y)
+    __slots__ = ()
 
     # -- the ops ------------------------------------------------------------------------------------
 
@@ -162,7 +59,7 @@ class Machine:
             if op == "neg":
                 return Value(self.code.op(f"fneg {x.typed}"), x.type, x.width)
             if op == "fma":
-                return self.intrinsic("fma", *args)
+                return self.fused(x, args[1], args[2], node.data == "loose")
             return self.intrinsic(ROUNDERS[op], x)
         if op in INT_BINARY:
             return self.instruction(INT_BINARY[op], x, args[1])
@@ -226,7 +123,7 @@ class Machine:
             t = inner.values[0]
             quotient = self.intrinsic("trunc", self.instruction("fdiv", r, t))
             minus = Value(self.code.op(f"fneg {quotient.typed}"), r.type, r.width)
-            rest = self.intrinsic("fma", minus, t, r)
+            rest = self.fused(minus, t, r)
             below = self.compare("lt", rest, number(0.0, r.type))
             rest = self.choose(below, self.instruction("fadd", rest, t), rest)
             outer.next = [self.choose(self.compare("ge", r, t), rest, r)]
@@ -240,6 +137,20 @@ class Machine:
         """t * 2^20, and where it does not exceed r."""
         larger = self.instruction("fmul", t, number(2.0**20, t.type))
         return larger, self.compare("le", larger, r)
+
+    def fused(self, x: Value, y: Value, z: Value, loose: bool = False) -> Value:
+        """x * y + z, rounded once; a `loose` one twice where there is no instruction for it.
+
+        Without the instruction, f32 goes through f64, where products are exact and sums have 29 bits more.
+        """
+        if self.code.target.fuses:
+            return self.intrinsic("fma", x, y, z)
+        if loose:
+            return self.instruction("fadd", self.instruction("fmul", x, y), z)
+        if x.type == "f32":
+            x, y, z = (self.convert(v, "f64") for v in (x, y, z))
+            return self.convert(self.instruction("fadd", self.instruction("fmul", x, y), z), "f32")
+        return lacking.fused_doubles(self, *self.align(x, y, z))
 
     def any(self, x: Value) -> Condition:
         """Whether an i1 holds in any lane."""
@@ -365,12 +276,16 @@ class Machine:
 
     def half_to_float(self, raw: Value) -> Value:
         """The f32 of float16 bits (i16)."""
+        if not self.code.target.halves:
+            return lacking.half_to_float(self, raw)
         half = self.code.op(f"bitcast {raw.typed} to {_lanes('half', raw.width)}")
         text = self.code.op(f"fpext {_lanes('half', raw.width)} {half} to {llvm_type('f32', raw.width)}")
         return Value(text, "f32", raw.width)
 
     def float_to_half(self, x: Value) -> Value:
         """The float16 bits (i16) nearest to an f32."""
+        if not self.code.target.halves:
+            return lacking.float_to_half(self, x)
         half = self.code.op(f"fptrunc {x.typed} to {_lanes('half', x.width)}")
         text = self.code.op(f"bitcast {_lanes('half', x.width)} {half} to {llvm_type('i16', x.width)}")
         return Value(text, "i16", x.width)

@@ -13,8 +13,9 @@ A tail reads no byte outside its `count` elements and writes none. Pointers need
 from __future__ import annotations
 
 from kiln.codegen.ir.code import IOTA32, IOTA64, Code
-from kiln.codegen.ir.emit import Machine, number
+from kiln.codegen.ir.emit import Machine
 from kiln.codegen.ir.index import Index, Pointer
+from kiln.codegen.ir.literal import number
 from kiln.codegen.ir.masked import SUFFIX, first_lanes, load_masked, store_masked
 from kiln.codegen.ir.value import Value
 from kiln.table.order import LANES

@@ -90,7 +90,7 @@ def module(target: Target, routines: Sequence[Routine], constants: Sequence[str]
     for routine in routines:
         declared.pop(routine.title, None)
     return "\n".join([
-        f'target triple = "{target.triple}"',
+        target.head(),
         *(text for text in constants if text.split(" ", 1)[0] in written),
         written,
         f"attributes #0 = {{ {target.attributes()} }}",

@@ -13,8 +13,9 @@ nothing is 0 and a product 1: `initial` differs from `identity` there only.
 from __future__ import annotations
 
 from kiln.codegen.ir.code import Code
-from kiln.codegen.ir.emit import Machine, number
+from kiln.codegen.ir.emit import Machine
 from kiln.codegen.ir.index import Condition, Index
+from kiln.codegen.ir.literal import number
 from kiln.codegen.ir.value import Value
 from kiln.codegen.nests.nest import NOWHERE
 from kiln.scalars.scalar import FLOATS, SIGNED, WIDTH, Scalar

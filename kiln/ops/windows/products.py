@@ -27,7 +27,8 @@ from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import as_strided, expand, permute, reshape, slice_, write
 from kiln.ops.views.strided import contiguous_strides
 from kiln.ops.windows.geometry import Ints, bordered
-from kiln.scalars.scalar import FLOATS, fma
+from kiln.scalars import scalar
+from kiln.scalars.scalar import FLOATS
 from kiln.table import drawn as d
 from kiln.table.record import Operand, Sample, Sizes, Structure, Tensor, composite, pointwise
 
@@ -231,7 +232,7 @@ def multiply_add(input: Operand, other: Operand, total: Operand) -> Any:
     tensor([[[2.],
              [2.]]])
     """
-    return fma(input, other, total) if input.type in FLOATS else input * other + total
+    return scalar.multiply_add(input, other, total) if input.type in FLOATS else input * other + total
 
 
 @multiply_add.derivative
