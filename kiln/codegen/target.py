@@ -89,6 +89,10 @@ class Target(NamedTuple):
 # Two registers a row of sums, two for B and one for A: of 32 registers, or of 16.
 TALL, LOW = FmaBlocking((14, 12, 8, 4)), FmaBlocking((6, 4), narrow=12, panel_rows=4, transposed=(2, 3, 4))
 
+# Where multiplying and adding are two instructions and an address is several, a tile is wide: eight registers
+# of sums, four for B, one for A, one between.
+WIDE = FmaBlocking((2, 1), vectors=4, narrow=12, panel_rows=4, transposed=(1, 2))
+
 LEVELS = {
     "x86-64-v4-amx": Target("x86-64-v4-amx", "x86_64-unknown-linux-gnu", "x86-64-v4",
                             "+fast-gather,+avx512bf16,+amx-tile,+amx-bf16,+amx-int8", 512,
@@ -100,7 +104,7 @@ LEVELS = {
                       512 << 10, TALL),
 }  # fmt: skip
 
-WASM = Target("wasm32", "wasm32-unknown-unknown", "generic", "+simd128", 128, False, 256 << 10, LOW,
+WASM = Target("wasm32", "wasm32-unknown-unknown", "generic", "+simd128", 128, False, 256 << 10, WIDE,
               layout="e-m:e-p:32:32-p10:8:8-p20:8:8-i64:64-i128:128-n32:64-S128-ni:1:10:20",
               relocation="static", fuses=False, halves=False)  # fmt: skip
 
@@ -130,7 +134,7 @@ def intrinsic_allowed(name: str, target: Target) -> bool:
         wide = ".avx512." in name
         return target.vector_bits >= (512 if wide else 256) and name in X86_INTRINSICS
     parts = name.split(".")
-    if parts[1] == "fma" and not target.fuses:
+    if parts[:2] == ["llvm", "fma"] and not target.fuses:
         return False
     return any(".".join(parts[:n]) in INTRINSICS for n in range(2, len(parts) + 1))
 

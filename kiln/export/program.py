@@ -19,6 +19,7 @@ from kiln.tracing.trees import build, flatten
 _settled = later("kiln.export.shapes", "settled")
 _save = later("kiln.export.files", "save")
 _to_native = later("kiln.standalone.native", "to_native")
+_to_wasm = later("kiln.standalone.wasm", "to_wasm")
 _copy, _deep_copy = later("copy", "copy"), later("copy", "deepcopy")
 above["converted"] = later("kiln.export.converted", "converted")
 
@@ -102,6 +103,17 @@ class ExportedProgram(Module):
         cannot be written.
         """
         path: str = _to_native(self, folder, name, target, weights)
+        return path
+
+    def to_wasm(self, folder: Any, *, name: str = "model") -> str:
+        """Writes the program as a WebAssembly module into a folder, and gives its path, `NAME.wasm`: it needs
+        simd128 and imports nothing. Beside it are an ES module that runs it, with TypeScript types, and a
+        page that does so in a browser, also from the file system.
+
+        WebAssembly has no fused multiply-add: results agree with those here within rounding, and are the same
+        on every engine. `name`: an identifier. ValueError for another one.
+        """
+        path: str = _to_wasm(self, folder, name)
         return path
 
     def module(self, check_guards: bool = True) -> Module:

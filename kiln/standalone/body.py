@@ -167,12 +167,26 @@ class Body:
         if step.split is not None:  # nothing is cut: nobody reads what this one points to
             pointers.put(scratch, place)
             place += 1
+        if not self.driver.threads:
+            self._run_here(f, step, sizes, scratch, lists, place)
+            return
         words = sizes.of(step.scratch)
         f.call_for(
             "void", self.driver.launcher, f.pointer(f"@{self.kernels[step.kernel]}"), pointers, args,
             sizes.of(step.grid), sizes.of(step.grain), scratch, aligned(words * 8),
             -1 if step.scratch == 0 else place, f.pointer("%threads"),
         )  # fmt: skip
+
+    def _run_here(
+        self, f: Function, step: Launch, sizes: Sizes, scratch: Pointer, lists: Lists, place: int
+    ) -> None:
+        """A launch where there are no threads: a call of the kernel."""
+        pointers, args = lists
+        if step.scratch != 0:
+            pointers.put(scratch, place)
+        units = f.index(sizes.of(step.grid))
+        with f.when(units > 0):
+            f.call_for("void", self.kernels[step.kernel], pointers, args, f.index(0), units)
 
     def _copy_repeated(self, f: Function, sizes: Sizes, bases: list[Pointer]) -> None:
         """Results that are written where another one is, or that are an input."""

@@ -21,7 +21,8 @@ from kiln.passes.rewrite import append, begun, reachable
 from kiln.serialization.source import pieces
 from kiln.serialization.tensor_file import named_chunks
 from kiln.table.kinds import VIEWS
-from kiln.tracing.captured import Captured
+from kiln.tracing.captured import Captured, Check, Kept
+from kiln.tracing.expand import expand
 
 ALIGNMENT = 64  # bytes
 SMALL = (
@@ -46,10 +47,11 @@ def memory_of(tensor: Any) -> Any:
     return np.frombuffer(data, memory_dtype(tensor.dtype.name)).reshape(tuple(tensor.shape))
 
 
-def folded(graph: Graph, arrays: Arrays) -> tuple[Graph, Arrays]:
-    """A graph whose inputs are more constants, for what was computed of the given ones; those that nothing
-    reads any more are not among the arrays.
+def folded(found: Captured) -> tuple[Graph, Arrays]:
+    """The graph of a program in primitives, whose inputs are more constants, for what was computed of the
+    program's tensors; those that nothing reads any more, nor is asked of, are not among the arrays.
     """
+    graph, arrays = expand(found.graph), constants_of(found)
     derived = {id(graph.inputs[k]) for k in arrays}  # from the arrays
     constant = {*derived}  # and what is the same at every call
     kept = reachable(graph.outputs)
@@ -78,7 +80,15 @@ def folded(graph: Graph, arrays: Arrays) -> tuple[Graph, Arrays]:
     alive = reachable(work.outputs)
     work.nodes = [node for node in work.nodes if id(node.out) in alive]
     every = {**arrays, **made}
-    return work, {k: x for k, x in every.items() if id(work.inputs[k]) in alive}
+    looked_at = operands_asked(found)
+    return work, {k: x for k, x in every.items() if id(work.inputs[k]) in alive or k in looked_at}
+
+
+def operands_asked(found: Captured) -> set[int]:
+    """The inputs of the graph whose values are asked for something, beside being computed with."""
+    asked = {check.which for check in found.checks if isinstance(check, Kept) and check.kind == "operand"}
+    parts = [part for check in found.checks if isinstance(check, Check) for part in check.parts]
+    return asked | {which for kind, which in parts if kind == "operand"}
 
 
 def _is_static(node: Node) -> bool:

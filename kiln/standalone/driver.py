@@ -60,6 +60,7 @@ class Driver:
         self.functions: list[Function] = []
         self.kernels: dict[str, tuple[str, Kernel]] = {}
         self.messages = ["no error"]
+        self.threads = not target.triple.startswith("wasm")  # whether callers may have some
         self.blobs: dict[str, bytes] = {}  # further read-only data, by symbol
         self.most_pointers = 1
         self._symbols = 0
@@ -160,7 +161,7 @@ class Driver:
         self._write_run()
         self._write_workspace()
         self._write_shape()
-        helpers = _HELPERS.format(
+        helpers = (_HELPERS + (_THREADS if self.threads else "")).format(
             launch=self.launcher, move=self.mover, threads=self.counter, range=f"{self.name}.range",
             most=self.most_pointers, worth=WORTH, **_ENVIRONMENT[self.target.triple.split("-")[0]],
         )  # fmt: skip
@@ -169,7 +170,7 @@ class Driver:
         ]
         return "\n".join(
             [
-                f'target triple = "{self.target.triple}"',
+                self.target.head(),
                 f"@{self.data} = external hidden constant i8, align 64",
                 *map(_constant, self.blobs.items()), *kernels, helpers, self._message(),
                 *(f.text() for f in self.functions),
@@ -364,6 +365,7 @@ _ENVIRONMENT = {
         "  call void @llvm.aarch64.set.fpcr(i64 0)\n  ret i64 %saved",
         "leave": "  call void @llvm.aarch64.set.fpcr(i64 %saved)\n  ret void",
     },
+    "wasm32": {"declared": "", "enter": "  ret i64 0", "leave": "  ret void"},
 }
 
 _HELPERS = """
@@ -415,6 +417,9 @@ byte:
 done:
   ret void
 }}
+"""
+
+_THREADS = """
 ; a task: kernel, pointers, integers, scratch memory, bytes of it for a thread, its place among them or -1
 define internal void @{range}(ptr %task, i64 %begin, i64 %end, i32 %thread) #0 {{
 entry:

@@ -70,6 +70,7 @@ class Module(Protocol):
     mover: str
     counter: str
     most_pointers: int
+    threads: bool
     blobs: dict[str, bytes]
 
     def function(self, result: str, name: str, params: str, linkage: str = "internal") -> Function: ...

@@ -5,53 +5,34 @@ captured -> primitives -> constants -> driver (LLVM text) + kernels -> elf.py ->
 
 from __future__ import annotations
 
-import os
-import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln.codegen.llvm import Machine
 from kiln.codegen.target import LEVELS, Target, host_target
-from kiln.files import write_atomically
-from kiln.standalone.constants import constants_of, folded, in_file, laid_out
+from kiln.standalone.constants import folded, in_file, laid_out
 from kiln.standalone.driver import Driver
-from kiln.standalone.elf import Library
+from kiln.standalone.elf import Library as SharedLibrary
 from kiln.standalone.elf_object import MACHINES, read_object
 from kiln.standalone.header import c_example, c_header, python_example
 from kiln.standalone.kernels import linked
+from kiln.standalone.library import Library, check_name, write
 from kiln.standalone.relocatable import merged_object
 from kiln.tracing.captured import Captured
-from kiln.tracing.expand import expand
 
 TARGETS = {name: level for name, level in LEVELS.items() if not level.tiles}
 INSIDE = 1 << 30  # bytes of weights that are part of a library unless it is asked otherwise
 ISA = {"x86-64-v3": 0b111, "x86-64-v4": 0b1111}  # what a loader asks of the processor
-RESERVED = frozenset(
-    "auto break case char const continue default do double else enum extern float for goto if inline int "
-    "long register restrict return short signed sizeof static struct switch typedef union unsigned void "
-    "volatile while".split()
-)  # fmt: skip
 
 
-class NativeLibrary(NamedTuple):
-    """The files of a library, by their names."""
-
-    name: str
-    files: dict[str, bytes]
-    driver: Driver
-
-
-def library_of(
-    found: Captured, name: str, target: str | None = None, weights: str | None = None
-) -> NativeLibrary:
+def library_of(found: Captured, name: str, target: str | None = None, weights: str | None = None) -> Library:
     """A program as a library for a level of processors, this machine's unless given. `weights`: "inside" or
     "beside", in a file of their own; inside unless they are more than INSIDE bytes.
     """
-    check_name(name)
+    check_name(name, "to_native")
     level = target_of(target)
     if weights not in (None, "inside", "beside"):
         raise ValueError(f"to_native: expected weights='inside' or 'beside', got {weights!r:.60}")
-    arrays = constants_of(found)
-    graph, arrays = folded(expand(found.graph), arrays)
+    graph, arrays = folded(found)
     beside = weights == "beside" or (weights is None and sum(x.nbytes for x in arrays.values()) > INSIDE)
     files: dict[str, bytes] = {}
     data: dict[str, bytes | memoryview] = {}
@@ -66,22 +47,14 @@ def library_of(
     own = Machine(level, quick=True).object(driver.text())
     objects = [read_object(own), *linked(driver.kernels.values(), level)]
     exports = [f"{name}_{what}" for what in ("run", "workspace", "shape", "message")]
-    library = Library(objects, data, exports, f"lib{name}.so", ISA.get(level.name, 0))
+    library = SharedLibrary(objects, data, exports, f"lib{name}.so", ISA.get(level.name, 0))
     machine = MACHINES[level.triple.split("-")[0]]
     files[f"lib{name}.so"] = b"".join(library.parts())
     files[f"{name}.o"] = merged_object(machine, objects, data, exports)
     files[f"{name}.h"] = c_header(driver).encode()
     files[f"{name}_example.c"] = c_example(driver).encode()
     files[f"{name}_example.py"] = python_example(driver).encode()
-    return NativeLibrary(name, files, driver)
-
-
-def check_name(name: Any) -> None:
-    """ValueError for what is no identifier of C."""
-    if not isinstance(name, str) or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name) or name in RESERVED:
-        raise ValueError(
-            f"to_native: the name of a library is an identifier of C, as in name='model'; got {name!r:.60}"
-        )
+    return Library(name, files, driver)
 
 
 def target_of(target: str | None) -> Target:
@@ -92,18 +65,6 @@ def target_of(target: str | None) -> Target:
     if target not in TARGETS:
         raise ValueError(f"to_native: expected a target among {', '.join(TARGETS)}, got {target!r:.60}")
     return TARGETS[target]
-
-
-def write(library: NativeLibrary, folder: Any) -> list[str]:
-    """Writes the files into a folder, which is made if it is not there; their paths."""
-    place = os.fspath(folder)
-    os.makedirs(place, exist_ok=True)
-    paths = []
-    for file, content in library.files.items():
-        path = os.path.join(place, file)
-        write_atomically(path, [content])
-        paths.append(path)
-    return paths
 
 
 def to_native(program: Any, folder: Any, name: Any, target: str | None, weights: str | None) -> str:

@@ -8,14 +8,18 @@ loose one in every bit.
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from backend import needs_kiln
 from codegen_peer import Array, expected, numpy_dtype, reads, same, to_compute, to_memory, units, writes
-from linking import Job, compiled, jobs_in_node
+from linking import Job, compiled, jobs_in_node, run, tool
 from test_codegen_scalar import DTYPES, ONE, TWO, leaf, pairs, values
 
 from kiln.codegen.gemm.arguments import BATCH
@@ -23,7 +27,7 @@ from kiln.codegen.gemm.kernel import gemm_parts
 from kiln.codegen.gemm.spec import product
 from kiln.codegen.nests.generate import nest_text
 from kiln.codegen.nests.nest import Nest
-from kiln.codegen.target import WASM, legal
+from kiln.codegen.target import LEVELS, WASM, legal
 from kiln.codegen.verify import verify_text
 from kiln.scalars import gamma, mathematics, trigonometry
 from kiln.scalars.scalar import COMPARE, FLOATS, SHIFT, WIDTH, Scalar, const, convert, round_to
@@ -223,3 +227,59 @@ def test_products(dtype: str, tmp_path: Path, rng: np.random.Generator) -> None:
         got = to_compute(done.arrays[2], dtype)
         most: Any = {"float32": 1e-5, "float64": 1e-13, "int32": 0, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
         assert np.allclose(got, want, rtol=most, atol=most * 10), (want.shape, np.abs(got - want).max())
+
+
+def test_a_fused_multiply_add_is_refused_in_text() -> None:
+    """LLVM would call a library for it; other levels have the instruction."""
+    text = "declare <4 x float> @llvm.fma.v4f32(<4 x float>, <4 x float>, <4 x float>)"
+    with pytest.raises(ValueError, match=r"llvm.fma.v4f32 is not an intrinsic that wasm32 allows"):
+        verify_text(text, WASM)
+    for level in LEVELS.values():
+        verify_text(text, level)
+
+
+FAMILIES = """
+import os, sys, tempfile
+folder = tempfile.TemporaryDirectory()
+os.environ.update(KILN_CACHE_DIR=folder.name, KILN_PACK="0")
+import kiln
+from kiln import nn
+from kiln.codegen.target import WASM
+from kiln.codegen.verify import verify_text
+from kiln.standalone.wasm_link import wasm_module
+from kiln.testing.kernel_texts import Noted
+from linking import compiled
+from test_wasm_kernels import joined
+
+noted = Noted()
+noted.watch()
+x = kiln.ones(5, 70)
+kiln.softmax(x, 1), x.cumsum(0), kiln.sort(x), kiln.searchsorted(x, x), x.nonzero()
+nn.Linear(70, 30)(x), nn.LSTM(32, 64)(kiln.ones(20, 4, 32)), nn.MaxPool2d(2)(kiln.ones(1, 3, 8, 8))
+q = kiln.ones(1, 2, 40, 32)
+nn.functional.scaled_dot_product_attention(q, q, q)
+for n, kernel in enumerate(noted.kernels.values()):
+    text = joined([part.text() for part in kernel.parts(WASM)])
+    verify_text(text, WASM)
+    with open(f"{sys.argv[1]}/{n}.wasm", "wb") as file:
+        file.write(wasm_module(compiled(text, WASM), {}, ["kernel"]))
+print(*sorted({type(kernel).__name__ for kernel in noted.kernels.values()}), len(noted.kernels))
+"""
+INSTANTIATED = """
+const fs = require("fs"), [folder, count] = process.argv.slice(1);
+for (let n = 0; n < count; n++)
+    new WebAssembly.Instance(new WebAssembly.Module(fs.readFileSync(`${folder}/${n}.wasm`)), {});
+"""
+
+
+@needs_kiln
+def test_kernels_of_every_family_need_nothing(tmp_path: Path) -> None:
+    """No function of a library, no instruction that an engine refuses."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", FAMILIES, tmp_path], capture_output=True, text=True, timeout=240,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    *families, count = done.stdout.split()
+    assert families == ["AlongKernel", "AttentionKernel", "GemmKernel", "NestKernel", "RecurrenceKernel"]
+    run(tool("node"), "-e", INSTANTIATED, tmp_path, count)

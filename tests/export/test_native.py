@@ -1,5 +1,5 @@
-"""Programs as native libraries: the bits of the program, its checks as codes, threads of the caller, and what is
-refused.
+"""Programs as native libraries: the bits of the program, its checks as codes, threads of the caller, and what
+is refused.
 """
 
 from __future__ import annotations
@@ -239,6 +239,15 @@ def test_values_that_ops_refuse_are_codes(tmp_path: Path) -> None:
     assert_same_bits(made, losses, (kiln.randn(4, 3), kiln.tensor([-1, 1, 2, -1])))
     assert "size is 3" in refused(made, [kiln.randn(4, 3), kiln.tensor([0, 3, 1, 1])])
     assert "size is 3" in refused(made, [kiln.randn(4, 3), kiln.tensor([0, -2, 1, 1])])
+
+
+def test_positions_that_are_constants(tmp_path: Path) -> None:
+    """They are asked for, too, where the size they are compared with varies."""
+    position = kiln.tensor([0, 4])
+    program = export(lambda x: x[position], (kiln.randn(6, 2),), dynamic_shapes=({0: Dim("n")},))
+    made = library(program, tmp_path)
+    assert_same_bits(made, program, (kiln.randn(5, 2),))
+    assert "take_at" in refused(made, [kiln.randn(4, 2)])
 
 
 def test_what_a_program_goes_by_is_checked(tmp_path: Path) -> None:

@@ -160,6 +160,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/export/program.py": {
         "kiln.onnx.exporting": "writing a program for other runtimes is asked for",
         "kiln.standalone.native": "with NumPy and LLVM, for who writes a library",
+        "kiln.standalone.wasm": "with NumPy and LLVM, for who writes a module",
         "kiln.export.shapes": "for who makes a program, not for who loads one",
         "kiln.export.files": "for who saves one",
         "kiln.export.verification": "with NumPy, for who verifies",

@@ -1,0 +1,110 @@
+"""A program as a WebAssembly module, with what runs it: an ES module, its TypeScript types, a page.
+
+captured -> primitives -> constants -> driver + kernels as one LLVM module -> wasm_link.py -> NAME.wasm
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from importlib.resources import files as resources
+from typing import Any
+
+from kiln.codegen.llvm import Machine
+from kiln.codegen.target import WASM
+from kiln.standalone.constants import folded, laid_out
+from kiln.standalone.driver import Driver
+from kiln.standalone.header import Array, inputs_of, outputs_of
+from kiln.standalone.library import Library, check_name, write
+from kiln.standalone.one_module import one_module
+from kiln.standalone.wasm_link import wasm_module
+from kiln.tracing.captured import Captured
+
+STACK = 1 << 20  # bytes; a kernel of many sums down columns has up to 230 KiB there
+ARRAYS = {
+    "bool": "Uint8Array", "uint8": "Uint8Array", "int8": "Int8Array", "int16": "Int16Array",
+    "int32": "Int32Array", "int64": "BigInt64Array", "float16": "Uint16Array", "bfloat16": "Uint16Array",
+    "float32": "Float32Array", "float64": "Float64Array",
+}  # fmt: skip
+
+
+def wasm_of(found: Captured, name: str) -> Library:
+    """All files of a module."""
+    check_name(name, "to_wasm")
+    graph, arrays = folded(found)
+    places, data = laid_out(arrays)
+    driver = Driver(found, graph, places, name, WASM)
+    text = one_module(driver.text(), driver.kernels.values(), WASM)
+    exports = [f"{name}_{what}" for what in ("run", "workspace", "shape", "message")]
+    code = wasm_module(Machine(WASM).object(text), {driver.data: data}, exports, STACK)
+    about = description(driver)
+    runner = _resource("runner.js").replace("/*ABOUT*/", json.dumps(about))
+    module = runner.replace("NAME", name)
+    page = _resource("page.html").replace("NAME", name)
+    page = page.replace("/*RUNNER*/", module.replace("export ", ""))
+    page = page.replace("/*CODE*/", base64.b64encode(code).decode())
+    files = {
+        f"{name}.wasm": code,
+        f"{name}.mjs": module.encode(),
+        f"{name}.d.mts": types_of(driver).encode(),
+        f"{name}.html": page.encode(),
+    }
+    return Library(name, files, driver)
+
+
+def to_wasm(program: Any, folder: Any, name: Any) -> str:
+    """What `ExportedProgram.to_wasm` does."""
+    return write(wasm_of(program._captured, name), folder)[0]
+
+
+def _resource(name: str) -> str:
+    return (resources("kiln.standalone") / name).read_text(encoding="utf-8")
+
+
+def description(driver: Driver) -> dict[str, Any]:
+    """What the module is called with, for its runner: lengths are numbers, or names of sizes."""
+
+    def array(own: Array) -> dict[str, Any]:
+        shape = [int(n) if n.isdigit() else n for n in own.shape]
+        return {"name": own.name, "dtype": own.dtype, "type": ARRAYS[own.dtype], "shape": shape}
+
+    sizes = [{"name": s.name, "least": driver.bounds[s.slot][0]} for s in driver.stated]
+    sizes += [{"name": number.name, "least": 0} for number in driver.numbers]
+    return {
+        "name": driver.name,
+        "inputs": list(map(array, inputs_of(driver))),
+        "outputs": list(map(array, outputs_of(driver))),
+        "sizes": sizes,
+    }
+
+
+def types_of(driver: Driver) -> str:
+    """The types of the ES module."""
+    inputs = "".join(f"  {json.dumps(a.name)}: {ARRAYS[a.dtype]}; // {a}\n" for a in inputs_of(driver))
+    outputs = "".join(
+        f"  {json.dumps(a.name)}: {{ data: {ARRAYS[a.dtype]}; shape: number[] }}; // {a}\n"
+        for a in outputs_of(driver)
+    )
+    names = [*(s.name for s in driver.stated), *(number.name for number in driver.numbers)]
+    sizes = "".join(f"  {json.dumps(name)}?: number;\n" for name in names)
+    return f"""export interface Inputs {{
+{inputs}}}
+export interface Outputs {{
+{outputs}}}
+export interface Sizes {{
+{sizes}}}
+export interface Program {{
+  /** Computes the outputs; sizes that follow from the lengths of inputs may be left out. Throws an Error for
+   * wrong inputs, with the reason. */
+  run(inputs: Inputs, sizes?: Sizes): Outputs;
+  /** What `run` takes and gives. */
+  about: {{
+    name: string;
+    inputs: {{ name: string; dtype: string; type: string; shape: (number | string)[] }}[];
+    outputs: {{ name: string; dtype: string; type: string; shape: (number | string)[] }}[];
+    sizes: {{ name: string; least: number }}[];
+  }};
+}}
+/** The program; `source`: its code, a response that has it, or where it is, else beside this module. */
+export function load(source?: string | URL | Response | BufferSource): Promise<Program>;
+"""
