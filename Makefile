@@ -29,8 +29,9 @@ test: $(VENV)/.kiln-installed
 answers: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile --peer --write-answers $(ARGS)
 
+# From a data set to programs that run without Python; main_job/index.html shows it.
 demo: $(VENV)/.kiln-installed
-	$(BIN)/python examples/digits.py
+	$(BIN)/python examples/main_job
 
 # Every example to its stated result, and as PyTorch's program where .venv has it: minutes.
 examples: $(VENV)/.kiln-installed

@@ -3,8 +3,8 @@ long exports take.
 
     python bench/libraries.py [rounds]
 
-An MLP 128-256-10 at 1 and 32 rows, and a GPT of six layers 384 wide at 256 characters. What a call from Python
-costs, about a microsecond of ctypes, is in the times.
+An MLP 128-256-10 at 1 and 32 rows, and a GPT of six layers 384 wide at 256 characters. What a call from
+Python costs, about a microsecond of ctypes, is in the times.
 """
 
 from __future__ import annotations
