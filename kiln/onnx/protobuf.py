@@ -16,7 +16,7 @@ TYPES = {
     "float16": 10, "float64": 11, "uint32": 12, "uint64": 13, "bfloat16": 16,
 }  # fmt: skip
 
-Length = Union[int, str]  # of a dim: a number, or the name of one that varies
+Length = Union[int, str, None]  # of a dim: a number, the name of one that varies, or nothing is said
 
 
 def varint(n: int) -> bytes:
@@ -64,8 +64,14 @@ def value_info(name: str, dtype: str, dims: Iterable[Length] | None) -> bytes:
     """A `ValueInfoProto` of an array; `dims` None says nothing of its shape."""
     kind = integer(1, TYPES[dtype])
     if dims is not None:
-        kind += data(2, b"".join(data(1, data(2, n) if isinstance(n, str) else integer(1, n)) for n in dims))
+        kind += data(2, b"".join(data(1, _length(n)) for n in dims))
     return data(1, name) + data(2, data(1, kind))
+
+
+def _length(n: Length) -> bytes:
+    if n is None:
+        return b""
+    return data(2, n) if isinstance(n, str) else integer(1, n)
 
 
 def node(
