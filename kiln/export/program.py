@@ -75,7 +75,7 @@ class ExportedProgram(Module):
         output_names: Sequence[str] | None = None,
     ) -> Any:
         """The program as an ONNX model, written into a file if `f` says where; `opset` is the version of the
-        operators, 18 to 26, the largest unless given. See `kiln.onnx.export`.
+        operators, 18 to 26. See `kiln.onnx.export`.
         """
         from kiln.onnx.exporting import export
 

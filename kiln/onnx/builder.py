@@ -14,6 +14,7 @@ from kiln.onnx import protobuf as pb
 
 # Operators by the version they came with, of those that are younger than OLDEST.
 OLDEST, CURRENT = 18, 26
+WITH_DRAWS = 21  # the last one whose random numbers ONNX Runtime has
 SINCE = {
     "Gelu": 20, "Attention": 23, "RMSNormalization": 23, "BitCast": 26, "CumProd": 26,
 }  # fmt: skip
@@ -61,6 +62,8 @@ class Builder:
         self.read: set[str] = set()  # names of what operators are given
         self.names: dict[int, str] = {}  # of values of graphs, by id
         self.taken: set[str] = set()  # names that are given, not made
+        self.draws: dict[tuple[Any, ...], str] = {}  # random numbers, by where kiln would draw them
+        self.streams: set[str] = set()  # names of what says where that is: no operator has them
         self.constants: dict[tuple[Any, ...], str] = {}
         self.numbers: dict[str, Any] = {}  # those of no dims as Python has them
         self.count = 0
@@ -101,6 +104,8 @@ class Builder:
         self, kind: str, name: str, inputs: Sequence[str], outputs: Sequence[str], attributes: dict[str, Any]
     ) -> None:
         """An operator whose results have these names."""
+        if not self.streams.isdisjoint(inputs):
+            raise self.refuse("computes its random numbers in a way that has no ONNX form")
         self.read.update(inputs)
         self.nodes.append(pb.node(kind, name, inputs, outputs, attributes))
 

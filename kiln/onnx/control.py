@@ -25,18 +25,16 @@ Look = tuple[str, Shape]  # a dtype and a shape
 Write = Callable[[Graph, Sequence[Value]], None]  # the nodes that some values of a graph need
 
 
-def values_read(node: Node) -> Sequence[Value]:
-    """The operands that a node's value is computed from."""
-    if node.op.name == "custom":
-        call = Attrs(*node.attrs)
-        return (node.inputs[call.counts[0] + call.which],)
-    return node.inputs
+def passed_on(node: Node) -> Value:
+    """The operand that a node `custom` gives."""
+    call = Attrs(*node.attrs)
+    return node.inputs[call.counts[0] + call.which]
 
 
 def result(builder: Builder, node: Node, write: Write) -> str:
     """The value of a node that is one result of a call."""
     if node.op.name == "custom":
-        return builder.of(values_read(node)[0])
+        return builder.of(passed_on(node))
     calls, key = builder.scope.calls, (node.op.name, tuple(map(id, node.inputs)), node.attrs[1:])
     if key not in calls:
         wanted = sorted({n.attrs[0] for n in siblings(node, builder.scope.needed)})

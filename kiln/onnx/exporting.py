@@ -60,15 +60,16 @@ def export(
     do_constant_folding: bool = True,
     optimize: bool = True,
 ) -> ONNXProgram:
-    """Writes a model as an ONNX file, if `f` says where: a module, a function or an ExportedProgram, traced
-    with example arguments, a module as in evaluation. Parameters and buffers are in the file.
+    """Writes a model as an ONNX file, if `f` says where: a module or a function, traced with example
+    arguments, a module as in evaluation; or an ExportedProgram. Parameters and buffers are in the file.
 
     `input_names`, `output_names`: of the first ones, by their order. `dynamic_axes`: which dims of which
     input vary, {"x": {0: "batch"}} or {"x": [0]}; or `dynamic_shapes`, as of `kiln.export.export`.
-    `opset_version`: of the operators, 18 to 26, the largest unless given. What `verbose`, `dynamo`,
-    `external_data`, `do_constant_folding` and `optimize` choose in PyTorch changes nothing here.
+    `opset_version`: of the operators, 18 to 26, the largest unless given, or 21 of a program that draws
+    random numbers, as ONNX Runtime has them up to there. What `verbose`, `dynamo`, `external_data`,
+    `do_constant_folding` and `optimize` choose in PyTorch changes nothing here.
 
-    ValueError for an op without ONNX form, with its line, for random numbers, for names that are twice.
+    ValueError for an op without ONNX form, with its line, for names that are twice.
 
     >>> import io
     >>> made = kiln.onnx.export(kiln.nn.Linear(2, 1), kiln.ones(3, 2), io.BytesIO())

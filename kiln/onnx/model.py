@@ -12,7 +12,7 @@ from kiln.graph.graph import Value
 from kiln.graph.size import Size
 from kiln.graph.slots import first_slots
 from kiln.onnx import protobuf as pb
-from kiln.onnx.builder import CURRENT, FORMAT, Builder
+from kiln.onnx.builder import CURRENT, FORMAT, WITH_DRAWS, Builder
 from kiln.onnx.forms import FORMS
 from kiln.onnx.rules import needed, write_nodes
 from kiln.serialization.source import pieces
@@ -33,10 +33,11 @@ def model_of(
     its outputs the results, then what the written ones are afterwards. `inputs`, `outputs`: names of the
     first ones.
 
-    ValueError for an op without a form, with the op and its line, and for a program that draws random
-    numbers.
+    ValueError for an op without a form, with the op and its line.
     """
-    writer = _Writer(found, CURRENT if opset is None else opset)
+    if opset is None:
+        opset = WITH_DRAWS if found.random else CURRENT
+    writer = _Writer(found, opset)
     writer.rename(inputs or (), outputs or ())
     return writer.model()
 
@@ -45,11 +46,6 @@ class _Writer:
     """The model under construction."""
 
     def __init__(self, found: Captured, opset: int) -> None:
-        if found.random:
-            raise ValueError(
-                f"to_onnx: {found.name} draws random numbers, which are no input of an ONNX model; call "
-                "eval() first if it is its dropout"
-            )
         if not found.outputs and not found.mutated:
             raise ValueError(f"to_onnx: {found.name} gives no tensor, and a model has an output at least")
         self.found, self.builder = found, Builder(opset)
@@ -77,7 +73,7 @@ class _Writer:
         results = self._results()
         b.taken.update(results, self.input_names, (s.name for s in found.state))
         self._inputs()
-        write_nodes(b, needed(self.graph, self.graph.outputs[: len(results)]))
+        write_nodes(b, needed(b, self.graph, self.graph.outputs[: len(results)]))
         outputs = [self._output(name, v) for name, v in zip(results, self.graph.outputs)]
         tensors = [data for name, data in b.tensors.items() if name in b.read]
         whole = pb.graph(found.name, b.nodes, tensors, self.inputs, outputs)
@@ -93,6 +89,10 @@ class _Writer:
         written = {k for kind, k in found.mutated if kind == "state"}
         count = len(found.inputs)
         for k, value in enumerate(self.graph.inputs):
+            if value.weak:  # of random numbers
+                b.names[id(value)] = name = b.fresh("stream")
+                b.streams.add(name)
+                continue
             name = self.input_names[k] if k < count else found.state[k - count].name
             b.names[id(value)] = name
             if k < count or k - count in written:

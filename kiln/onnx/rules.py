@@ -7,9 +7,8 @@ from typing import Any
 
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, Size, product
-from kiln.onnx import control, scalars
+from kiln.onnx import control, drawn, scalars
 from kiln.onnx.builder import END, Builder
-from kiln.onnx.control import values_read
 from kiln.onnx.forms import applied
 from kiln.ops.reductions import scan_and_scatter_steps as steps
 from kiln.scalars import scalar as sc
@@ -27,9 +26,13 @@ FLOATING = frozenset("Ceil Floor IsInf IsNaN Round".split())
 def write(builder: Builder, node: Node) -> str:
     """The value of a node."""
     builder.what = f"{node.op.name}{f' ({node.line})' if node.line else ''}"
+    if 0 in node.out.shape:  # of no elements, whatever computes it
+        return builder.cast(
+            builder.op("ConstantOfShape", builder.shape(node.out.shape)), "float32", node.out.dtype
+        )
     made = applied(builder, node)
     if made is None:
-        made = RULES[node.op.kind](builder, node, [builder.names.get(id(v), "") for v in node.inputs])
+        made = RULES[node.op.kind](builder, node, [builder.of(v) for v in node.inputs])
     return made
 
 
@@ -42,14 +45,21 @@ def write_nodes(builder: Builder, nodes: Sequence[Node]) -> None:
     scope.needed = around
 
 
-def needed(graph: Graph, outputs: Sequence[Value]) -> list[Node]:
+def values_read(builder: Builder, node: Node) -> Sequence[Value]:
+    """The operands that a node's value is computed from."""
+    if node.op.name == "custom":
+        return (control.passed_on(node),)
+    return node.inputs[2:] if drawn.is_draw(builder, node) else node.inputs
+
+
+def needed(builder: Builder, graph: Graph, outputs: Sequence[Value]) -> list[Node]:
     """The nodes that some values of a graph need: what gradients alone need is left out."""
     wanted = {id(v) for v in outputs}
     nodes = []
     for node in reversed(graph.nodes):
         if id(node.out) in wanted:
             nodes.append(node)
-            wanted.update(id(v) for v in values_read(node))
+            wanted.update(id(v) for v in values_read(builder, node))
     return nodes[::-1]
 
 
@@ -164,7 +174,7 @@ def _by_body(b: Builder, node: Node, x: list[str]) -> str:
     b.names.update({id(v): name for v, name in zip(given, x)})
     for inner in graph.nodes:
         inner.line = node.line
-    write_nodes(b, graph.nodes)
+    write_nodes(b, needed(b, graph, [out]))
     return b.of(out)
 
 
@@ -313,7 +323,7 @@ def _call(b: Builder, node: Node, x: list[str]) -> str:
     """A result of a call of graphs."""
 
     def run(graph: Graph, outputs: Sequence[Value]) -> None:
-        write_nodes(b, needed(graph, outputs))
+        write_nodes(b, needed(b, graph, outputs))
 
     return control.result(b, node, run)
 
