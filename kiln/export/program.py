@@ -73,13 +73,22 @@ class ExportedProgram(Module):
         opset: int | None = None,
         input_names: Sequence[str] | None = None,
         output_names: Sequence[str] | None = None,
+        verify: bool = False,
     ) -> Any:
         """The program as an ONNX model, written into a file if `f` says where; `opset` is the version of the
-        operators, 18 to 26. See `kiln.onnx.export`.
+        operators, 18 to 26. `verify`: runs it by ONNX Runtime and prints how far its outputs are away. See
+        `kiln.onnx.export`.
         """
         from kiln.onnx.exporting import export
 
-        return export(self, f=f, opset_version=opset, input_names=input_names, output_names=output_names)
+        return export(
+            self,
+            f=f,
+            opset_version=opset,
+            input_names=input_names,
+            output_names=output_names,
+            verify=verify,
+        )
 
     def module(self, check_guards: bool = True) -> Module:
         """The program as a module: itself. It always checks its arguments."""
