@@ -45,6 +45,7 @@ class Scope:
         self.around, self.given = around, given  # of a graph that is called: what its slots are around it
         self.slots: dict[int, tuple[str, int]] = {}  # of which input and dim each is the size
         self.sizes: dict[Dim, str] = {}  # vectors of one element
+        self.layers: dict[Any, list[str]] = {}  # results of recurrent layers
         self.needed: Sequence[Node] = ()  # the nodes that are written
         self.calls: dict[Any, dict[int, str]] = {}  # results of calls of graphs
 

@@ -42,7 +42,7 @@ def data(number: int, value: Union[bytes, str]) -> bytes:
 
 
 def attribute(name: str, value: Any) -> bytes:
-    """An `AttributeProto`: an int, float, text, graph (bytes), or a list of ints or floats."""
+    """An `AttributeProto`: an int, float, text, graph (bytes), or a list of ints or of texts."""
     if isinstance(value, int):
         return data(1, name) + integer(3, int(value)) + integer(20, 2)
     if isinstance(value, float):
@@ -51,6 +51,8 @@ def attribute(name: str, value: Any) -> bytes:
         return data(1, name) + data(4, value) + integer(20, 3)
     if isinstance(value, bytes):
         return data(1, name) + data(6, value) + integer(20, 5)
+    if value and isinstance(value[0], str):
+        return data(1, name) + b"".join(data(9, text) for text in value) + integer(20, 8)
     return data(1, name) + b"".join(integer(8, n) for n in value) + integer(20, 7)
 
 

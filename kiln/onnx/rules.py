@@ -10,6 +10,7 @@ from kiln.graph.size import Dim, Size, product
 from kiln.onnx import control, drawn, scalars
 from kiln.onnx.builder import END, Builder
 from kiln.onnx.forms import applied
+from kiln.onnx.recurrent import last_cell, layer_of
 from kiln.ops.reductions import scan_and_scatter_steps as steps
 from kiln.scalars import scalar as sc
 from kiln.table.apply import apply_pointwise
@@ -30,9 +31,11 @@ def write(builder: Builder, node: Node) -> str:
         return builder.cast(
             builder.op("ConstantOfShape", builder.shape(node.out.shape)), "float32", node.out.dtype
         )
-    made = applied(builder, node)
+    made = last_cell(builder, node.out) if node.op.name == "select" else None
     if made is None:
-        made = RULES[node.op.kind](builder, node, [builder.of(v) for v in node.inputs])
+        made = applied(builder, node)
+    if made is None:
+        made = RULES[node.op.kind](builder, node, [builder.names.get(id(v), "") for v in node.inputs])
     return made
 
 
@@ -49,6 +52,9 @@ def values_read(builder: Builder, node: Node) -> Sequence[Value]:
     """The operands that a node's value is computed from."""
     if node.op.name == "custom":
         return (control.passed_on(node),)
+    layer = layer_of(node)
+    if layer is not None:
+        return layer.values
     return node.inputs[2:] if drawn.is_draw(builder, node) else node.inputs
 
 
