@@ -224,6 +224,15 @@ def test_programs(name: str) -> None:
         model.compare(args, {}, make(*args), 2e-5)
 
 
+@pytest.mark.parametrize("name", ["cond", "collatz", "rows until", "scan from the back", "map"])
+def test_older_operators(name: str) -> None:
+    """The oldest version of the operators has branches and loops too."""
+    make, calls, shapes = PROGRAMS[name]
+    model = Model(kiln.export.export(make, calls[0], dynamic_shapes=shapes), opset=18)
+    for args in calls:
+        model.compare(args, {}, make(*args), 2e-5)
+
+
 def test_layers_and_buffers_in_a_branch() -> None:
     """What a branch writes goes out under another name."""
     made = kiln.jit.script(Gate())
