@@ -75,13 +75,22 @@ class ExportedProgram(Module):
         opset: int | None = None,
         input_names: Sequence[str] | None = None,
         output_names: Sequence[str] | None = None,
+        verify: bool = False,
     ) -> Any:
         """The program as an ONNX model, written into a file if `f` says where; `opset` is the version of the
-        operators, 18 to 26, the largest unless given. See `kiln.onnx.export`.
+        operators, 18 to 26. `verify`: runs it by ONNX Runtime and prints how far its outputs are away. See
+        `kiln.onnx.export`.
         """
         from kiln.onnx.exporting import export
 
-        return export(self, f=f, opset_version=opset, input_names=input_names, output_names=output_names)
+        return export(
+            self,
+            f=f,
+            opset_version=opset,
+            input_names=input_names,
+            output_names=output_names,
+            verify=verify,
+        )
 
     def to_native(
         self,

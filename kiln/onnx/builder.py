@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from kiln.graph.graph import Value
+from kiln.graph.graph import Node, Value
 from kiln.graph.size import Dim, Size, symbol
 from kiln.onnx import protobuf as pb
 
 # Operators by the version they came with, of those that are younger than OLDEST.
 OLDEST, CURRENT = 18, 26
+WITH_DRAWS = 21  # the last one whose random numbers ONNX Runtime has
 SINCE = {
     "Gelu": 20, "Attention": 23, "RMSNormalization": 23, "BitCast": 26, "CumProd": 26,
 }  # fmt: skip
+END = -(2**62)  # before the first element: where a slice from the back ends
 # Of numbers, as `struct` has it.
 FORMAT = {
     "float32": "f", "float64": "d", "float16": "e", "int64": "q", "int32": "i", "int16": "h", "int8": "b",
@@ -26,6 +29,25 @@ WIDE = {
     "float16": "float32", "bfloat16": "float32", "bool": "int32", "int8": "int32", "uint8": "int32",
     "int16": "int32",
 }  # fmt: skip
+# What is known of numbers when the model is written, so that conditions on them leave no branch.
+FOLDED: dict[str, Callable[..., Any]] = {
+    "Equal": operator.eq, "Less": operator.lt, "LessOrEqual": operator.le, "Greater": operator.gt,
+    "GreaterOrEqual": operator.ge, "And": operator.and_, "Or": operator.or_, "Xor": operator.xor,
+    "Not": operator.not_,
+}  # fmt: skip
+
+
+class Scope:
+    """Sizes of one graph as values, and where nodes that compute them go: who sees the graph sees those."""
+
+    def __init__(self, nodes: list[bytes], around: Scope | None = None, given: Sequence[Dim] = ()) -> None:
+        self.nodes = nodes
+        self.around, self.given = around, given  # of a graph that is called: what its slots are around it
+        self.slots: dict[int, tuple[str, int]] = {}  # of which input and dim each is the size
+        self.sizes: dict[Dim, str] = {}  # vectors of one element
+        self.layers: dict[Any, list[str]] = {}  # results of recurrent layers
+        self.needed: Sequence[Node] = ()  # the nodes that are written
+        self.calls: dict[Any, dict[int, str]] = {}  # results of calls of graphs
 
 
 class Builder:
@@ -36,11 +58,15 @@ class Builder:
             raise ValueError(f"to_onnx: expected an opset from {OLDEST} to {CURRENT}, got {opset}")
         self.opset = opset
         self.nodes: list[bytes] = []
-        self.tensors: list[bytes] = []
-        self.names: dict[int, str] = {}  # of the graph's values, by id
-        self.sizes: dict[Dim, str] = {}  # vectors of one element
-        self.slots: dict[int, tuple[str, int]] = {}  # of which input and dim each is the size
+        self.scope = Scope(self.nodes)
+        self.tensors: dict[str, bytes] = {}  # by name
+        self.read: set[str] = set()  # names of what operators are given
+        self.names: dict[int, str] = {}  # of values of graphs, by id
+        self.taken: set[str] = set()  # names that are given, not made
+        self.draws: dict[tuple[Any, ...], str] = {}  # random numbers, by where kiln would draw them
+        self.streams: set[str] = set()  # names of what says where that is: no operator has them
         self.constants: dict[tuple[Any, ...], str] = {}
+        self.numbers: dict[str, Any] = {}  # those of no dims as Python has them
         self.count = 0
         self.what = "the graph"  # the op at hand, for errors
 
@@ -49,9 +75,10 @@ class Builder:
         return self.opset >= SINCE.get(kind, OLDEST)
 
     def fresh(self, what: str = "t") -> str:
-        """A new name."""
+        """A new name, of all graphs of the model."""
         self.count += 1
-        return f"{what}_{self.count}"
+        name = f"{what}_{self.count}"
+        return name if name not in self.taken else self.fresh(what)
 
     def refuse(self, why: str) -> ValueError:
         """The error for what has no form."""
@@ -59,6 +86,8 @@ class Builder:
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
         """The result of an operator; its name begins as the operator's does."""
+        if kind in FOLDED and all(x in self.numbers for x in inputs):
+            return self.constant(FOLDED[kind](*(self.numbers[x] for x in inputs)), "bool")
         return self.several(kind, 1, *inputs, **attributes)[0]
 
     def several(self, kind: str, results: int, *inputs: str, **attributes: Any) -> list[str]:
@@ -68,9 +97,18 @@ class Builder:
                 f"needs {kind}, which came with opset {SINCE[kind]}, and the model is of {self.opset}"
             )
         name = self.fresh(kind)
-        outputs = [name, *(f"{name}_{k}" for k in range(1, results))]
-        self.nodes.append(pb.node(kind, name, inputs, outputs, attributes))
+        outputs = [name, *(self.fresh(kind) for _ in range(1, results))]
+        self.add(kind, name, inputs, outputs, attributes)
         return outputs
+
+    def add(
+        self, kind: str, name: str, inputs: Sequence[str], outputs: Sequence[str], attributes: dict[str, Any]
+    ) -> None:
+        """An operator whose results have these names."""
+        if not self.streams.isdisjoint(inputs):
+            raise self.refuse("computes its random numbers in a way that has no ONNX form")
+        self.read.update(inputs)
+        self.nodes.append(pb.node(kind, name, inputs, outputs, attributes))
 
     @contextmanager
     def body(self) -> Iterator[list[bytes]]:
@@ -80,6 +118,25 @@ class Builder:
             yield self.nodes
         finally:
             self.nodes = around
+
+    @contextmanager
+    def called(self, given: Sequence[Dim]) -> Iterator[Scope]:
+        """While it lasts, sizes are those of a graph that is called; around it they are `given`."""
+        around, self.scope = self.scope, Scope(self.nodes, self.scope, given)
+        try:
+            yield self.scope
+        finally:
+            self.scope = around
+
+    @contextmanager
+    def _in(self, scope: Scope) -> Iterator[None]:
+        """While it lasts, nodes go where a scope's go."""
+        before = self.scope, self.nodes
+        self.scope, self.nodes = scope, scope.nodes
+        try:
+            yield
+        finally:
+            self.scope, self.nodes = before
 
     def no_leaf(self, scalar: Any) -> str:
         """For expressions of constants."""
@@ -91,21 +148,29 @@ class Builder:
         """A number of the model, or a list of them; equal ones are one."""
         several = isinstance(values, (list, tuple))
         numbers = values if several else (values,)
-        take = float if FORMAT[dtype] in "efd" else int
+        take = bool if dtype == "bool" else float if FORMAT[dtype] in "efd" else int
         raw = struct.pack(f"<{len(numbers)}{FORMAT[dtype]}", *map(take, numbers))
-        return self.tensor(dtype, (len(numbers),) if several else (), raw)
+        name = self.tensor(dtype, (len(numbers),) if several else (), raw)
+        if not several:
+            (self.numbers[name],) = struct.unpack(f"<{FORMAT[dtype]}", raw)
+        return name
 
     def tensor(self, dtype: str, shape: Iterable[int], raw: bytes) -> str:
         """An array of the model by its bytes."""
         key = dtype, tuple(shape), raw
         if key not in self.constants:
             self.constants[key] = name = self.fresh("constant")
-            self.tensors.append(pb.tensor(name, dtype, key[1], raw))
+            self.tensors[name] = pb.tensor(name, dtype, key[1], raw)
         return self.constants[key]
 
     def cast(self, x: str, source: str, target: str) -> str:
-        """A value in another dtype."""
-        return x if source == target else self.op("Cast", x, to=pb.TYPES[target])
+        """A value in another dtype; a number that both have is a number there."""
+        if source == target:
+            return x
+        if x in self.numbers and target in FORMAT:
+            with suppress(struct.error, OverflowError, ValueError):
+                return self.constant(self.numbers[x], target)
+        return self.op("Cast", x, to=pb.TYPES[target])
 
     # -- sizes --------------------------------------------------------------------------------------
 
@@ -113,29 +178,39 @@ class Builder:
         """A size as a vector of one int64."""
         if not isinstance(dim, Size):
             return self.constant([dim])
-        if dim not in self.sizes:
-            total = ""
-            for monomial, factor in dim.terms:
-                parts = [self._atom(atom) for atom in monomial]
-                if factor != 1 or not parts:
-                    parts.append(self.constant([factor]))
-                term = parts[0]
-                for part in parts[1:]:
-                    term = self.op("Mul", term, part)
-                total = term if not total else self.op("Add", total, term)
-            self.sizes[dim] = total
-        return self.sizes[dim]
+        sizes = self.scope.sizes
+        if dim not in sizes:
+            with self._in(self.scope):
+                sizes[dim] = self._sum(dim)
+        return sizes[dim]
+
+    def _sum(self, size: Size) -> str:
+        total = ""
+        for monomial, factor in size.terms:
+            parts = [self._atom(atom) for atom in monomial]
+            if factor != 1 or not parts:
+                parts.append(self.constant([factor]))
+            term = parts[0]
+            for part in parts[1:]:
+                term = self.op("Mul", term, part)
+            total = term if not total else self.op("Add", total, term)
+        return total
 
     def _atom(self, atom: Any) -> str:
-        if atom.slot < 0:
+        scope, slot = self.scope, atom.slot
+        if slot < 0:
             return self.op("Div", self.size(atom.numerator), self.size(atom.denominator))
-        own = symbol(atom.slot)
-        if own not in self.sizes:
-            if atom.slot not in self.slots:
+        own = symbol(slot)
+        if own not in scope.sizes:
+            if slot in scope.slots:
+                name, d = scope.slots[slot]
+                scope.sizes[own] = self.op("Shape", name, start=d, end=d + 1)
+            elif scope.around is not None:
+                with self._in(scope.around):
+                    scope.sizes[own] = self.size(scope.given[slot])
+            else:
                 raise self.refuse("has a size that depends on values")
-            name, d = self.slots[atom.slot]
-            self.sizes[own] = self.op("Shape", name, start=d, end=d + 1)
-        return self.sizes[own]
+        return scope.sizes[own]
 
     def shape(self, dims: Sequence[Dim]) -> str:
         """A shape as a vector of int64."""

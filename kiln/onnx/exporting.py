@@ -15,6 +15,7 @@ from kiln.nn import Module
 from kiln.tracing.dims import Dim
 
 _model_of = later("kiln.onnx.model", "model_of")
+_verified = later("kiln.onnx.running", "verified")
 _write_atomically = later("kiln.files", "write_atomically")
 
 FileLike = str | os.PathLike[str] | IO[bytes]
@@ -24,9 +25,10 @@ Axes = Mapping[str, Mapping[int, str] | Sequence[int]]
 class ONNXProgram:
     """A program and the ONNX model it is written as."""
 
-    def __init__(self, program: ExportedProgram, data: bytes) -> None:
+    def __init__(self, program: ExportedProgram, data: bytes, inputs: Sequence[str] = ()) -> None:
         self.exported_program = program
         self.data = data  # the file
+        self._inputs = inputs  # what it calls the first ones
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program, by kiln."""
@@ -35,6 +37,16 @@ class ONNXProgram:
     def save(self, destination: FileLike) -> None:
         """Writes the file."""
         write(self.data, destination)
+
+    def verify(self, cases: int = 8, *, seed: int = 0) -> Any:
+        """Runs the program and, by ONNX Runtime, the model, at the sizes and on the numbers that
+        `ExportedProgram.verify` takes: a report with the largest difference of every output, in ULP of its
+        largest element, and what may be expected of other orders of rounding; `holds` says whether all are
+        within that. ImportError where ONNX Runtime is not installed.
+        """
+        program = self.exported_program
+        names = [*self._inputs, *(x.name for x in program._captured.inputs[len(self._inputs) :])]
+        return _verified(program, self.data, names, cases, seed)
 
     def __repr__(self) -> str:
         return f"ONNXProgram({len(self.data)} bytes)"
@@ -59,16 +71,21 @@ def export(
     keep_initializers_as_inputs: bool = False,
     do_constant_folding: bool = True,
     optimize: bool = True,
+    verify: bool = False,
 ) -> ONNXProgram:
-    """Writes a model as an ONNX file, if `f` says where: a module, a function or an ExportedProgram, traced
-    with example arguments, a module as in evaluation. Parameters and buffers are in the file.
+    """Writes a model as an ONNX file, if `f` says where: a module or a function, traced with example
+    arguments, a module as in evaluation; or an ExportedProgram. Parameters and buffers are in the file.
 
     `input_names`, `output_names`: of the first ones, by their order. `dynamic_axes`: which dims of which
     input vary, {"x": {0: "batch"}} or {"x": [0]}; or `dynamic_shapes`, as of `kiln.export.export`.
-    `opset_version`: of the operators, 18 to 26, the largest unless given. What `verbose`, `dynamo`,
-    `external_data`, `do_constant_folding` and `optimize` choose in PyTorch changes nothing here.
+    `opset_version`: of the operators, 18 to 26, the largest unless given, or 21 of a program that draws
+    random numbers, as ONNX Runtime has them up to there. What `verbose`, `dynamo`, `external_data`,
+    `do_constant_folding` and `optimize` choose in PyTorch changes nothing here.
 
-    ValueError for an op without ONNX form, with its line, for random numbers, for names that are twice.
+    `verify`: runs the model by ONNX Runtime beside the program and prints how far each output is away, at the
+    sizes that `ExportedProgram.verify` takes: `ONNXProgram.verify`.
+
+    ValueError for an op without ONNX form, with its line, for names that are twice.
 
     >>> import io
     >>> made = kiln.onnx.export(kiln.nn.Linear(2, 1), kiln.ones(3, 2), io.BytesIO())
@@ -84,9 +101,12 @@ def export(
             dynamic_shapes = _shapes(model, args, dict(kwargs or {}), input_names, dynamic_axes)
         program = _exported(model, args, kwargs, dynamic_shapes)
     data = _model_of(program._captured, opset_version, input_names, output_names)
+    made = ONNXProgram(program, data, input_names or ())
     if f is not None:
         write(data, f)
-    return ONNXProgram(program, data)
+    if verify:
+        print(f"{program._captured.name} by ONNX Runtime: {made.verify()}")
+    return made
 
 
 def _exported(model: Any, args: tuple[Any, ...], kwargs: Any, shapes: Any) -> ExportedProgram:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kiln.graph.graph import Node, Value
+from kiln.graph.graph import Value
 from kiln.graph.size import Size
 from kiln.graph.slots import first_slots
 from kiln.onnx import protobuf as pb
-from kiln.onnx.builder import CURRENT, Builder
+from kiln.onnx.builder import CURRENT, FORMAT, WITH_DRAWS, Builder
 from kiln.onnx.forms import FORMS
-from kiln.onnx.rules import values_read, write
+from kiln.onnx.rules import needed, write_nodes
 from kiln.serialization.source import pieces
 from kiln.tracing.captured import Captured
 from kiln.tracing.expand import expand
@@ -33,10 +33,11 @@ def model_of(
     its outputs the results, then what the written ones are afterwards. `inputs`, `outputs`: names of the
     first ones.
 
-    ValueError for an op without a form, with the op and its line, and for a program that draws random
-    numbers.
+    ValueError for an op without a form, with the op and its line.
     """
-    writer = _Writer(found, CURRENT if opset is None else opset)
+    if opset is None:
+        opset = WITH_DRAWS if found.random else CURRENT
+    writer = _Writer(found, opset)
     writer.rename(inputs or (), outputs or ())
     return writer.model()
 
@@ -45,11 +46,8 @@ class _Writer:
     """The model under construction."""
 
     def __init__(self, found: Captured, opset: int) -> None:
-        if found.random:
-            raise ValueError(
-                f"to_onnx: {found.name} draws random numbers, which are no input of an ONNX model; call "
-                "eval() first if it is its dropout"
-            )
+        if not found.outputs and not found.mutated:
+            raise ValueError(f"to_onnx: {found.name} gives no tensor, and a model has an output at least")
         self.found, self.builder = found, Builder(opset)
         self.graph = expand(found.graph, keep=FORMS)
         self.inputs: list[bytes] = []
@@ -72,26 +70,18 @@ class _Writer:
     def model(self) -> bytes:
         """The file."""
         b, found = self.builder, self.found
+        results = self._results()
+        b.taken.update(results, self.input_names, (s.name for s in found.state))
         self._inputs()
-        for node in self._needed():
-            b.names[id(node.out)] = write(b, node)
-        outputs = [self._output(name, v) for name, v in zip(self._results(), self.graph.outputs)]
-        whole = pb.graph(found.name, b.nodes, b.tensors, self.inputs, outputs)
+        write_nodes(b, needed(b, self.graph, self.graph.outputs[: len(results)]))
+        outputs = [self._output(name, v) for name, v in zip(results, self.graph.outputs)]
+        tensors = [data for name, data in b.tensors.items() if name in b.read]
+        whole = pb.graph(found.name, b.nodes, tensors, self.inputs, outputs)
         if len(whole) > LARGEST:
             raise ValueError(
                 f"to_onnx: {found.name} has {len(whole) >> 20} MiB, and a file holds 2 GiB at most"
             )
         return pb.model(whole, b.opset, "kiln", __version__)
-
-    def _needed(self) -> list[Node]:
-        """The nodes that outputs need: what gradients alone need is left out."""
-        wanted = {id(v) for v in self.graph.outputs}
-        nodes = []
-        for node in reversed(self.graph.nodes):
-            if id(node.out) in wanted:
-                nodes.append(node)
-                wanted.update(id(v) for v in values_read(node))
-        return nodes[::-1]
 
     def _inputs(self) -> None:
         """Inputs and tensors of the program by their names."""
@@ -99,18 +89,23 @@ class _Writer:
         written = {k for kind, k in found.mutated if kind == "state"}
         count = len(found.inputs)
         for k, value in enumerate(self.graph.inputs):
+            if value.weak:  # of random numbers
+                b.names[id(value)] = name = b.fresh("stream")
+                b.streams.add(name)
+                continue
             name = self.input_names[k] if k < count else found.state[k - count].name
             b.names[id(value)] = name
             if k < count or k - count in written:
                 self.inputs.append(pb.value_info(name, value.dtype, self._lengths(value)))
                 for d, n in enumerate(value.shape):
                     if isinstance(n, Size):
-                        b.slots[firsts[k] + d] = name, d
+                        b.scope.slots[firsts[k] + d] = name, d
             else:
                 array = found.state[k - count].tensor.detach()
-                b.tensors.append(
-                    pb.tensor(name, value.dtype, array.shape, b"".join(map(bytes, pieces(array))))
-                )
+                raw = b"".join(map(bytes, pieces(array)))
+                b.tensors[name] = pb.tensor(name, value.dtype, array.shape, raw)
+                if found.state[k - count].kind == "constant" and not value.ndim and value.dtype in FORMAT:
+                    b.numbers[name] = array.item()
 
     def _lengths(self, value: Value) -> Iterator[Any]:
         """Lengths of dims as a file has them: numbers and names."""
@@ -129,5 +124,5 @@ class _Writer:
     def _output(self, name: str, value: Value) -> bytes:
         """An output under its own name."""
         b = self.builder
-        b.nodes.append(pb.node("Identity", b.fresh("Identity"), [b.of(value)], [name], {}))
+        b.add("Identity", b.fresh("Identity"), [b.of(value)], [name], {})
         return pb.value_info(name, value.dtype, self._lengths(value))

@@ -16,7 +16,7 @@ TYPES = {
     "float16": 10, "float64": 11, "uint32": 12, "uint64": 13, "bfloat16": 16,
 }  # fmt: skip
 
-Length = Union[int, str]  # of a dim: a number, or the name of one that varies
+Length = Union[int, str, None]  # of a dim: a number, the name of one that varies, or nothing is said
 
 
 def varint(n: int) -> bytes:
@@ -42,7 +42,7 @@ def data(number: int, value: Union[bytes, str]) -> bytes:
 
 
 def attribute(name: str, value: Any) -> bytes:
-    """An `AttributeProto`: an int, float, text, graph (bytes), or a list of ints or floats."""
+    """An `AttributeProto`: an int, float, text, graph (bytes), or a list of ints or of texts."""
     if isinstance(value, int):
         return data(1, name) + integer(3, int(value)) + integer(20, 2)
     if isinstance(value, float):
@@ -51,6 +51,8 @@ def attribute(name: str, value: Any) -> bytes:
         return data(1, name) + data(4, value) + integer(20, 3)
     if isinstance(value, bytes):
         return data(1, name) + data(6, value) + integer(20, 5)
+    if value and isinstance(value[0], str):
+        return data(1, name) + b"".join(data(9, text) for text in value) + integer(20, 8)
     return data(1, name) + b"".join(integer(8, n) for n in value) + integer(20, 7)
 
 
@@ -64,8 +66,14 @@ def value_info(name: str, dtype: str, dims: Iterable[Length] | None) -> bytes:
     """A `ValueInfoProto` of an array; `dims` None says nothing of its shape."""
     kind = integer(1, TYPES[dtype])
     if dims is not None:
-        kind += data(2, b"".join(data(1, data(2, n) if isinstance(n, str) else integer(1, n)) for n in dims))
+        kind += data(2, b"".join(data(1, _length(n)) for n in dims))
     return data(1, name) + data(2, data(1, kind))
+
+
+def _length(n: Length) -> bytes:
+    if n is None:
+        return b""
+    return data(2, n) if isinstance(n, str) else integer(1, n)
 
 
 def node(

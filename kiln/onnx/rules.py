@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kiln.graph.control import Attrs
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, Size, product
-from kiln.onnx import protobuf as pb
-from kiln.onnx import scalars
-from kiln.onnx.builder import Builder
+from kiln.onnx import control, drawn, scalars
+from kiln.onnx.builder import END, Builder
 from kiln.onnx.forms import applied
+from kiln.onnx.recurrent import last_cell, layer_of
 from kiln.ops.reductions import scan_and_scatter_steps as steps
 from kiln.scalars import scalar as sc
 from kiln.table.apply import apply_pointwise
@@ -23,24 +22,51 @@ SINGLE = frozenset(
     "Tan".split()
 )
 FLOATING = frozenset("Ceil Floor IsInf IsNaN Round".split())
-END = -(2**62)  # before the first element: where a slice from the back ends
 
 
 def write(builder: Builder, node: Node) -> str:
     """The value of a node."""
     builder.what = f"{node.op.name}{f' ({node.line})' if node.line else ''}"
-    made = applied(builder, node)
+    if 0 in node.out.shape:  # of no elements, whatever computes it
+        return builder.cast(
+            builder.op("ConstantOfShape", builder.shape(node.out.shape)), "float32", node.out.dtype
+        )
+    made = last_cell(builder, node.out) if node.op.name == "select" else None
+    if made is None:
+        made = applied(builder, node)
     if made is None:
         made = RULES[node.op.kind](builder, node, [builder.names.get(id(v), "") for v in node.inputs])
     return made
 
 
-def values_read(node: Node) -> Sequence[Value]:
+def write_nodes(builder: Builder, nodes: Sequence[Node]) -> None:
+    """The values of nodes of one graph, in their order."""
+    scope = builder.scope
+    around, scope.needed = scope.needed, nodes
+    for node in nodes:
+        builder.names[id(node.out)] = write(builder, node)
+    scope.needed = around
+
+
+def values_read(builder: Builder, node: Node) -> Sequence[Value]:
     """The operands that a node's value is computed from."""
     if node.op.name == "custom":
-        call = Attrs(*node.attrs)
-        return (node.inputs[call.counts[0] + call.which],)
-    return node.inputs
+        return (control.passed_on(node),)
+    layer = layer_of(node)
+    if layer is not None:
+        return layer.values
+    return node.inputs[2:] if drawn.is_draw(builder, node) else node.inputs
+
+
+def needed(builder: Builder, graph: Graph, outputs: Sequence[Value]) -> list[Node]:
+    """The nodes that some values of a graph need: what gradients alone need is left out."""
+    wanted = {id(v) for v in outputs}
+    nodes = []
+    for node in reversed(graph.nodes):
+        if id(node.out) in wanted:
+            nodes.append(node)
+            wanted.update(id(v) for v in values_read(builder, node))
+    return nodes[::-1]
 
 
 # -- element by element -----------------------------------------------------------------------------
@@ -94,7 +120,7 @@ def _constant(b: Builder, node: Node, x: list[str]) -> str:
 
 def _full(b: Builder, node: Node, x: list[str]) -> str:
     value = b.cast(x[0], node.inputs[0].dtype, node.out.dtype)
-    return b.op("Expand", value, b.shape(node.out.shape))
+    return b.op("Expand", value, b.shape(node.out.shape)) if node.out.ndim else value
 
 
 def _iota(b: Builder, node: Node, x: list[str]) -> str:
@@ -154,7 +180,7 @@ def _by_body(b: Builder, node: Node, x: list[str]) -> str:
     b.names.update({id(v): name for v, name in zip(given, x)})
     for inner in graph.nodes:
         inner.line = node.line
-        b.names[id(inner.out)] = write(b, inner)
+    write_nodes(b, needed(b, graph, [out]))
     return b.of(out)
 
 
@@ -257,33 +283,27 @@ def _scan(b: Builder, node: Node, x: list[str]) -> str:
 
 
 def _scanned(b: Builder, node: Node, x: str) -> str:
-    """A scan by its step: the body of ONNX's Scan."""
+    """A scan step by step."""
     dim, dtype, reverse = node.attrs
     (value,), name = node.inputs, node.op.name
     kind, scan = steps.state_type(name, dtype), steps.SCANS[name]
-    element = scalars.NAME[kind]
-    given = b.cast(b.cast(x, value.dtype, dtype), dtype, element)
+    given = b.cast(b.cast(x, value.dtype, dtype), dtype, scalars.NAME[kind])
     start = scan.start(kind)
     types = [s.type for s in start]
-    rest = [n for d, n in enumerate(value.shape) if d != dim]
-    begin = [b.op("Expand", scalars.write(b, s, b.no_leaf), b.shape(rest)) for s in start]
-    count = b.op("Range", b.constant(0), b.scalar_size(value.shape[dim]), b.constant(1))
     leaves = [sc.arg(k, t) for k, t in enumerate([*types, kind, "i64"])]
     after = scan.step(tuple(leaves[:-2]), leaves[-2], leaves[-1])
-    names = [b.fresh("state") for _ in leaves]
-    inputs = [pb.value_info(n, scalars.NAME[t], None) for n, t in zip(names, [*types, kind, "i64"])]
-    with b.body() as body:
-        made = [b.op("Identity", scalars.write(b, s, lambda leaf: names[leaf.data])) for s in after]
-        last = b.op("Identity", made[-1])
-        infos = [pb.value_info(n, scalars.NAME[t], None) for n, t in zip([*made, last], [*types, types[-1]])]
-        inside = pb.graph("step", body, [], inputs, infos)
-    ways = [int(reverse)] * 2
-    settings = {"scan_input_axes": [dim, 0], "scan_input_directions": ways, "scan_output_axes": [dim],
-                "scan_output_directions": ways[:1]}  # fmt: skip
-    found = b.several(
-        "Scan", len(begin) + 1, *begin, given, count, body=inside, num_scan_inputs=2, **settings
-    )[-1]
-    return b.cast(found, scalars.NAME[types[-1]], node.out.dtype)
+    rest = tuple(n for d, n in enumerate(value.shape) if d != dim)
+    begin = [b.op("Expand", scalars.write(b, s, b.no_leaf), b.shape(rest)) for s in start]
+
+    def step(index: str, now: list[str]) -> tuple[list[str], list[str]]:
+        names = [*now, b.op("Gather", given, index, axis=dim), index]
+        made = [scalars.write(b, s, lambda leaf: names[leaf.data]) for s in after]
+        return made, made[-1:]
+
+    looks = [(scalars.NAME[t], rest) for t in types]
+    found = control.scanned(b, value.shape[dim], reverse, begin, looks, looks[-1:], step)[-1]
+    order = [*range(1, dim + 1), 0, *range(dim + 1, value.ndim)]  # the scanned dim back in its place
+    return b.cast(b.op("Transpose", found, perm=order), scalars.NAME[types[-1]], node.out.dtype)
 
 
 def _sort(b: Builder, node: Node, x: list[str]) -> str:
@@ -305,9 +325,13 @@ def _search(b: Builder, node: Node, x: list[str]) -> str:
     return b.op("ReduceSum", b.cast(below, "bool", "int64"), b.constant([0]), keepdims=0)
 
 
-def _control(b: Builder, node: Node, x: list[str]) -> str:
-    """What stands for a value and its gradient is the value."""
-    return b.of(values_read(node)[0]) if node.op.name == "custom" else _no_form(b, node, x)
+def _call(b: Builder, node: Node, x: list[str]) -> str:
+    """A result of a call of graphs."""
+
+    def run(graph: Graph, outputs: Sequence[Value]) -> None:
+        write_nodes(b, needed(b, graph, outputs))
+
+    return control.result(b, node, run)
 
 
 def _no_form(b: Builder, node: Node, x: list[str]) -> str:
@@ -327,7 +351,9 @@ RULES: dict[str, Rule] = {
     "full": _full,
     "iota": _iota,
     "reduce": _reduce,
-    "reshape": lambda b, node, x: b.reshape(x[0], node.out.shape),
+    "reshape": lambda b, node, x: (
+        b.reshape(x[0], node.out.shape) if node.inputs[0].shape != node.out.shape else x[0]
+    ),
     "permute": lambda b, node, x: b.op("Transpose", x[0], perm=list(node.attrs[0])),
     "expand": lambda b, node, x: b.op("Expand", x[0], b.shape(node.out.shape)),
     "as_strided": _as_strided,
@@ -340,5 +366,5 @@ RULES: dict[str, Rule] = {
     "along": lambda b, node, x: ALONG[node.op.algorithm](b, node, x),
     "layer": _by_body,
     "composite": _by_body,
-    "control": _control,
+    "control": _call,
 }

@@ -410,9 +410,12 @@ class Graph:
         """Writes it into one file with the tensors it has: a program's file (`kiln.export`), which
         `kiln.graph.load` reads, as `kiln.export.load` does.
         """
+        files.save(self.program(), path)
+
+    def program(self) -> ExportedProgram:
+        """It as a program of `kiln.export`, with the tensors it has: `g.program().to_onnx(path)`."""
         self._runs()
-        found = derived.with_state(self._found, self._state())
-        files.save(ExportedProgram(found), path)
+        return ExportedProgram(derived.with_state(self._found, self._state()))
 
     def __reduce__(self) -> Any:
         raise TypeError("Graph: it is not pickled: g.save(path) writes it, str(g) is its text")

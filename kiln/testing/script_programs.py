@@ -4,8 +4,9 @@
 
 A program is the text of a function of two vectors, a number in a tensor and one of Python's; its names keep
 their types, and its loops end. It runs as it is and as a script for several inputs; results are compared bit
-for bit, gradients within rounding. `interpreted`: the script's graph, made once, is computed by the
-interpreter, which compiles nothing; one of `--compiled` programs runs as its code besides.
+for bit, gradients within rounding. `--by interpreter`: the script's graph, made once, is computed by the
+interpreter, which compiles nothing; `--by onnx`: by ONNX Runtime, within rounding. Of these one of
+`--compiled` programs runs as its code besides.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import kiln
 from kiln.graph.interpret import interpret
+from kiln.onnx.model import model_of
 from kiln.scripting.scripted import Variant
 from kiln.tracing.expand import expand
 
@@ -155,42 +157,79 @@ def arguments(given: Any) -> list[Any]:
     return [kiln.tensor(x, requires_grad=True), kiln.tensor(y, requires_grad=True), kiln.tensor(n), p]
 
 
-def check(seed: int, interpreted: bool = False) -> str:
-    """What is wrong with the program of a seed; "" for nothing."""
+def check(seed: int, by: str = "code") -> str:
+    """What is wrong with the program of a seed, by "code", the "interpreter" or "onnx"; "" for nothing."""
     text = Writer(random.Random(seed)).text()
     try:
         f = function_of(text, f"<script program {seed}>")
         script = kiln.jit.script(f)
-        whole = script._calls.variant(tuple(arguments(_INPUTS[0])), {}) if interpreted else None
+        run = script
+        if by != "code":
+            run = WAYS[by](script._calls.variant(tuple(arguments(_INPUTS[0])), {}))
+        near = 1e-3 if by == "onnx" else 0.0
         for given in _INPUTS:
             args, own = arguments(given), arguments(given)
             expected = f(*args)
-            came = script(*own) if whole is None else _interpreted(whole, own)
+            came = run(*own)
             for k, (a, b) in enumerate(zip(expected, came, strict=True)):
-                if not _same(a, b):
+                if not _same(a, b, near):
                     return f"result {k} of {given}: {a} is {b}\n{text}"
-            if not interpreted and (told := _gradients(expected, args, came, own)):
+            if by == "code" and (told := _gradients(expected, args, came, own)):
                 return f"{told} of {given}\n{text}"
     except Exception as error:
         return f"{type(error).__name__}: {error}\n{text}"
     return ""
 
 
-def _interpreted(whole: Variant, args: list[Any]) -> list[Any]:
-    """What a script's graph gives, computed by the interpreter."""
+def _of(whole: Variant, run: Any) -> Any:
+    """A script's graph as a function: `run` is given NumPy's arrays and gives them."""
     found = whole.captured
-    tensors = [x.detach().numpy() for x in args if isinstance(x, kiln.Tensor)]
-    tensors += [s.tensor.detach().numpy() for s in found.state]
-    made = [kiln.from_numpy(y) for y in interpret(expand(found.graph), tensors)] if found.op else []
-    return list(whole.result(made[: len(found.outputs)]))
+
+    def call(*args: Any) -> list[Any]:
+        tensors = [x.detach().numpy() for x in args if isinstance(x, kiln.Tensor)]
+        made = [kiln.from_numpy(y) for y in run(tensors)] if found.op else []
+        return list(whole.result(made[: len(found.outputs)]))
+
+    return call
 
 
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, kiln.Tensor):
-        return isinstance(b, kiln.Tensor) and a.dtype == b.dtype and a.shape == b.shape and (
-            a.detach().numpy().tobytes() == b.detach().numpy().tobytes()
-        )  # fmt: skip
-    return type(a) is type(b) and bool(a == b)
+def _interpreted(whole: Variant) -> Any:
+    """A script by the interpreter."""
+    state = [s.tensor.detach().numpy() for s in whole.captured.state]
+    return _of(whole, lambda tensors: interpret(expand(whole.captured.graph), [*tensors, *state]))
+
+
+def _in_onnx(whole: Variant) -> Any:
+    """A script as a model, by ONNX Runtime."""
+    try:
+        from onnxruntime import InferenceSession
+    except ImportError as error:
+        raise SystemExit("ONNX Runtime is not installed: pip install kiln[runtimes]") from error
+
+    found = whole.captured
+    if not found.outputs:
+        return _of(whole, None)
+    session = InferenceSession(model_of(found), providers=["CPUExecutionProvider"])
+    names = {x.name for x in session.get_inputs()}
+
+    def run(tensors: list[Any]) -> Any:
+        given = {x.name: t for x, t in zip(found.inputs, tensors) if x.name in names}
+        return session.run(None, given)
+
+    return _of(whole, run)
+
+
+WAYS = {"interpreter": _interpreted, "onnx": _in_onnx}
+
+
+def _same(a: Any, b: Any, near: float) -> bool:
+    if not isinstance(a, kiln.Tensor):
+        return type(a) is type(b) and bool(a == b)
+    if not isinstance(b, kiln.Tensor) or a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if near:
+        return kiln.allclose(a, b, rtol=near, atol=near, equal_nan=True)
+    return a.detach().numpy().tobytes() == b.detach().numpy().tobytes()
 
 
 def _gradients(expected: Any, args: list[Any], came: Any, own: list[Any]) -> str:
@@ -212,15 +251,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--interpreted", action="store_true", help="by the interpreter, without gradients")
+    parser.add_argument("--by", default="code", choices=["code", *WAYS], help="without gradients but by code")
     parser.add_argument(
-        "--compiled", type=int, default=20, help="with it: one of so many runs as its code too"
+        "--compiled", type=int, default=20, help="with others: one of so many runs as its code too"
     )
     given = parser.parse_args()
     wrong = 0
     for seed in range(given.seed, given.seed + given.count):
-        told = check(seed, given.interpreted)
-        if not told and given.interpreted and seed % given.compiled == 0:
+        told = check(seed, given.by)
+        if not told and given.by != "code" and seed % given.compiled == 0:
             told = check(seed)
         linecache.cache.clear()
         if told:

@@ -40,7 +40,7 @@ def expand(graph: Graph, moved: Moved | None = None, keep: Container[str] = ()) 
 
 def expanded(sub: Subgraph) -> Subgraph:
     """The same of a graph that a node calls."""
-    return _called(sub, {})
+    return _called(sub, {}, ())
 
 
 def _expanded(
@@ -85,10 +85,10 @@ def _has_composites(graph: Graph, seen: set[int]) -> bool:
     return False
 
 
-def _called(sub: Subgraph, made_of: dict[int, Subgraph]) -> Subgraph:
+def _called(sub: Subgraph, made_of: dict[int, Subgraph], keep: Container[str]) -> Subgraph:
     found = made_of.get(id(sub))
     if found is None:
-        graph = _expanded(sub.graph, made_of)
+        graph = _expanded(sub.graph, made_of, None, keep)
         found = made_of[id(sub)] = sub if graph is sub.graph else Subgraph(graph)
     return found
 
@@ -103,7 +103,7 @@ def _made(
 ) -> Value:
     op: Any = node.op
     if op.kind == "control":
-        called = tuple([_called(sub, made_of) for sub in node.attrs[-1]])
+        called = tuple([_called(sub, made_of, keep) for sub in node.attrs[-1]])
         if any(a is not b for a, b in zip(called, node.attrs[-1])):
             return work.add(op, inputs, (*node.attrs[:-1], called))
     if op.kind != "composite" or op.name in keep:

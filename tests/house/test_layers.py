@@ -155,6 +155,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     },
     "kiln/onnx/exporting.py": {
         "kiln.onnx.model": "for who writes a model",
+        "kiln.onnx.running": "for who verifies one",
         "kiln.files": "for who has a path",
     },
     "kiln/export/program.py": {
@@ -295,6 +296,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     },
     "kiln/capture/log.py": {"logging": "10 ms, when something is said"},
     # what few programs need
+    "kiln/onnx/running.py": {"onnxruntime": "an extra"},
     "kiln/batching/strands.py": {"ctypes": "Ctrl-C for a strand that is a thread", "greenlet": "an extra"},
     "kiln/tensor.py": {
         "kiln.printing": "when a tensor is shown",

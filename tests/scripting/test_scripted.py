@@ -236,7 +236,7 @@ def test_lines_stay() -> None:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_random_programs(seed: int) -> None:
-    assert check(seed, interpreted=True) == ""
+    assert check(seed, "interpreter") == ""
 
 
 def test_annotations_are_checked() -> None:
