@@ -1,0 +1,22 @@
+"""Operators of ONNX as functions on tensors; see `table.py`."""
+
+from __future__ import annotations
+
+from kiln.onnx.operators import (  # noqa: F401
+    arranging,
+    attention,
+    elementwise,
+    indexing,
+    losses,
+    normalising,
+    random,
+    recurrent,
+    reducing,
+    resizing,
+    sequences,
+    signals,
+    windows,
+)
+from kiln.onnx.operators.table import OPERATORS, as_array, as_items, called, found
+
+__all__ = ["OPERATORS", "as_array", "as_items", "called", "found"]
