@@ -7,7 +7,7 @@ from typing import Any
 
 from kiln import _core, ops
 from kiln.onnx.known import Known
-from kiln.onnx.operators.table import Array, Ints, Number, as_array, as_items, axis_of, operator, zeros
+from kiln.onnx.operators.table import Array, Ints, Number, as_array, as_items, axis_of, cast, kind, operator, zeros
 from kiln.onnx.refusal import LoadError, UnsupportedError
 
 
@@ -82,7 +82,7 @@ def _tile(x: Array, repeats: Ints) -> Any:
 
 @operator("Concat")
 def _concat(*arrays: Array, axis: int = 1) -> Any:
-    if len({x.dtype for x in arrays}) > 1:
+    if len({kind(x) for x in arrays}) > 1:
         raise LoadError("expected arrays of one dtype")
     return ops.cat(list(arrays), axis)
 
@@ -169,7 +169,7 @@ def _padded(x: Array, dim: int, before: Any, after: Any, mode: str, fill: Any) -
         return x
     size = x.shape[dim]
     if mode == "constant":
-        sides = [ops.full((*x.shape[:dim], n, *x.shape[dim + 1 :]), fill, dtype=x.dtype) for n in (before, after)]
+        sides = [ops.full((*x.shape[:dim], n, *x.shape[dim + 1 :]), fill, dtype=kind(x)) for n in (before, after)]
         return ops.cat([sides[0], x, sides[1]], dim)
     at = ops.arange(size + before + after) - before
     if mode == "edge":
@@ -239,7 +239,7 @@ def _range(start: Array, limit: Number, delta: Number, *, stash_type: int = 1) -
     count = -((limit - first) // -delta)
     if isinstance(count, (int, float)):
         count = max(int(count), 0)
-    return (start + ops.arange(count) * delta).to(start.dtype)
+    return cast(start + ops.arange(count) * delta, kind(start))
 
 
 @operator("Shape")
@@ -256,7 +256,7 @@ def _size(x: Array) -> Any:
 def _one_hot(at: Array, depth: Number, values: Array, *, axis: int = -1) -> Any:
     dim = axis_of(axis, at.ndim + 1)
     count = int(depth) if isinstance(depth, float) else depth
-    at = at.to(_core.int64)
+    at = cast(at, _core.int64)
     at = ops.where(at < 0, at + count, at)
     places = ops.arange(count).reshape(tuple([-1 if d == dim else 1 for d in range(at.ndim + 1)]))
     return ops.where(at.unsqueeze(dim) == places, values[1], values[0])

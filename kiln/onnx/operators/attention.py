@@ -7,7 +7,7 @@ from typing import Any
 
 from kiln import _core, graph as flow, ops
 from kiln.nn import functional as F
-from kiln.onnx.operators.table import Array, operator
+from kiln.onnx.operators.table import Array, cast, kind, operator
 from kiln.onnx.refusal import LoadError
 from kiln.onnx.weights import dtype_of
 
@@ -61,8 +61,8 @@ def _mask(mask: Array, k: Array) -> Array:
     more = k.shape[2] - mask.shape[-1]
     if isinstance(more, int) and more == 0:
         return mask
-    fill: Any = False if mask.dtype == _core.bool else -math.inf
-    return ops.cat([mask, ops.full((*mask.shape[:-1], more), fill, dtype=mask.dtype)], -1)
+    fill: Any = False if kind(mask) == _core.bool else -math.inf
+    return ops.cat([mask, ops.full((*mask.shape[:-1], more), fill, dtype=kind(mask))], -1)
 
 
 @operator("Attention", since=23)
@@ -93,16 +93,16 @@ def _attention(
     if softcap > 0:
         scores = softcap * ops.tanh(scores / softcap)
     shown[1] = scores
-    bias = ops.zeros((), dtype=q.dtype)
+    bias = ops.zeros((), dtype=kind(q))
     if mask is not None:
         mask = _mask(mask, keys)
-        bias = ops.where(mask, 0.0, -math.inf).to(q.dtype) if mask.dtype == _core.bool else mask
+        bias = cast(ops.where(mask, 0.0, -math.inf), kind(q)) if kind(mask) == _core.bool else mask
     if seen is not None:
-        bias = bias + ops.where(seen, 0.0, -math.inf).to(q.dtype)
+        bias = bias + cast(ops.where(seen, 0.0, -math.inf), kind(q))
     scores = scores + bias
     shown[2] = scores
-    weights = _softmax(scores.to(dtype_of(softmax_precision, "its softmax") if softmax_precision else q.dtype), bias)
-    shown[3] = weights.to(q.dtype)
+    weights = _softmax(cast(scores, dtype_of(softmax_precision, "its softmax") if softmax_precision else kind(q)), bias)
+    shown[3] = cast(weights, kind(q))
     y = ops.matmul(shown[3], values)
     if qk_matmul_output_mode not in shown:
         raise LoadError(f"qk_matmul_output_mode is {qk_matmul_output_mode}")
@@ -125,7 +125,7 @@ def _rotary_embedding(x: Array, cosines: Array, sines: Array, places: Array | No
     size = rotary_embedding_dim or given.shape[3]
     turned, rest = given[..., :size], given[..., size:]
     if places is not None:
-        at = places.to(_core.int64).reshape(-1)
+        at = cast(places, _core.int64).reshape(-1)
         cosines, sines = (
             ops.index_select(t, 0, at).reshape((*places.shape, t.shape[-1])) for t in (cosines, sines)
         )
@@ -153,16 +153,16 @@ def _linear_attention(
     if update_rule not in rules or rules[update_rule] != (decay is not None, beta is not None):
         raise LoadError(f"update_rule is {update_rule!r:.20}, and its inputs are not as that needs them")
     q, k, v = (
-        _heads(x, n).to(_core.float32)
+        cast(_heads(x, n), _core.float32)
         for x, n in ((query, q_num_heads), (key, kv_num_heads), (value, kv_num_heads))
     )
     parts = [q, k, v]
     if decay is not None:
-        parts.append(_heads(decay, kv_num_heads).to(_core.float32))
+        parts.append(cast(_heads(decay, kv_num_heads), _core.float32))
     if beta is not None:
-        parts.append(_heads(beta, beta.shape[-1]).to(_core.float32))
+        parts.append(cast(_heads(beta, beta.shape[-1]), _core.float32))
     shape = (k.shape[0], kv_num_heads, k.shape[3], v.shape[3])
-    first = ops.zeros(shape) if past is None else past.to(_core.float32)
+    first = ops.zeros(shape) if past is None else cast(past, _core.float32)
     factor = scale or 1 / math.sqrt(k.shape[3])
 
     def step(state: Array, each: Any) -> Any:
@@ -176,5 +176,5 @@ def _linear_attention(
         return state, ops.matmul(q.unsqueeze(-2), read).squeeze(-2) * factor
 
     last, stacked = flow.scan(step, first, tuple([x.movedim(2, 0) for x in parts]))
-    y = _together(stacked.movedim(0, 2)).to(query.dtype)
-    return y, last.to(query.dtype if past is None else past.dtype)
+    y = cast(_together(stacked.movedim(0, 2)), kind(query))
+    return y, cast(last, kind(query) if past is None else kind(past))

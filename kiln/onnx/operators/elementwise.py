@@ -8,7 +8,7 @@ from typing import Any
 from kiln import _core, ops
 from kiln.nn import functional as F
 from kiln.onnx.known import LONGEST, Known
-from kiln.onnx.operators.table import Array, Value, operator
+from kiln.onnx.operators.table import Array, Value, cast, kind, operator
 from kiln.onnx.refusal import LoadError, UnsupportedError
 from kiln.onnx.weights import dtype_of
 
@@ -50,14 +50,14 @@ for _kind, _name in BINARY.items():
 
 def _same(x: Array, y: Array) -> Array:
     """The second operand, which is to have the dtype of the first."""
-    if x.dtype != y.dtype:
-        raise LoadError(f"expected operands of one dtype, got {x.dtype.name} and {y.dtype.name}")
+    if kind(x) != kind(y):
+        raise LoadError(f"expected operands of one dtype, got {kind(x).name} and {kind(y).name}")
     return y
 
 
 @operator("Div")
 def _div(x: Array, y: Array) -> Any:
-    return ops.div(x, _same(x, y), rounding_mode=None if x.dtype.is_floating_point else "trunc")
+    return ops.div(x, _same(x, y), rounding_mode=None if kind(x).is_floating_point else "trunc")
 
 
 @operator("Mod")
@@ -67,11 +67,11 @@ def _mod(x: Array, y: Array, *, fmod: int = 0) -> Any:
 
 @operator("Pow")
 def _pow(x: Array, y: Array) -> Any:
-    if x.dtype.is_floating_point:
-        return ops.pow(x, y.to(x.dtype))
-    if y.dtype.is_floating_point:
-        return ops.pow(x.to(_core.float64), y.to(_core.float64)).to(x.dtype)
-    return ops.pow(x, y).to(x.dtype)
+    if kind(x).is_floating_point:
+        return ops.pow(x, cast(y, kind(x)))
+    if kind(y).is_floating_point:
+        return cast(ops.pow(cast(x, _core.float64), cast(y, _core.float64)), kind(x))
+    return cast(ops.pow(x, y), kind(x))
 
 
 @operator("BitShift")
@@ -79,7 +79,9 @@ def _bit_shift(x: Array, y: Array, *, direction: str) -> Any:
     if direction not in ("LEFT", "RIGHT"):
         raise LoadError(f"direction is {direction!r:.20}")
     shifted = ops.bitwise_left_shift if direction == "LEFT" else ops.bitwise_right_shift
-    width = 8 * x.dtype.itemsize
+    width = 8 * kind(x).itemsize
+    if direction == "RIGHT" and kind(x) != _core.uint8:  # the sign is what comes in
+        return shifted(x, ops.clamp(y, max=width - 1))
     return ops.where(y < width, shifted(x, ops.clamp(y, max=width - 1)), ops.zeros_like(x))
 
 
@@ -114,9 +116,9 @@ def _identity(x: Value) -> Any:
 def _clip(x: Array, low: Array | None = None, high: Array | None = None, *, min: float | None = None,
           max: float | None = None) -> Any:  # fmt: skip
     if low is not None:
-        x = ops.maximum(x, low.to(x.dtype).reshape(()))
+        x = ops.maximum(x, cast(low, kind(x)).reshape(()))
     if high is not None:
-        x = ops.minimum(x, high.to(x.dtype).reshape(()))
+        x = ops.minimum(x, cast(high, kind(x)).reshape(()))
     return x if min is None and max is None else ops.clamp(x, min, max)
 
 
@@ -177,7 +179,7 @@ def _thresholded_relu(x: Array, *, alpha: float = 1.0) -> Any:
 @operator("Shrink")
 def _shrink(x: Array, *, bias: float = 0.0, lambd: float = 0.5) -> Any:
     found = ops.where(x < -lambd, x + bias, ops.where(x > lambd, x - bias, ops.zeros_like(x)))
-    return found.to(x.dtype)
+    return cast(found, kind(x))
 
 
 @operator("Softplus")
@@ -195,18 +197,18 @@ def _swish(x: Array, *, alpha: float = 1.0) -> Any:
 
 @operator("Cast")
 def _cast(x: Array, *, to: int, saturate: int = 1, round_mode: str = "up") -> Any:
-    return x.to(dtype_of(to, "its result"))
+    return cast(x, dtype_of(to, "its result"))
 
 
 @operator("CastLike")
 def _cast_like(x: Array, target: Array, *, saturate: int = 1, round_mode: str = "up") -> Any:
-    return x.to(target.dtype)
+    return cast(x, kind(target))
 
 
 @operator("BitCast")
 def _bit_cast(x: Array, *, to: int) -> Any:
     dtype = dtype_of(to, "its result")
-    if dtype.itemsize != x.dtype.itemsize:
+    if dtype.itemsize != kind(x).itemsize:
         raise UnsupportedError("BitCast between dtypes of different widths")
     return x.view(dtype)
 
@@ -227,7 +229,7 @@ def _constant(*, value: Any = None, value_float: float | None = None, value_int:
 def _eye_like(x: Array, *, dtype: int | None = None, k: int = 0) -> Any:
     rows, columns = x.shape
     at = ops.arange(columns).unsqueeze(0) - ops.arange(rows).unsqueeze(1)
-    return (at == k).to(x.dtype if dtype is None else dtype_of(dtype, "its result"))
+    return cast(at == k, kind(x) if dtype is None else dtype_of(dtype, "its result"))
 
 
 @operator("SwiGLU", since=28)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core, ops
-from kiln.onnx.operators.table import Array, Number, axis_of, operator
+from kiln.onnx.operators.table import Array, Number, axis_of, cast, operator
 from kiln.onnx.refusal import LoadError, UnsupportedError
 
 REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
@@ -13,7 +13,7 @@ REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 def from_first(at: Array, size: Any) -> Array:
     """Positions, those that count from the end as positions from the first."""
-    at = at.to(_core.int64)
+    at = cast(at, _core.int64)
     return ops.where(at < 0, at + size, at)
 
 
@@ -93,7 +93,7 @@ def _tensor_scatter(x: Array, update: Array, begins: Array | None = None, *, axi
         raise LoadError(f"axis {axis} in mode {mode!r:.20}")
     at = ops.arange(update.shape[dim]).unsqueeze(0)
     if begins is not None:
-        at = at + begins.to(_core.int64).unsqueeze(1)
+        at = at + cast(begins, _core.int64).unsqueeze(1)
     if mode == "circular":
         at = ops.remainder(at, x.shape[dim])
     shape = [1] * x.ndim
@@ -148,7 +148,7 @@ def _reverse_sequence(x: Array, lengths: Array, *, batch_axis: int = 1, time_axi
     if {batch_axis, time_axis} != {0, 1}:
         raise LoadError(f"axes are {batch_axis} and {time_axis}")
     at = ops.arange(x.shape[time_axis]).unsqueeze(batch_axis)
-    length = lengths.to(_core.int64).unsqueeze(time_axis)
+    length = cast(lengths, _core.int64).unsqueeze(time_axis)
     at = ops.where(at < length, length - 1 - at, at)
     shape = (*at.shape, *[1] * (x.ndim - 2))
     return ops.gather(x, time_axis, at.reshape(shape).expand(x.shape))

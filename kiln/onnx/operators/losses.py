@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core, ops
-from kiln.onnx.operators.table import Array, operator
+from kiln.onnx.operators.table import Array, cast, kind, operator
 from kiln.onnx.refusal import LoadError
 
 
 def _negative_log(logarithms: Array, target: Array, weight: Array | None, ignored: int | None,
                   reduction: str) -> Array:  # fmt: skip
     """What is lost where classes have these logarithms: [batch, classes, ..] at [batch, ..]."""
-    at = target.to(_core.int64)
+    at = cast(target, _core.int64)
     counts = ops.ones_like(at, dtype=_core.bool) if ignored is None else at != ignored
     at = ops.where(counts, at, ops.zeros_like(at))
     each = -ops.gather(logarithms, 1, at.unsqueeze(1)).squeeze(1)
-    factor = counts.to(logarithms.dtype)
+    factor = cast(counts, kind(logarithms))
     if weight is not None:
         factor = factor * ops.index_select(weight, 0, at.reshape(-1)).reshape(at.shape)
     each = ops.where(factor == 0, ops.zeros_like(each), each * factor)

@@ -6,7 +6,7 @@ from typing import Any
 
 from kiln import _core, ops
 from kiln.nn import functional as F
-from kiln.onnx.operators.table import Array, axis_of, operator, wide
+from kiln.onnx.operators.table import Array, axis_of, cast, kind, operator, wide
 from kiln.onnx.refusal import LoadError
 from kiln.onnx.weights import dtype_of
 
@@ -40,7 +40,7 @@ def log_softmax(x: Array, dim: int) -> Array:
 def hardmax(x: Array, dim: int) -> Array:
     """1 at the first maximum, 0 elsewhere."""
     at = ops.argmax(x, dim, keepdim=True)
-    return ops.zeros_like(x).scatter(dim, at, ops.ones_like(at).to(x.dtype))
+    return ops.zeros_like(x).scatter(dim, at, cast(ops.ones_like(at), kind(x)))
 
 
 for _function in (softmax, log_softmax, hardmax):
@@ -62,16 +62,16 @@ def _batch_normalization(
     kept = (mean, var)
     if training_mode:
         dims = [0, *range(2, x.ndim)]
-        given = x.to(mean.dtype)
+        given = cast(x, kind(mean))
         now = ops.mean(given, dims), ops.var(given, dims, correction=0)
         kept = (mean * momentum + now[0] * (1 - momentum), var * momentum + now[1] * (1 - momentum))
         mean, var = now
-    if x.dtype == mean.dtype == scale.dtype and x.ndim > 1:
+    if kind(x) == kind(mean) == kind(scale) and x.ndim > 1:
         y = F.batch_norm(x, mean, var, scale, shift, False, 0.0, epsilon)
     else:
-        given = x.to(mean.dtype)
+        given = cast(x, kind(mean))
         mean, var, scale, shift = (_by_channel(v, x.ndim) for v in (mean, var, scale, shift))
-        y = ((given - mean) / ops.sqrt(var + epsilon) * scale + shift).to(x.dtype)
+        y = cast(((given - mean) / ops.sqrt(var + epsilon) * scale + shift), kind(x))
     return (y, *kept) if outputs > 1 else y
 
 
@@ -91,15 +91,15 @@ def _grouped(x: Array, groups: int, epsilon: float) -> Array:
 def _group_normalization_by_group(x: Array, scale: Array, shift: Array, *, num_groups: int,
                                   epsilon: float = 1e-5) -> Any:  # fmt: skip
     flat = _grouped(x, num_groups, epsilon)
-    return (flat * wide(scale).reshape(1, -1, 1) + wide(shift).reshape(1, -1, 1)).reshape(x.shape).to(x.dtype)
+    return cast((flat * wide(scale).reshape(1, -1, 1) + wide(shift).reshape(1, -1, 1)).reshape(x.shape), kind(x))
 
 
 @operator("GroupNormalization", since=21)
 def _group_normalization(x: Array, scale: Array, shift: Array, *, num_groups: int, epsilon: float = 1e-5,
                          stash_type: int = 1) -> Any:  # fmt: skip
-    if x.dtype == scale.dtype:
+    if kind(x) == kind(scale):
         return F.group_norm(x, num_groups, scale, shift, epsilon)
-    flat = _grouped(x, num_groups, epsilon).reshape(x.shape).to(x.dtype)
+    flat = cast(_grouped(x, num_groups, epsilon).reshape(x.shape), kind(x))
     return flat * _by_channel(scale, x.ndim) + _by_channel(shift, x.ndim)
 
 
@@ -110,10 +110,10 @@ def _layer_normalization(x: Array, scale: Array, shift: Array | None = None, *, 
     shape = tuple(x.shape[first:])
     if outputs == 1 and tuple(scale.shape) == shape and (shift is None or shift.shape == scale.shape):
         return F.layer_norm(x, shape, scale, shift, epsilon)
-    dims, own = list(range(first, x.ndim)), x.to(dtype_of(stash_type, "its stash"))
+    dims, own = list(range(first, x.ndim)), cast(x, dtype_of(stash_type, "its stash"))
     mean = ops.mean(own, dims, keepdim=True)
     inverse = 1 / ops.sqrt(ops.mean((own - mean) ** 2, dims, keepdim=True) + epsilon)
-    y = ((own - mean) * inverse).to(x.dtype) * scale
+    y = cast((own - mean) * inverse, kind(x)) * scale
     return (y if shift is None else y + shift), mean, inverse
 
 
@@ -121,9 +121,9 @@ def _layer_normalization(x: Array, scale: Array, shift: Array | None = None, *, 
 def _rms_normalization(x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5,
                        stash_type: int = 1) -> Any:  # fmt: skip
     first = axis_of(axis, x.ndim)
-    own = x.to(dtype_of(stash_type, "its stash"))
+    own = cast(x, dtype_of(stash_type, "its stash"))
     mean = ops.mean(own * own, list(range(first, x.ndim)), keepdim=True)
-    return (own / ops.sqrt(mean + epsilon)).to(x.dtype) * scale
+    return cast(own / ops.sqrt(mean + epsilon), kind(x)) * scale
 
 
 @operator("LpNormalization")
@@ -149,7 +149,7 @@ def _mean_variance_normalization(x: Array, *, axes: Any = (0, 2, 3)) -> Any:
 def _lrn(x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Any:
     before = (size - 1) // 2
     squares = x * x
-    sides = [ops.zeros((x.shape[0], n, *x.shape[2:]), dtype=x.dtype) for n in (before, size - 1 - before)]
+    sides = [ops.zeros((x.shape[0], n, *x.shape[2:]), dtype=kind(x)) for n in (before, size - 1 - before)]
     padded = ops.cat([sides[0], squares, sides[1]], 1)
     total: Any = padded.narrow(1, 0, x.shape[1])
     for k in range(1, size):

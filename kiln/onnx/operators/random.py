@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core, ops
-from kiln.onnx.operators.table import Array, Number, operator
+from kiln.onnx.operators.table import Array, Number, cast, kind, operator
 from kiln.onnx.weights import dtype_of
 
 
@@ -30,36 +30,36 @@ def _dropout_in_training(x: Array, ratio: Number | None = None, training: Number
 
 
 def _of(dtype: int | None, like: Any) -> Any:
-    return (like.dtype if like is not None else _core.float32) if dtype is None else dtype_of(dtype, "its result")
+    return (kind(like) if like is not None else _core.float32) if dtype is None else dtype_of(dtype, "its result")
 
 
 @operator("Bernoulli")
 def _bernoulli(x: Array, *, dtype: int | None = None, seed: float = 0.0) -> Any:
-    return (ops.rand(tuple(x.shape)) < x).to(_of(dtype, x))
+    return cast(ops.rand(tuple(x.shape)) < x, _of(dtype, x))
 
 
 @operator("RandomUniform")
 def _random_uniform(*, shape: Any, dtype: int = 1, high: float = 1.0, low: float = 0.0, seed: float = 0.0) -> Any:
-    return (ops.rand(tuple(shape)) * (high - low) + low).to(_of(dtype, None))
+    return cast((ops.rand(tuple(shape)) * (high - low) + low), _of(dtype, None))
 
 
 @operator("RandomUniformLike")
 def _random_uniform_like(x: Array, *, dtype: int | None = None, high: float = 1.0, low: float = 0.0,
                          seed: float = 0.0) -> Any:  # fmt: skip
-    return (ops.rand(tuple(x.shape)) * (high - low) + low).to(_of(dtype, x))
+    return cast((ops.rand(tuple(x.shape)) * (high - low) + low), _of(dtype, x))
 
 
 @operator("RandomNormal")
 def _random_normal(*, shape: Any, dtype: int = 1, mean: float = 0.0, scale: float = 1.0, seed: float = 0.0) -> Any:
-    return (ops.randn(tuple(shape)) * scale + mean).to(_of(dtype, None))
+    return cast(ops.randn(tuple(shape)) * scale + mean, _of(dtype, None))
 
 
 @operator("RandomNormalLike")
 def _random_normal_like(x: Array, *, dtype: int | None = None, mean: float = 0.0, scale: float = 1.0,
                         seed: float = 0.0) -> Any:  # fmt: skip
-    return (ops.randn(tuple(x.shape)) * scale + mean).to(_of(dtype, x))
+    return cast(ops.randn(tuple(x.shape)) * scale + mean, _of(dtype, x))
 
 
 @operator("Multinomial")
 def _multinomial(x: Array, *, dtype: int = 6, sample_size: int = 1, seed: float = 0.0) -> Any:
-    return ops.multinomial(ops.softmax(x, -1), sample_size, replacement=True).to(_of(dtype, None))
+    return cast(ops.multinomial(ops.softmax(x, -1), sample_size, replacement=True), _of(dtype, None))

@@ -7,7 +7,7 @@ from typing import Any
 
 from kiln import _core, graph as flow, ops
 from kiln.nn import functional as F
-from kiln.onnx.operators.table import Array, operator
+from kiln.onnx.operators.table import Array, cast, kind, operator
 from kiln.onnx.refusal import LoadError, UnsupportedError
 
 # name -> the function of x, alpha, beta, and what those are where nothing is said
@@ -75,13 +75,13 @@ def _layers(
         raise LoadError(f"direction is {direction!r:.20}")
     if layout:
         x, states = x.transpose(0, 1), [s if s is None else s.transpose(0, 1) for s in states]
-    lengths = None if lengths is None else lengths.to(_core.int64)
+    lengths = None if lengths is None else cast(lengths, _core.int64)
     whole, ends = [], []
     for d, reverse in enumerate(ways):
         given, step = cell(d)
         given = given.transpose(0, 1) if layout else given
         first = tuple(
-            [ops.zeros((x.shape[1], hidden), dtype=x.dtype) if s is None else s[d] for s in states]
+            [ops.zeros((x.shape[1], hidden), dtype=kind(x)) if s is None else s[d] for s in states]
         )
         stacked, last = _along(step, given, first, reverse, lengths)
         whole.append(stacked)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln import _core, ops
-from kiln.onnx.operators.table import Array, Ints, Number, axis_of, operator
+from kiln.onnx.operators.table import Array, Ints, Number, axis_of, cast, kind, operator
 from kiln.onnx.refusal import LoadError
 
 
@@ -23,7 +23,7 @@ def _reduction(function: Callable[[Array, tuple[int, ...]], Any]) -> Any:
     def apply(x: Array, dims: Ints | None = None, *, axes: Any = None, keepdims: int = 1,
               noop_with_empty_axes: int = 0) -> Any:  # fmt: skip
         reduced = _dims(x, axes if dims is None else dims, noop_with_empty_axes)
-        found = function(x, reduced or ()).to(x.dtype)
+        found = cast(function(x, reduced or ()), kind(x))
         if keepdims or not reduced:
             return found
         return found.reshape(tuple([n for d, n in enumerate(x.shape) if d not in reduced]))
@@ -38,7 +38,7 @@ def _sum(x: Array, dims: tuple[int, ...]) -> Array:
 def _mean(x: Array, dims: tuple[int, ...]) -> Array:
     if not dims:
         return x
-    if x.dtype.is_floating_point:
+    if kind(x).is_floating_point:
         return ops.mean(x, dims, keepdim=True)
     return ops.div(_sum(x, dims), _count(x, dims), rounding_mode="trunc")
 
@@ -62,8 +62,8 @@ def _extreme(name: str) -> Any:
             return x
         if any(isinstance(x.shape[d], int) and x.shape[d] == 0 for d in dims):
             shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
-            return ops.full(tuple(shape), _least(x.dtype, name == "amax"), dtype=x.dtype)
-        given = x.to(_core.uint8) if x.dtype == _core.bool else x
+            return ops.full(tuple(shape), _least(kind(x), name == "amax"), dtype=kind(x))
+        given = cast(x, _core.uint8) if kind(x) == _core.bool else x
         found: Array = getattr(ops, name)(given, dims, keepdim=True)
         return found
 
@@ -85,7 +85,7 @@ def _least(dtype: Any, is_max: bool) -> Any:
 def _log_sum_exp(x: Array, dims: tuple[int, ...]) -> Array:
     if any(isinstance(x.shape[d], int) and x.shape[d] == 0 for d in dims):
         return ops.log(_sum(ops.exp(x), dims))
-    x = x if x.dtype.is_floating_point else x.to(_core.float64)
+    x = x if kind(x).is_floating_point else cast(x, _core.float64)
     return ops.logsumexp(x, dims, keepdim=True) if dims else x
 
 
@@ -94,7 +94,7 @@ def _sum_of(function: Callable[[Array], Array]) -> Any:
 
 
 def _root(x: Array, dims: tuple[int, ...]) -> Array:
-    return ops.sqrt(_sum(x * x, dims).to(x.dtype if x.dtype.is_floating_point else _core.float64))
+    return ops.sqrt(cast(_sum(x * x, dims), kind(x) if kind(x).is_floating_point else _core.float64))
 
 
 for _kind, _function in {
@@ -110,7 +110,7 @@ def _scanned(x: Array, axis: Any, exclusive: int, reverse: int, function: Any, f
     """What a function gives along one dim, exclusive of the element itself, from the end on."""
     dim = axis_of(axis, x.ndim)
     x = x.flip(dim) if reverse else x
-    found = function(x, dim).to(x.dtype)
+    found = cast(function(x, dim), kind(x))
     if exclusive:
         begin = ops.full_like(x.narrow(dim, 0, 1), first)
         found = ops.cat([begin, found.narrow(dim, 0, x.shape[dim] - 1)], dim)
@@ -132,7 +132,7 @@ def _cum_prod(x: Array, axis: Number, *, exclusive: int = 0, reverse: int = 0) -
 
 @operator("MatMul")
 def _matmul(x: Array, y: Array) -> Any:
-    if x.dtype != y.dtype:
+    if kind(x) != kind(y):
         raise LoadError("expected operands of one dtype")
     return ops.matmul(x, y)
 
@@ -141,13 +141,13 @@ def _matmul(x: Array, y: Array) -> Any:
 def _gemm(a: Array, b: Array, c: Array | None = None, *, alpha: float = 1.0, beta: float = 1.0,
           transA: int = 0, transB: int = 0) -> Any:  # fmt: skip
     plain = alpha == 1.0 and transB and not transA
-    if plain and (c is None or beta == 1.0 and c.ndim == 1) and a.dtype.is_floating_point:
+    if plain and (c is None or beta == 1.0 and c.ndim == 1) and kind(a).is_floating_point:
         return ops.linear(a, b, c)
     found = ops.matmul(a.t() if transA else a, b.t() if transB else b)
-    found = found if alpha == 1.0 else (found * alpha).to(a.dtype)
+    found = found if alpha == 1.0 else cast(found * alpha, kind(a))
     if c is None:
         return found
-    return found + (c if beta == 1.0 else (c * beta).to(c.dtype))
+    return found + (c if beta == 1.0 else cast(c * beta, kind(c)))
 
 
 @operator("Einsum")

@@ -8,7 +8,7 @@ from typing import Any
 
 from kiln import _core, ops
 from kiln.nn import functional as F
-from kiln.onnx.operators.table import Array, Ints, axis_of, operator, wide
+from kiln.onnx.operators.table import Array, Ints, axis_of, cast, kind, operator, wide
 from kiln.onnx.operators.windows import window
 from kiln.onnx.refusal import LoadError, UnsupportedError
 
@@ -28,7 +28,7 @@ def _length(size: Any, scale: float) -> Any:
 
 def _coordinates(mode: str, size: Any, length: Any, scale: Any, roi: tuple[Any, Any]) -> Array:
     """Where along one dim of the input the places of the output lie, as float64: [length]."""
-    at = ops.arange(length).to(_core.float64)
+    at = cast(ops.arange(length), _core.float64)
     wanted = scale * size
     if mode == "align_corners":
         return at * 0.0 if _is_one(wanted) else at * (size - 1) / (wanted - 1)
@@ -104,17 +104,17 @@ def _along(x: Array, dim: int, length: Any, scale: Any, roi: tuple[Any, Any], ho
     at = _coordinates(how["coordinates"], size, length, scale, roi)
     if how["mode"] == "nearest":
         place = ROUNDED[how["nearest"]](at)
-        place = ops.clamp(place, min=0).to(_core.int64)
+        place = cast(ops.clamp(place, min=0), _core.int64)
         place = ops.where(place > size - 1, ops.zeros_like(place) + (size - 1), place)
         found = ops.index_select(x, dim, place)
     else:
         reach, weight = (1, _linear) if how["mode"] == "linear" else (2, _cubic(how["cubic"]))
         shrunk = min(scale, 1.0) if how["antialias"] else 1.0
-        given = x if x.dtype == _core.float64 else x.to(_core.float32)
-        factors = _weights(at, size, reach, weight, shrunk, how["excluded"]).to(given.dtype)
+        given = x if kind(x) == _core.float64 else cast(x, _core.float32)
+        factors = cast(_weights(at, size, reach, weight, shrunk, how["excluded"]), kind(given))
         found = ops.matmul(given.movedim(dim, -1), factors.t()).movedim(-1, dim)
-        found = found if x.dtype.is_floating_point else ops.round(found)
-        found = found.to(x.dtype)
+        found = found if kind(x).is_floating_point else ops.round(found)
+        found = cast(found, kind(x))
     if how["coordinates"] == "tf_crop_and_resize":
         outside = ops.logical_or(at < 0, at > size - 1)
         outside = outside.reshape(tuple([-1 if d == dim else 1 for d in range(x.ndim)]))
@@ -209,7 +209,7 @@ def _corners(x: Array, y: Array, across: Array) -> list[tuple[Array, Array]]:
     for row, weight_y in ((low, 1 - (y - low)), (low + 1, y - low)):
         for column, weight_x in ((left, 1 - (across - left)), (left + 1, across - left)):
             inside = (row >= 0).logical_and(row < height).logical_and(column >= 0).logical_and(column < width)
-            at = ops.where(inside, row * width + column, ops.zeros_like(row)).to(_core.int64)
+            at = cast(ops.where(inside, row * width + column, ops.zeros_like(row)), _core.int64)
             value = ops.gather(flat, 2, at.unsqueeze(1).expand((at.shape[0], x.shape[1], at.shape[1])))
             weight = ops.where(inside, weight_y * weight_x, ops.zeros_like(row))
             found.append((value, weight.unsqueeze(1)))
@@ -284,7 +284,7 @@ def _roi_align(
 def _samples(start: Array, span: Array, count: int, each: int, size: Any) -> tuple[Array, Array]:
     """Places of samples along one dim, [rois, count * each], and which are near the image at all."""
     steps = (ops.arange(count * each) + 0.5) / each
-    at = start.unsqueeze(1) + steps.unsqueeze(0).to(span.dtype) * (span / count).unsqueeze(1)
+    at = start.unsqueeze(1) + cast(steps.unsqueeze(0), kind(span)) * (span / count).unsqueeze(1)
     return ops.clamp(at, 0, size - 1), ops.logical_and(at >= -1, at <= size)
 
 
@@ -295,7 +295,7 @@ def _aligned(x: Array, batches: Array, rows: Any, columns: Any, shape: Any, grid
     places = (count, y.shape[1], across.shape[1])
     flat = [v.expand(places).reshape((count, -1)) for v in (y.unsqueeze(2), across.unsqueeze(1))]
     near = ops.logical_and(y_near.unsqueeze(2), x_near.unsqueeze(1)).reshape((count, 1, -1))
-    images = ops.index_select(x, 0, batches.to(_core.int64))
+    images = ops.index_select(x, 0, cast(batches, _core.int64))
     parts = [ops.where(near, v * w, ops.zeros_like(v)) for v, w in _corners(images, *flat)]
     if mode == "avg":
         values = sum(parts[1:], parts[0])

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from kiln import _core, ops
-from kiln.onnx.operators.table import Array, Number, axis_of, operator
+from kiln.onnx.operators.table import Array, Number, axis_of, cast, kind, operator
 from kiln.onnx.refusal import LoadError
 from kiln.onnx.weights import dtype_of
 
@@ -14,15 +14,15 @@ from kiln.onnx.weights import dtype_of
 def _waves(count: int, length: int) -> tuple[Array, Array]:
     """Cosines and sines of 2 pi k n / length: [count, length], in float64."""
     turns = ops.arange(count).unsqueeze(1) * ops.arange(length).unsqueeze(0)
-    angles = ops.remainder(turns, length).to(_core.float64) * (2 * math.pi / length)
+    angles = cast(ops.remainder(turns, length), _core.float64) * (2 * math.pi / length)
     return ops.cos(angles), ops.sin(angles)
 
 
 def _transform(x: Array, length: int, inverse: int, onesided: int) -> Array:
     """Of [.., n, 1 or 2] along the dim before the last: [.., n, 1 or 2]."""
     have = x.shape[-2]
-    real = x[..., 0].to(_core.float64)
-    imaginary = x[..., 1].to(_core.float64) if x.shape[-1] == 2 else None
+    real = cast(x[..., 0], _core.float64)
+    imaginary = cast(x[..., 1], _core.float64) if x.shape[-1] == 2 else None
     if inverse and onesided:  # what is not there is the conjugate of what is
         return _real_inverse(real, imaginary, length)
     kept = min(have, length)
@@ -60,7 +60,7 @@ def _along(x: Array, axis: int, given: Any, inverse: int, onesided: int) -> Arra
     if not isinstance(length, int) or length < 1:
         raise LoadError(f"a transform of length {length}")
     found = _transform(x.movedim(dim, -2), length, inverse, onesided)
-    return found.movedim(-2, dim).to(x.dtype)
+    return cast(found.movedim(-2, dim), kind(x))
 
 
 @operator("DFT", since=17)
@@ -84,7 +84,7 @@ def _stft(x: Array, step: Number, window: Array | None = None, length: Number | 
     frames = x.unfold(1, size, step)  # [batch, frames, 1 or 2, size]
     if window is not None:
         frames = frames * window
-    return _transform(frames.transpose(-1, -2), size, 0, onesided).to(x.dtype)
+    return cast(_transform(frames.transpose(-1, -2), size, 0, onesided), kind(x))
 
 
 def _window(terms: tuple[float, ...]) -> Any:
@@ -92,11 +92,11 @@ def _window(terms: tuple[float, ...]) -> Any:
 
     def apply(size: Number, *, output_datatype: int = 1, periodic: int = 1) -> Any:
         span = size if periodic else max(size - 1, 1)
-        at = ops.arange(size).to(_core.float64) * (2 * math.pi / span)
+        at = cast(ops.arange(size), _core.float64) * (2 * math.pi / span)
         found: Any = terms[0]
         for k, factor in enumerate(terms[1:], 1):
             found = found + ops.cos(at * k) * factor
-        return found.to(dtype_of(output_datatype, "its result"))
+        return cast(found, dtype_of(output_datatype, "its result"))
 
     return apply
 
@@ -122,4 +122,4 @@ def _mel_weight_matrix(bins: Number, length: Number, rate: Number, lowest: Numbe
         rows[middle][k] = 1.0
         for j in range(middle, right):
             rows[j][k] = (right - j) / (right - middle)
-    return ops.tensor(rows, dtype=_core.float64).to(dtype_of(output_datatype, "its result"))
+    return cast(ops.tensor(rows, dtype=_core.float64), dtype_of(output_datatype, "its result"))

@@ -15,8 +15,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kiln import _core, ops
+from kiln.graph.graph import Value as GraphValue
 from kiln.onnx.known import Known
 from kiln.onnx.refusal import LoadError, UnsupportedError
+from kiln.ops.elementwise.arithmetic import convert
 
 # What an operator is given: a tensor; numbers as Python has them, or sizes; what came, a tensor or `Known`.
 Array = Any
@@ -117,9 +119,14 @@ def as_array(value: Any) -> Any:
     """A value as a tensor."""
     if isinstance(value, Known):
         return value.array()
-    if not isinstance(value, _core.Tensor):
+    if not isinstance(value, (_core.Tensor, GraphValue)):
         raise LoadError(f"expected an array, got a {type(value).__name__}")
     return value
+
+
+def kind(x: Array) -> Any:
+    """The dtype of a tensor, or of a value of a graph that a loop calls."""
+    return getattr(_core, x.dtype) if isinstance(x, GraphValue) else x.dtype
 
 
 def as_items(value: Any) -> list[Any]:
@@ -132,9 +139,14 @@ def as_items(value: Any) -> list[Any]:
     return list(found)
 
 
+def cast(x: Array, dtype: Any) -> Array:
+    """A tensor, or a value of a graph, in another dtype."""
+    return x if kind(x) == dtype else convert(x, dtype.name)
+
+
 def wide(x: Array) -> Array:
     """A tensor of 16 bits as float32."""
-    return x.to(_core.float32) if x.dtype in (_core.float16, _core.bfloat16) else x
+    return cast(x, _core.float32) if kind(x) in (_core.float16, _core.bfloat16) else x
 
 
 def axis_of(axis: int, ndim: int) -> int:
@@ -146,4 +158,4 @@ def axis_of(axis: int, ndim: int) -> int:
 
 def zeros(shape: Sequence[Any], like: Array) -> Array:
     """Zeros in the dtype of a tensor."""
-    return ops.zeros(tuple(shape), dtype=like.dtype)
+    return ops.zeros(tuple(shape), dtype=kind(like))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from kiln import _core, ops
 from kiln.nn import functional as F
 from kiln.onnx.operators.arranging import sliced
-from kiln.onnx.operators.table import Array, Ints, operator, wide
+from kiln.onnx.operators.table import Array, Ints, cast, kind, operator, wide
 from kiln.onnx.refusal import LoadError, UnsupportedError
 
 
@@ -70,7 +70,7 @@ def padded(x: Array, before: Sequence[Any], after: Sequence[Any], fill: Any) -> 
         for n in (a, b):
             shape = (*x.shape[:d], n, *x.shape[d + 1 :])
             empty = isinstance(n, int) and n == 0
-            sides.append([] if empty else [ops.full(shape, fill, dtype=x.dtype)])
+            sides.append([] if empty else [ops.full(shape, fill, dtype=kind(x))])
         if sides[0] or sides[1]:
             x = ops.cat([*sides[0], x, *sides[1]], d)
     return x
@@ -117,7 +117,7 @@ def _conv_transpose(
         begins = []
         for d, n in enumerate(wanted[-count:]):
             total = full[d] + more[d] - n
-            begins.append(total // 2 if auto_pad != "SAME_LOWER" else total - total // 2)
+            begins.append(total // 2 if auto_pad == "SAME_UPPER" else total - total // 2)
         lengths = list(wanted[-count:])
     else:
         begins = over.before
@@ -174,18 +174,18 @@ def _max_pool(
     settings = {"stride": tuple(over.strides), "dilation": tuple(over.dilations)}
     kernel = tuple(over.kernel)
     fits = over.is_even and not any(more) and all(2 * a <= k for a, k in zip(over.before, kernel))
-    dtype = x.dtype
-    given = x if dtype.is_floating_point else x.to(_core.float32)
+    dtype = kind(x)
+    given = x if dtype.is_floating_point else cast(x, _core.float32)
     if dtype in (_core.int32, _core.int64):
-        given = x.to(_core.float64)
+        given = cast(x, _core.float64)
     pool = _of_dims("max_pool", x)
     if fits and outputs == 1:
-        return pool(given, kernel, padding=tuple(over.before), **settings).to(dtype)
+        return cast(pool(given, kernel, padding=tuple(over.before), **settings), dtype)
     wider = padded(given, over.before, [a + m for a, m in zip(over.after, more)], -math.inf)
     if outputs == 1:
-        return pool(wider, kernel, **settings).to(dtype)
+        return cast(pool(wider, kernel, **settings), dtype)
     y, at = pool(wider, kernel, return_indices=True, **settings)
-    return y.to(dtype), _positions(at, x, wider, over, storage_order)
+    return cast(y, dtype), _positions(at, x, wider, over, storage_order)
 
 
 def _positions(at: Array, x: Array, wider: Array, over: Window, by_columns: int) -> Array:
@@ -208,7 +208,7 @@ def _positions(at: Array, x: Array, wider: Array, over: Window, by_columns: int)
 def _sums(x: Array, over: Window) -> Array:
     """The sum of each window."""
     planes = x.reshape((x.shape[0] * x.shape[1], 1, *x.shape[2:]))
-    ones = ops.ones((1, 1, *over.kernel), dtype=x.dtype)
+    ones = ops.ones((1, 1, *over.kernel), dtype=kind(x))
     y = _of_dims("conv", x)(planes, ones, None, tuple(over.strides), 0, tuple(over.dilations))
     return y.reshape((x.shape[0], x.shape[1], *y.shape[2:]))
 
@@ -226,11 +226,11 @@ def _average_pool(
             x, kernel, tuple(over.strides), tuple(over.before), count_include_pad=bool(count_include_pad)
         )
     given = wide(x)
-    counted = ops.ones((1, 1, *x.shape[2:]), dtype=given.dtype)
+    counted = ops.ones((1, 1, *x.shape[2:]), dtype=kind(given))
     before, after, none = over.before, over.after, [0] * len(more)
     given = padded(padded(given, before, after, 0), none, more, 0)
     counted = padded(padded(counted, before, after, count_include_pad), none, more, 0)
-    return (_sums(given, over) / _sums(counted, over)).to(x.dtype)
+    return cast((_sums(given, over) / _sums(counted, over)), kind(x))
 
 
 @operator("LpPool")
@@ -275,7 +275,7 @@ def _max_unpool(x: Array, at: Array, shape: Ints | None = None, *, kernel_shape:
     total: Any = x.shape[0] * x.shape[1]
     for n in natural:
         total = total * n
-    flat = ops.scatter(ops.zeros((total,), dtype=x.dtype), 0, at.reshape(-1), x.reshape(-1))
+    flat = ops.scatter(ops.zeros((total,), dtype=kind(x)), 0, at.reshape(-1), x.reshape(-1))
     y = flat.reshape((x.shape[0], x.shape[1], *natural))
     if shape is None:
         return y
@@ -286,7 +286,7 @@ def _max_unpool(x: Array, at: Array, shape: Ints | None = None, *, kernel_shape:
 def _causal_conv_with_state(x: Array, weight: Array, bias: Array | None = None, past: Array | None = None, *,
                             activation: str = "none") -> Any:  # fmt: skip
     before = weight.shape[-1] - 1
-    state = ops.zeros((x.shape[0], x.shape[1], before), dtype=x.dtype) if past is None else past.to(x.dtype)
+    state = ops.zeros((x.shape[0], x.shape[1], before), dtype=kind(x)) if past is None else cast(past, kind(x))
     whole = ops.cat([state, x], 2)
     y = F.conv1d(whole, weight, bias, groups=x.shape[1])
     if activation in ("silu", "swish"):
