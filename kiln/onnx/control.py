@@ -24,6 +24,13 @@ def read(run: Any, value: Any) -> Any:
     return found
 
 
+def arrays(value: Any) -> Any:
+    """A value as a tensor, or as a list of them."""
+    if isinstance(value, (list, tuple)):
+        return [arrays(x) for x in value]
+    return value if value is None else as_array(value)
+
+
 def branch(run: Any, scope: dict[str, Any], given: Sequence[Any], outputs: int, *, then_branch: Graph,
            else_branch: Graph) -> Any:  # fmt: skip
     """If."""
@@ -33,7 +40,7 @@ def branch(run: Any, scope: dict[str, Any], given: Sequence[Any], outputs: int, 
         return tuple(run.graph(then_branch if chosen else else_branch, scope))
 
     def taken(graph: Graph) -> Callable[[], Any]:
-        return lambda: tuple([as_array(x) for x in run.graph(graph, scope)])
+        return lambda: tuple([arrays(x) for x in run.graph(graph, scope)])
 
     return flow.cond(as_array(condition), taken(then_branch), taken(else_branch), ())
 

@@ -9,24 +9,27 @@ from typing import IO, Any
 from kiln import _core, ops
 from kiln.errors import describe, message
 from kiln.export.program import ExportedProgram, export
-from kiln.onnx.models import Input
+from kiln.onnx.models import Graph, Input
 from kiln.onnx.models import read as read_model
 from kiln.onnx.refusal import LoadError, UnsupportedError
 from kiln.onnx.running import WRONG, ONNXModule, identifier
+from kiln.onnx.weights import known_of
 from kiln.serialization.source import Damaged, opened
 from kiln.tracing.dims import Dim
+from kiln.tracing.recorder import TracingError
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes]
 SIZES = (8, 224, 2)  # of dims that vary, in examples that are tried one after the other
 
 
 @_core.Function
-def read(f: Source) -> ONNXModule:
+def read(f: Source, *, values: Mapping[str, Any] | None = None) -> ONNXModule:
     """An ONNX model as a module that runs its nodes one after the other: floats are its parameters.
 
     `f`: a path, the bytes of a file, or an open one. Shapes, branches and loops may go by values. Weights in
-    files of their own are read where they lie in the folder of the path. LoadError, a ValueError, for what is
-    no whole model; UnsupportedError, one of those, for what kiln has not.
+    files of their own are read where they lie in the folder of the path. `values`: tensors that inputs always
+    are, by name; these are no inputs of the module. LoadError, a ValueError, for what is no whole model;
+    UnsupportedError, one of those, for what kiln has not.
 
     >>> import kiln
     >>> data = kiln.onnx.export(kiln.nn.ReLU(), kiln.ones(2)).data
@@ -46,20 +49,39 @@ def read(f: Source) -> ONNXModule:
                 data = memoryview(source.part(0, source.size))
             except Damaged as error:
                 raise LoadError(f"the file cannot be read: {error}") from None
-    module = ONNXModule(read_model(data, folder))
+    model = read_model(data, folder)
+    module = ONNXModule(model._replace(graph=_settled(model.graph, dict(values or {}))))
     module.train(False)
     return module
 
 
+def _settled(graph: Graph, values: dict[str, Any]) -> Graph:
+    """A graph some of whose inputs are tensors of its own."""
+    unknown = set(values) - {x.name for x in graph.inputs}
+    if unknown:
+        raise ValueError(f"onnx.read: the model has no input called {min(unknown)!r}")
+    for name, x in values.items():
+        if not isinstance(x, _core.Tensor):
+            raise TypeError(message("onnx.read", f"a tensor as the value of {name}", describe(x)))
+    own = {name: known_of(x) or x for name, x in values.items()}
+    inputs = [x for x in graph.inputs if x.name not in values]
+    return graph._replace(inputs=inputs, tensors={**graph.tensors, **own})
+
+
 @_core.Function
 def load(
-    f: Source, args: Sequence[Any] | None = None, *, dims: Mapping[str, Dim | int] | None = None
+    f: Source,
+    args: Sequence[Any] | None = None,
+    *,
+    dims: Mapping[str, Dim | int] | None = None,
+    values: Mapping[str, Any] | None = None,
 ) -> ExportedProgram:
     """An ONNX model as a program: it runs, has gradients, is saved and written as ONNX again.
 
     `args`: example inputs; made up as the model says its inputs are, unless given. Sizes that have a name in
-    the model, or none, vary; `dims` says by name between which bounds, or which number one is. A model whose
-    shapes or branches go by values is no program: `kiln.onnx.read` makes a module of that.
+    the model, or none, vary; `dims` says by name between which bounds, or which number one is. `values` and
+    errors as of `kiln.onnx.read`, which makes a module of what is no program: of a model whose shapes go by
+    values.
 
     >>> import kiln
     >>> data = kiln.onnx.export(kiln.nn.Linear(3, 2), kiln.ones(4, 3), dynamic_axes={"input": {0: "n"}}).data
@@ -67,7 +89,7 @@ def load(
     >>> program(kiln.ones(5, 3)).shape
     kiln.Size([5, 2])
     """
-    module = read(f)
+    module = read(f, values=values)
     wanted = dict(dims or {})
     inputs = module._model.graph.inputs
     known = {n for x in inputs for n in x.shape or () if isinstance(n, str)}
@@ -82,8 +104,6 @@ def load(
         try:
             return _exported(module, given, specs)
         except LoadError as error:
-            if isinstance(error, UnsupportedError):
-                raise
             refusal = refusal or error
     assert refusal is not None
     raise refusal
@@ -95,8 +115,10 @@ def _exported(module: ONNXModule, given: tuple[Any, ...], specs: tuple[Any, ...]
         return export(module, given, dynamic_shapes=specs if given else None)
     except LoadError:
         raise
+    except TracingError as error:
+        raise UnsupportedError(f"no program is made of the model: {error}") from error
     except WRONG as error:
-        raise LoadError(f"onnx.load: no program is made of the model: {error}") from error
+        raise LoadError(f"no program is made of the model: {error}") from error
     finally:
         module.followed = False
 

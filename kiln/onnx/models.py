@@ -174,5 +174,7 @@ class _Reader:
         dtype = dtype_name(tensor["dtype"], what) if tensor["dtype"] else ""
         if tensor["shape"] is None:
             return Input(name, dtype, None)
-        shape = [d["name"] or (d["size"] if d["size"] > 0 else None) for d in tensor["shape"]["dims"]]
+        shape = [d["name"] or d["size"] for d in tensor["shape"]["dims"]]
+        if any(isinstance(n, int) and not 0 <= n < 1 << 62 for n in shape):
+            raise LoadError(f"{what} has the shape {str(shape):.80}")
         return Input(name, dtype, shape)

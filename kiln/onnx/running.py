@@ -17,9 +17,11 @@ from kiln.nn import Module, Parameter
 from kiln.onnx import control
 from kiln.onnx.known import Known, number, numbers, on_numbers
 from kiln.onnx.models import Function, Graph, Input, Model, Node, Reference
-from kiln.onnx.operators import as_array, called, found
+from kiln.onnx.operators import Operator, called, found
 from kiln.onnx.refusal import LoadError, UnsupportedError
 
+# Operators whose results have shapes that go by values, or that read values where they compute.
+BY_VALUES = {"BitCast", "Compress", "Det", "NonMaxSuppression", "NonZero", "Range", "Unique"}
 DEEPEST = 40  # calls of functions in functions
 WRONG = (RuntimeError, ValueError, TypeError, IndexError, KeyError, NotImplementedError, AssertionError,
          ZeroDivisionError, OverflowError, AttributeError, MemoryError, RecursionError)  # fmt: skip
@@ -72,7 +74,7 @@ class ONNXModule(Module):
         graph = self._model.graph
         run = Run(self, self._model.versions)
         scope = {x.name: value for x, value in zip(graph.inputs, inputs)}
-        results = [result_of(x) for x in run.graph(graph, scope)]
+        results = [control.arrays(x) for x in run.graph(graph, scope)]
         return results[0] if len(results) == 1 else tuple(results)
 
     def tensors(self, graph: Graph) -> dict[str, Any]:
@@ -120,13 +122,6 @@ def graphs_of(model: Model) -> list[Graph]:
         found.append(graph)
         todo += [a for n in graph.nodes for a in n.attributes.values() if isinstance(a, Graph)]
     return found
-
-
-def result_of(value: Any) -> Any:
-    """What a model gives to its caller: tensors."""
-    if isinstance(value, (list, tuple)):
-        return [result_of(x) for x in value]
-    return value if value is None else as_array(value)
 
 
 class Run:
@@ -180,6 +175,8 @@ class Run:
         if op is None:
             named = f"{node.domain}.{kind}" if node.domain else kind
             raise UnsupportedError(f"kiln has not the operator {named:.80}")
+        if self.module.followed:
+            _check_known(kind, op, given)
         return called(op, given, attributes, version, len(node.outputs))
 
     def _function(self, function: Function, given: Sequence[Any], attributes: dict[str, Any]) -> tuple[Any, ...]:
@@ -195,6 +192,17 @@ class Run:
         for node in function.nodes:
             inner.node(node, values, {**function.attributes, **attributes})
         return tuple([values[name] for name in function.outputs])
+
+
+def _check_known(kind: str, op: Operator, given: Sequence[Any]) -> None:
+    """UnsupportedError where an operator goes by numbers and is given a tensor without values yet."""
+    for k, value in enumerate(given):
+        form = op.takes[k] if k < len(op.takes) else op.rest
+        if (form in ("Ints", "Number") or kind in BY_VALUES) and isinstance(value, _core.Tensor):
+            raise UnsupportedError(
+                f"its input {k} goes by values of tensors, of which no program is made; say what it is by "
+                "`values` where it is an input of the model, or run the model as kiln.onnx.read gives it"
+            )
 
 
 def _settled(attributes: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:

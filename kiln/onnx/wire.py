@@ -1,7 +1,8 @@
 """The messages of an ONNX file as they are read: fields by name, nothing believed.
 
     "graph": {1: ("nodes", "*node"), 2: ("name", "text") ..}     of each message: a field's number, its name
-                                                                  and kind; "*": any number of it
+                                                                  and kind; "*": any number of it, "?": None
+                                                                  where it is not there
 
 Fields without a name here are passed over, as protobuf does. Lengths lie within the message that holds them,
 messages within messages `DEPTH` deep at most, and what is read is as long as the file at most.
@@ -52,7 +53,7 @@ MESSAGES: dict[str, dict[int, tuple[str, str]]] = {
     },
     "tensor_type": {1: ("dtype", "int"), 2: ("shape", "shape")},
     "shape": {1: ("dims", "*dim")},
-    "dim": {1: ("size", "int"), 2: ("name", "text")},
+    "dim": {1: ("size", "?int"), 2: ("name", "text")},
 }  # fmt: skip
 # kind -> the wire type it has, and what stands where the field does not
 PLAIN: dict[str, tuple[int, Any]] = {
@@ -79,7 +80,7 @@ def parse(data: memoryview, what: str = "model", depth: int = 0) -> Message:
         if kind.startswith("*"):
             _append(found[name], kind[1:], raw, wire, what, depth)
         else:
-            found[name] = _single(kind, raw, wire, what, depth)
+            found[name] = _single(kind.removeprefix("?"), raw, wire, what, depth)
     return found
 
 

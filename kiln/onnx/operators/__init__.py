@@ -17,6 +17,6 @@ from kiln.onnx.operators import (  # noqa: F401
     signals,
     windows,
 )
-from kiln.onnx.operators.table import OPERATORS, as_array, as_items, called, found
+from kiln.onnx.operators.table import OPERATORS, Operator, as_array, as_items, called, found
 
-__all__ = ["OPERATORS", "as_array", "as_items", "called", "found"]
+__all__ = ["OPERATORS", "Operator", "as_array", "as_items", "called", "found"]

@@ -147,19 +147,19 @@ MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wra
 
 
 @operator("Pad")
-def _pad(x: Array, amounts: Ints | None = None, fill: Number | None = None, axes: Ints | None = None, *,
+def _pad(x: Array, amounts: Ints | None = None, fill: Array | None = None, axes: Ints | None = None, *,
          mode: str = "constant", pads: Any = None, value: float = 0.0) -> Any:  # fmt: skip
     given = pads if amounts is None else amounts
     dims = list(range(x.ndim)) if axes is None else [axis_of(d, x.ndim) for d in axes]
     if given is None or len(given) != 2 * len(dims) or mode not in MODES:
         raise LoadError(f"pads {given} of {len(dims)} dims in mode {mode!r:.20}")
-    filled = value if fill is None else fill
+    filled = ops.full((), value, dtype=kind(x)) if fill is None else fill.reshape(())
     for d, before, after in zip(dims, given, given[len(dims) :]):
         x = _padded(x, d, before, after, mode, filled)
     return x
 
 
-def _padded(x: Array, dim: int, before: Any, after: Any, mode: str, fill: Any) -> Array:
+def _padded(x: Array, dim: int, before: Any, after: Any, mode: str, fill: Array) -> Array:
     """Padded along one dim; a negative amount is taken off."""
     if isinstance(before, int) and before < 0:
         x, before = x.narrow(dim, -before, x.shape[dim] + before), 0
@@ -169,7 +169,7 @@ def _padded(x: Array, dim: int, before: Any, after: Any, mode: str, fill: Any) -
         return x
     size = x.shape[dim]
     if mode == "constant":
-        sides = [ops.full((*x.shape[:dim], n, *x.shape[dim + 1 :]), fill, dtype=kind(x)) for n in (before, after)]
+        sides = [fill.expand((*x.shape[:dim], n, *x.shape[dim + 1 :])) for n in (before, after)]
         return ops.cat([sides[0], x, sides[1]], dim)
     at = ops.arange(size + before + after) - before
     if mode == "edge":
@@ -192,7 +192,7 @@ def _center_crop_pad(x: Array, shape: Ints, *, axes: Any = None) -> Any:
             x = x.narrow(d, (size - n) // 2, n)
         else:
             before = (n - size) // 2
-            x = _padded(x, d, before, n - size - before, "constant", 0)
+            x = _padded(x, d, before, n - size - before, "constant", ops.zeros((), dtype=kind(x)))
     return x
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core, ops
-from kiln.onnx.operators.table import Array, Number, cast, kind, operator
+from kiln.onnx.operators.table import Array, Number, Value, as_items, cast, kind, operator
 from kiln.onnx.weights import dtype_of
 
 
@@ -20,9 +20,9 @@ def _dropout_with_bool_mask(x: Array, *, ratio: float = 0.5, outputs: int = 1) -
 
 
 @operator("Dropout", since=12)
-def _dropout_in_training(x: Array, ratio: Number | None = None, training: Number | None = None, *,
+def _dropout_in_training(x: Array, ratio: Value | None = None, training: Number | None = None, *,
                          seed: int = 0) -> Any:  # fmt: skip
-    chance = 0.5 if ratio is None else ratio
+    chance = 0.5 if ratio is None or not training else as_items(ratio)[0]
     if not training or chance == 0:
         return x, ops.ones_like(x, dtype=_core.bool)
     kept = ops.rand(tuple(x.shape)) >= chance

@@ -56,7 +56,7 @@ def _concat_from_sequence(items: Value, *, axis: int, new_axis: int = 0) -> Any:
 
 
 @operator("SplitToSequence")
-def _split_to_sequence(x: Array, lengths: Value | None = None, *, axis: int = 0, keepdims: int = 1) -> Any:
+def _split_to_sequence(x: Array, lengths: Array | None = None, *, axis: int = 0, keepdims: int = 1) -> Any:
     dim = axis_of(axis, x.ndim)
     if lengths is None:
         parts = list(ops.split(x, 1, dim))

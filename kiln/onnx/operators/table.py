@@ -97,18 +97,18 @@ def called(op: Operator, inputs: Sequence[Any], attributes: dict[str, Any], opse
         raise UnsupportedError(f"kiln knows it with at most {len(op.takes)} inputs, and {len(arrays)} are given")
     if len(arrays) < op.needed or any(x is None for x in arrays[: op.needed]):
         raise LoadError(f"expected at least {op.needed} inputs, got {sum(x is not None for x in arrays)}")
-    kinds = [*op.takes, *[op.rest] * len(arrays)]
-    return op.function(*[as_kind(x, kind) for x, kind in zip(arrays, kinds)], **given)
+    forms = [*op.takes, *[op.rest] * len(arrays)]
+    return op.function(*[as_form(x, form) for x, form in zip(arrays, forms)], **given)
 
 
-def as_kind(value: Any, kind: str) -> Any:
+def as_form(value: Any, form: str) -> Any:
     """A value in the form that an operator takes."""
-    if value is None or kind == "Value":
+    if value is None or form == "Value":
         return value
-    if kind == "Array":
+    if form == "Array":
         return as_array(value)
     items = as_items(value)
-    if kind == "Ints":
+    if form == "Ints":
         return items
     if len(items) != 1:
         raise LoadError(f"expected one number, got {len(items)}")
