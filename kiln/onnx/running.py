@@ -17,11 +17,12 @@ from kiln.nn import Module, Parameter
 from kiln.onnx import control
 from kiln.onnx.known import Known, number, numbers, on_numbers
 from kiln.onnx.models import Function, Graph, Input, Model, Node, Reference
-from kiln.onnx.operators import Operator, called, found
+from kiln.onnx.operators import Operator, called, found, unsigned
 from kiln.onnx.refusal import LoadError, UnsupportedError
+from kiln.onnx.weights import Unsigned
 
 # Operators whose results have shapes that go by values, or that read values where they compute.
-BY_VALUES = {"BitCast", "Compress", "Det", "NonMaxSuppression", "NonZero", "Range", "Unique"}
+BY_VALUES = {"Compress", "Det", "NonMaxSuppression", "NonZero", "Range", "Unique"}
 DEEPEST = 40  # calls of functions in functions
 WRONG = (RuntimeError, ValueError, TypeError, IndexError, KeyError, NotImplementedError, AssertionError,
          ZeroDivisionError, OverflowError, AttributeError, MemoryError, RecursionError)  # fmt: skip
@@ -45,6 +46,8 @@ class ONNXModule(Module):
     def _kept(self, name: str, value: Any) -> tuple[Any, Module, str]:
         """Puts a tensor into the module: the numbers it has, the part that holds it, and its name there."""
         array = value.array() if isinstance(value, Known) else value
+        if isinstance(value, Unsigned):
+            array = value.array
         module: Module = self
         *path, key = [re.sub(r"[^0-9A-Za-z_]", "_", part) or "_" for part in name.split(".")] or ["_"]
         for part in path:
@@ -58,7 +61,7 @@ class ONNXModule(Module):
             module.register_parameter(key, Parameter(array))
         else:
             module.register_buffer(key, array)
-        return (value if isinstance(value, Known) else None), module, key
+        return (value if isinstance(value, (Known, Unsigned)) else None), module, key
 
     @property
     def forward(self) -> Any:
@@ -82,7 +85,10 @@ class ONNXModule(Module):
         values = {}
         for name, (known, module, key) in self._held[id(graph)].items():
             array = getattr(module, key)
-            values[name] = array if known is None else Known(known.dtype, known.items, known.is_list, array)
+            if isinstance(known, Known):
+                values[name] = Known(known.dtype, known.items, known.is_list, array)
+            else:
+                values[name] = array if known is None else Unsigned(known.dtype, array)
         return values
 
 
@@ -171,6 +177,9 @@ class Run:
             known = _of_sizes(kind, given, attributes, len(node.outputs))
             if known is not None:
                 return known
+            made = unsigned(kind, given, attributes, version, len(node.outputs))
+            if made is not None:
+                return made
         op = found(kind, node.domain, version)
         if op is None:
             named = f"{node.domain}.{kind}" if node.domain else kind

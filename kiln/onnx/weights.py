@@ -22,6 +22,14 @@ ABSENT = {
     22: "int4", 23: "float4e2m1", 24: "float8e8m0", 25: "uint2", 26: "int2",
 }  # fmt: skip
 MOST_DIMS = 64
+UNSIGNED = {"uint16": 16, "uint32": 32, "uint64": 64}  # which are kept in int64
+
+
+class Unsigned:
+    """An array of a dtype that kiln has not: its name, and the elements as int64, of 64 bits as their bits."""
+
+    def __init__(self, dtype: str, array: Any) -> None:
+        self.dtype, self.array = dtype, array
 
 
 def dtype_name(number: int, what: str) -> str:
@@ -45,8 +53,13 @@ class Weights:
         self.folder = folder
 
     def array(self, message: Message) -> Any:
-        """A TensorProto as a tensor."""
+        """A TensorProto as a tensor, or as what stands for one."""
         what = f"tensor {message['name']!r:.80}"
+        name = ABSENT.get(message["dtype"], "")
+        if name in UNSIGNED:
+            kept = self.array({**message, "dtype": TYPES[name.removeprefix("u")]})
+            array = kept.to(_core.int64)
+            return Unsigned(name, array if name == "uint64" else array & ((1 << UNSIGNED[name]) - 1))
         dtype, dims = dtype_of(message["dtype"], what), message["dims"]
         if len(dims) > MOST_DIMS or any(n < 0 for n in dims):
             raise LoadError(f"{what} has the shape {str(dims):.80}")
@@ -64,7 +77,7 @@ class Weights:
     def value(self, message: Message) -> Any:
         """A tensor, or where it is short the numbers in it."""
         array = self.array(message)
-        return known_of(array) or array
+        return array if isinstance(array, Unsigned) else known_of(array) or array
 
     def _external(self, message: Message, dtype: Any, count: int, what: str) -> Any:
         """Elements from a file beside the model's."""
@@ -116,14 +129,17 @@ def _packed(message: Message, dtype: Any, count: int, what: str) -> bytes:
     """Numbers as bytes."""
     kept = {"float32": ("float_data", "f"), "float64": ("double_data", "d"), "int64": ("int64_data", "q")}
     field, code = kept.get(dtype.name, ("int32_data", "i"))
-    numbers = message[field]
+    numbers = message[field] or message["uint64_data"]
     if len(numbers) != count:
         raise LoadError(f"{what}: {len(numbers)} numbers for {count} elements")
     if code == "i":
         code = {1: "B", 2: "H", 4: "I"}[dtype.itemsize]
         mask = (1 << 8 * dtype.itemsize) - 1
         numbers = [n & mask for n in numbers]
-    return struct.pack(f"<{count}{code}", *numbers)
+    try:
+        return struct.pack(f"<{count}{code}", *numbers)
+    except (struct.error, OverflowError):
+        raise LoadError(f"{what}: a number is out of its dtype's range") from None
 
 
 def known_of(array: Any) -> Known | None:

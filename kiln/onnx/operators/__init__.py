@@ -18,5 +18,6 @@ from kiln.onnx.operators import (  # noqa: F401
     windows,
 )
 from kiln.onnx.operators.table import OPERATORS, Operator, as_array, as_items, called, found
+from kiln.onnx.operators.unsigned import unsigned
 
-__all__ = ["OPERATORS", "Operator", "as_array", "as_items", "called", "found"]
+__all__ = ["OPERATORS", "Operator", "as_array", "as_items", "called", "found", "unsigned"]

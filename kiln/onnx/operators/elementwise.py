@@ -11,6 +11,7 @@ from kiln.onnx.known import LONGEST, Known
 from kiln.onnx.operators.table import Array, Value, cast, kind, operator
 from kiln.onnx.refusal import LoadError, UnsupportedError
 from kiln.onnx.weights import dtype_of
+from kiln.ops.elementwise.parts_of_numbers import bit_cast
 
 # An operator without attributes -> the function of kiln that it is.
 UNARY = {
@@ -205,12 +206,21 @@ def _cast_like(x: Array, target: Array, *, saturate: int = 1, round_mode: str = 
     return cast(x, kind(target))
 
 
+def bits_as(x: Array, dtype: Any) -> Array:
+    """The bits of elements as those of another dtype of the same width."""
+    given = kind(x)
+    if dtype.itemsize != given.itemsize:
+        raise UnsupportedError("BitCast between dtypes of different widths")
+    if given.itemsize >= 4:
+        return bit_cast(x, dtype.name)
+    if given.is_floating_point or dtype.is_floating_point:
+        return x.view(dtype)
+    return cast(x, dtype)
+
+
 @operator("BitCast")
 def _bit_cast(x: Array, *, to: int) -> Any:
-    dtype = dtype_of(to, "its result")
-    if dtype.itemsize != kind(x).itemsize:
-        raise UnsupportedError("BitCast between dtypes of different widths")
-    return x.view(dtype)
+    return bits_as(x, dtype_of(to, "its result"))
 
 
 @operator("Constant")

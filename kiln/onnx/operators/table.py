@@ -18,6 +18,7 @@ from kiln import _core, ops
 from kiln.graph.graph import Value as GraphValue
 from kiln.onnx.known import Known
 from kiln.onnx.refusal import LoadError, UnsupportedError
+from kiln.onnx.weights import Unsigned
 from kiln.ops.elementwise.arithmetic import convert
 
 # What an operator is given: a tensor; numbers as Python has them, or sizes; what came, a tensor or `Known`.
@@ -119,6 +120,8 @@ def as_array(value: Any) -> Any:
     """A value as a tensor."""
     if isinstance(value, Known):
         return value.array()
+    if isinstance(value, Unsigned):
+        raise UnsupportedError(f"a tensor is of dtype {value.dtype}, which kiln has not")
     if not isinstance(value, (_core.Tensor, GraphValue)):
         raise LoadError(f"expected an array, got a {type(value).__name__}")
     return value
