@@ -8,7 +8,7 @@ from typing import Any
 from kiln import _core, ops
 from kiln.nn import functional as F
 from kiln.onnx.known import LONGEST, Known
-from kiln.onnx.operators.table import Array, Value, cast, kind, operator
+from kiln.onnx.operators.table import Array, Value, axis_of, cast, kind, operator
 from kiln.onnx.refusal import LoadError, UnsupportedError
 from kiln.onnx.weights import dtype_of
 from kiln.ops.elementwise.parts_of_numbers import bit_cast
@@ -46,7 +46,20 @@ def _binary(name: str) -> Any:
 for _kind, _name in UNARY.items():
     operator(_kind)(_unary(_name))
 for _kind, _name in BINARY.items():
-    operator(_kind)(_binary(_name))
+    operator(_kind, since=7)(_binary(_name))
+
+
+def _of_old(function: Any) -> Any:
+    """Before opset 7 the second operand broadcasts where that is said, from a dim on that is said."""
+
+    def apply(x: Array, y: Array, *, axis: int | None = None, broadcast: int = 0, consumed_inputs: Any = None) -> Any:
+        if broadcast and axis is not None and y.ndim:
+            y = y.reshape((*y.shape, *[1] * (x.ndim - axis_of(axis, x.ndim) - y.ndim)))
+        elif not broadcast and tuple(x.shape) != tuple(y.shape):
+            raise LoadError(f"operands of {tuple(x.shape)} and {tuple(y.shape)} are not to broadcast")
+        return function(x, y)
+
+    return apply
 
 
 def _same(x: Array, y: Array) -> Array:
@@ -56,7 +69,7 @@ def _same(x: Array, y: Array) -> Array:
     return y
 
 
-@operator("Div")
+@operator("Div", since=7)
 def _div(x: Array, y: Array) -> Any:
     return ops.div(x, _same(x, y), rounding_mode=None if kind(x).is_floating_point else "trunc")
 
@@ -66,13 +79,19 @@ def _mod(x: Array, y: Array, *, fmod: int = 0) -> Any:
     return ops.fmod(x, _same(x, y)) if fmod else ops.remainder(x, _same(x, y))
 
 
-@operator("Pow")
+@operator("Pow", since=7)
 def _pow(x: Array, y: Array) -> Any:
     if kind(x).is_floating_point:
         return ops.pow(x, cast(y, kind(x)))
     if kind(y).is_floating_point:
         return cast(ops.pow(cast(x, _core.float64), cast(y, _core.float64)), kind(x))
     return cast(ops.pow(x, y), kind(x))
+
+
+for _kind in ("Add", "Sub", "Mul", "And", "Or", "Xor", "Equal", "Less", "Greater"):
+    operator(_kind)(_of_old(_binary(BINARY[_kind])))
+operator("Div")(_of_old(_div))
+operator("Pow")(_of_old(_pow))
 
 
 @operator("BitShift")
@@ -168,6 +187,13 @@ def _leaky_relu(x: Array, *, alpha: float = 0.01) -> Any:
 
 
 @operator("PRelu")
+def _prelu_of_channels(x: Array, slope: Array, *, consumed_inputs: Any = None) -> Any:
+    if slope.ndim == 1:
+        slope = slope.reshape((-1, *[1] * (x.ndim - 2)))
+    return _prelu(x, slope)
+
+
+@operator("PRelu", since=7)
 def _prelu(x: Array, slope: Array) -> Any:
     return ops.where(x < 0, x * slope, x)
 

@@ -7,7 +7,7 @@ from typing import Any
 from kiln import _core, ops
 from kiln.nn import functional as F
 from kiln.onnx.operators.table import Array, axis_of, cast, kind, operator, wide
-from kiln.onnx.refusal import LoadError
+from kiln.onnx.refusal import LoadError, UnsupportedError
 from kiln.onnx.weights import dtype_of
 
 
@@ -50,6 +50,16 @@ for _function in (softmax, log_softmax, hardmax):
 def _by_channel(v: Array, ndim: int) -> Array:
     """A vector of channels as it broadcasts to [batch, channels, ..]."""
     return v.reshape((1, -1, *[1] * (ndim - 2)))
+
+
+@operator("BatchNormalization", since=1)
+def _batch_normalization_of_old(
+    x: Array, scale: Array, shift: Array, mean: Array, var: Array, *, consumed_inputs: Any = None,
+    epsilon: float = 1e-5, is_test: int = 0, momentum: float = 0.9, spatial: int = 1,
+) -> Any:  # fmt: skip
+    if not is_test:
+        raise UnsupportedError("BatchNormalization in training is read since opset 14")
+    return _batch_normalization(x, scale, shift, mean, var, epsilon=epsilon, spatial=spatial)
 
 
 @operator("BatchNormalization", since=7)

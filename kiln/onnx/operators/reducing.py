@@ -138,6 +138,12 @@ def _matmul(x: Array, y: Array) -> Any:
 
 
 @operator("Gemm")
+def _gemm_of_old(a: Array, b: Array, c: Array, *, alpha: float = 1.0, beta: float = 1.0, broadcast: int = 0,
+                 transA: int = 0, transB: int = 0) -> Any:  # fmt: skip
+    return _gemm(a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
+
+
+@operator("Gemm", since=7)
 def _gemm(a: Array, b: Array, c: Array | None = None, *, alpha: float = 1.0, beta: float = 1.0,
           transA: int = 0, transB: int = 0) -> Any:  # fmt: skip
     plain = alpha == 1.0 and transB and not transA
