@@ -17,7 +17,7 @@ from kiln.nn import Module, Parameter
 from kiln.onnx import control
 from kiln.onnx.known import Known, number, numbers, on_numbers
 from kiln.onnx.models import Function, Graph, Input, Model, Node, Reference
-from kiln.onnx.operators import Operator, called, found, unsigned
+from kiln.onnx.operators import BY_VALUE, Operator, called, found, unsigned
 from kiln.onnx.refusal import LoadError, UnsupportedError
 from kiln.onnx.weights import Unsigned
 
@@ -207,7 +207,7 @@ def _check_known(kind: str, op: Operator, given: Sequence[Any]) -> None:
     """UnsupportedError where an operator goes by numbers and is given a tensor without values yet."""
     for k, value in enumerate(given):
         form = op.takes[k] if k < len(op.takes) else op.rest
-        if (form in ("Ints", "Number") or kind in BY_VALUES) and isinstance(value, _core.Tensor):
+        if (form in BY_VALUE or kind in BY_VALUES) and isinstance(value, _core.Tensor):
             raise UnsupportedError(
                 f"its input {k} goes by values of tensors, of which no program is made; say what it is by "
                 "`values` where it is an input of the model, or run the model as kiln.onnx.read gives it"

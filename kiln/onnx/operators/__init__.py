@@ -9,6 +9,7 @@ from kiln.onnx.operators import (  # noqa: F401
     indexing,
     losses,
     normalising,
+    quantised,
     random,
     recurrent,
     reducing,
@@ -17,7 +18,7 @@ from kiln.onnx.operators import (  # noqa: F401
     signals,
     windows,
 )
-from kiln.onnx.operators.table import OPERATORS, Operator, as_array, as_items, called, found
+from kiln.onnx.operators.table import BY_VALUE, OPERATORS, Operator, as_array, as_items, called, found
 from kiln.onnx.operators.unsigned import unsigned
 
-__all__ = ["OPERATORS", "Operator", "as_array", "as_items", "called", "found", "unsigned"]
+__all__ = ["BY_VALUE", "OPERATORS", "Operator", "as_array", "as_items", "called", "found", "unsigned"]

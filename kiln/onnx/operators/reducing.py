@@ -131,7 +131,8 @@ def _cum_prod(x: Array, axis: Number, *, exclusive: int = 0, reverse: int = 0) -
 
 
 @operator("MatMul")
-def _matmul(x: Array, y: Array) -> Any:
+def matmul(x: Array, y: Array) -> Any:
+    """A product of matrices, of stacks of them, of vectors."""
     if kind(x) != kind(y):
         raise LoadError("expected operands of one dtype")
     return ops.matmul(x, y)

@@ -6,7 +6,7 @@ from typing import Any
 
 from kiln import ops
 from kiln.onnx.known import Known
-from kiln.onnx.operators.table import Array, Number, Value, as_array, as_items, axis_of, operator
+from kiln.onnx.operators.table import Array, Number, Numbers, Value, as_array, axis_of, operator
 from kiln.onnx.refusal import LoadError
 
 
@@ -56,13 +56,12 @@ def _concat_from_sequence(items: Value, *, axis: int, new_axis: int = 0) -> Any:
 
 
 @operator("SplitToSequence")
-def _split_to_sequence(x: Array, lengths: Array | None = None, *, axis: int = 0, keepdims: int = 1) -> Any:
+def _split_to_sequence(x: Array, lengths: Numbers | None = None, *, axis: int = 0, keepdims: int = 1) -> Any:
     dim = axis_of(axis, x.ndim)
     if lengths is None:
         parts = list(ops.split(x, 1, dim))
         return parts if keepdims else [part.squeeze(dim) for part in parts]
-    sizes = as_items(lengths)
-    return list(ops.split(x, sizes[0] if not lengths.shape else sizes, dim))
+    return list(ops.split(x, lengths.items if lengths.is_list else lengths.items[0], dim))
 
 
 @operator("Optional")

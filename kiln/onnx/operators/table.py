@@ -21,11 +21,14 @@ from kiln.onnx.refusal import LoadError, UnsupportedError
 from kiln.onnx.weights import Unsigned
 from kiln.ops.elementwise.arithmetic import convert
 
-# What an operator is given: a tensor; numbers as Python has them, or sizes; what came, a tensor or `Known`.
+# What an operator is given: a tensor; numbers as Python has them, or sizes; one of them; those with their
+# shape; what came, a tensor or `Known`. BY_VALUE: of a tensor the elements are read for it.
 Array = Any
 Ints = list[Any]
 Number = Any
+Numbers = Known
 Value = Any
+BY_VALUE = ("Ints", "Number", "Numbers")
 OF_DOMAIN = {"": "", "ai.onnx.preview": "preview.", "ai.onnx.ml": "ml."}
 
 
@@ -109,6 +112,8 @@ def as_form(value: Any, form: str) -> Any:
     if form == "Array":
         return as_array(value)
     items = as_items(value)
+    if form == "Numbers":
+        return value if isinstance(value, Known) else Known(kind(value).name, items, value.ndim > 0)
     if form == "Ints":
         return items
     if len(items) != 1:

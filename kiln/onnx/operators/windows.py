@@ -85,10 +85,11 @@ def _of_dims(name: str, x: Array) -> Any:
 
 
 @operator("Conv")
-def _conv(
+def convolved(
     x: Array, weight: Array, bias: Array | None = None, *, auto_pad: str = "NOTSET", dilations: Any = None,
     group: int = 1, kernel_shape: Any = None, pads: Any = None, strides: Any = None,
 ) -> Any:  # fmt: skip
+    """A convolution."""
     kernel = list(weight.shape[2:])
     if kernel_shape is not None and list(kernel_shape) != kernel:
         raise LoadError(f"kernel_shape is {kernel_shape}, that of the weight {kernel}")
