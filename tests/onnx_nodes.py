@@ -1,8 +1,8 @@
 """The ONNX project's own tests of operators, run by kiln: `python tests/onnx_nodes.py [name]` counts what
 passes, what is refused for which reason, and what is wrong.
 
-Every model is run node by node (`kiln.onnx.read`) and as a program (`kiln.onnx.load`). A program needs to know
-numbers that a shape is made of: inputs of at most one dim are told it where it asks for them.
+Every model is run node by node (`kiln.onnx.read`) and as a program (`kiln.onnx.load`). A program needs to
+know numbers that a shape is made of: inputs of at most one dim are told it where it asks for them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pytest
 import kiln
 
 onnx = pytest.importorskip("onnx")
+collected = pytest.importorskip("onnx.backend.test.case.node")
 
 DRAWS = {"Bernoulli", "RandomUniformLike"}
 # What narrow floats may differ by: results here are rounded once, the tests' own after each operator.
@@ -38,17 +39,17 @@ class Case(NamedTuple):
     def draws(self) -> bool:
         """Whether results are random numbers."""
         kinds = {node.op_type for node in self.model.graph.node}
-        return bool(kinds & DRAWS) or self.name.startswith("test_training_dropout") and "zero" not in self.name
+        return (
+            bool(kinds & DRAWS) or self.name.startswith("test_training_dropout") and "zero" not in self.name
+        )
 
 
 @cache
 def cases() -> list[Case]:
     """All of them; making their data takes some seconds."""
-    from onnx.backend.test.case.node import collect_testcases
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return [Case(c.name, c.model, c.data_sets, c.rtol, c.atol) for c in collect_testcases(None)]
+        return [Case(c.name, c.model, c.data_sets, c.rtol, c.atol) for c in collected.collect_testcases(None)]
 
 
 def tensor(value: Any) -> Any:
@@ -116,7 +117,7 @@ def run(case: Case, as_program: bool) -> None:
 
 
 def outcome(case: Case, as_program: bool) -> str:
-    """"passed", "refused: .." with what kiln has not, or "wrong: ..."."""
+    """ "passed", "refused: .." with what kiln has not, or "wrong: ..."."""
     try:
         run(case, as_program)
     except kiln.onnx.UnsupportedError as error:

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kiln import _core, graph as flow, ops
+from kiln import _core, ops
+from kiln import graph as flow
 from kiln.onnx.known import Known, number
 from kiln.onnx.models import Graph
 from kiln.onnx.operators import as_array, as_items
@@ -120,7 +121,9 @@ def scan(run: Any, scope: dict[str, Any], given: Sequence[Any], outputs: int, *,
     count = len(given) - num_scan_inputs
     names, more = [x.name for x in body.inputs], len(body.outputs) - count
     if count < 0 or num_scan_inputs < 1 or len(names) != len(given) or more < 0:
-        raise LoadError(f"a body of {len(names)} inputs and {len(body.outputs)} outputs for {len(given)} inputs")
+        raise LoadError(
+            f"a body of {len(names)} inputs and {len(body.outputs)} outputs for {len(given)} inputs"
+        )
     axes, ways = (settings.get(f"scan_input_{x}") or [0] * num_scan_inputs for x in ("axes", "directions"))
     out_axes, out_ways = (settings.get(f"scan_output_{x}") or [0] * more for x in ("axes", "directions"))
     if (len(axes), len(ways), len(out_axes), len(out_ways)) != (num_scan_inputs,) * 2 + (more,) * 2:

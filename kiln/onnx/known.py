@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kiln import _core, ops
+from kiln.onnx.protobuf import TYPES
 from kiln.table.kinds import FLOATS
 
+NAMES = {number: name for name, number in TYPES.items()}
 LONGEST = 1024  # elements of what is known
 INTEGERS = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-(1 << 15), (1 << 15) - 1),
             "int32": (-(1 << 31), (1 << 31) - 1), "int64": (-(1 << 63), (1 << 63) - 1)}  # fmt: skip
@@ -157,9 +159,7 @@ def modulo(a: Known, b: Known, *, fmod: int = 0) -> Known | None:
 
 def cast(x: Known, *, to: int = 0, saturate: int = 1, round_mode: str = "up") -> Known | None:
     """In another dtype."""
-    from kiln.onnx.weights import DTYPES
-
-    dtype = DTYPES.get(to, "")
+    dtype = NAMES.get(to, "")
     if dtype not in COMPUTED:
         return None
     if dtype == "bool":
@@ -193,7 +193,9 @@ def concat(*arrays: Known, axis: int) -> Known | None:
     return Known(arrays[0].dtype, [v for x in arrays for v in x.items], True)
 
 
-def slices(x: Known, starts: Known, ends: Known, axes: Known | None = None, steps: Known | None = None) -> Any:
+def slices(
+    x: Known, starts: Known, ends: Known, axes: Known | None = None, steps: Known | None = None
+) -> Any:
     """A part of a list."""
     given = [starts, ends, *([steps] if steps else [])]
     bounds = [v for part in given for v in part.items]

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from kiln import _core, ops
 from kiln.errors import describe, message
 from kiln.export.program import ExportedProgram, export
-from kiln.onnx.models import Graph, Input
-from kiln.onnx.models import read as read_model
-from kiln.onnx.refusal import LoadError, UnsupportedError
-from kiln.onnx.running import WRONG, ONNXModule, identifier
-from kiln.onnx.weights import known_of
+from kiln.late import later
+from kiln.onnx.refusal import WRONG, LoadError, UnsupportedError, identifier
 from kiln.serialization.source import Damaged, opened
 from kiln.tracing.dims import Dim
 from kiln.tracing.recorder import TracingError
+
+if TYPE_CHECKING:
+    from kiln.onnx.models import Graph, Input
+    from kiln.onnx.running import ONNXModule
+
+_module, _read_model = later("kiln.onnx.running", "ONNXModule"), later("kiln.onnx.models", "read")
+_known_of = later("kiln.onnx.weights", "known_of")
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes]
 SIZES = (8, 224, 2)  # of dims that vary, in examples that are tried one after the other
@@ -49,8 +53,8 @@ def read(f: Source, *, values: Mapping[str, Any] | None = None) -> ONNXModule:
                 data = memoryview(source.part(0, source.size))
             except Damaged as error:
                 raise LoadError(f"the file cannot be read: {error}") from None
-    model = read_model(data, folder)
-    module = ONNXModule(model._replace(graph=_settled(model.graph, dict(values or {}))))
+    model = _read_model(data, folder)
+    module: ONNXModule = _module(model._replace(graph=_settled(model.graph, dict(values or {}))))
     module.train(False)
     return module
 
@@ -63,7 +67,7 @@ def _settled(graph: Graph, values: dict[str, Any]) -> Graph:
     for name, x in values.items():
         if not isinstance(x, _core.Tensor):
             raise TypeError(message("onnx.read", f"a tensor as the value of {name}", describe(x)))
-    own = {name: known_of(x) or x for name, x in values.items()}
+    own = {name: _known_of(x) or x for name, x in values.items()}
     inputs = [x for x in graph.inputs if x.name not in values]
     return graph._replace(inputs=inputs, tensors={**graph.tensors, **own})
 
@@ -99,7 +103,9 @@ def load(
     refusal: LoadError | None = None
     for size in SIZES if args is None else SIZES[:1]:
         shapes = [_shape(x, wanted) for x in inputs]
-        given = tuple(args) if args is not None else tuple([_example(x, s, size) for x, s in zip(inputs, shapes)])
+        given = (
+            tuple(args) if args is not None else tuple([_example(x, s, size) for x, s in zip(inputs, shapes)])
+        )
         specs = tuple([_spec(x, s) for x, s in zip(given, shapes)])
         try:
             return _exported(module, given, specs)

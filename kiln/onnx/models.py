@@ -1,6 +1,6 @@
 """A model as it is read: graphs of nodes whose names are checked, before anything runs.
 
-    bytes -> messages (wire.py) -> Model(graph, versions, functions)
+bytes -> messages (wire.py) -> Model(graph, versions, functions)
 """
 
 from __future__ import annotations
@@ -143,7 +143,9 @@ class _Reader:
         kind = message["kind"]
         where = f"node {k}, {kind:.80}" + (f" {message['name']!r:.80}" if message["name"] else "")
         attributes = {a["name"]: self._attribute(a, where, seen) for a in message["attributes"]}
-        return Node(kind, _domain(message["domain"]), where, message["inputs"], message["outputs"], attributes)
+        return Node(
+            kind, _domain(message["domain"]), where, message["inputs"], message["outputs"], attributes
+        )
 
     def _attribute(self, message: Message, where: str, seen: set[str]) -> Any:
         """The value of an attribute; of a string its text, of a tensor its value, of a graph that."""
@@ -168,7 +170,11 @@ class _Reader:
         name, kind = message["name"], message["type"]
         tensor = kind["tensor"] if kind is not None else None
         if tensor is None:
-            absent = [k for k in ("sequence", "map", "optional", "sparse") if kind is not None and kind[k] is not None]
+            absent = [
+                k
+                for k in ("sequence", "map", "optional", "sparse")
+                if kind is not None and kind[k] is not None
+            ]
             return Input(name, absent[0] if absent else "", None)
         what = f"input {name!r:.80}"
         dtype = dtype_name(tensor["dtype"], what) if tensor["dtype"] else ""

@@ -1,6 +1,13 @@
-"""What reading a model raises."""
+"""What reading a model raises, and what names of it kiln has."""
 
 from __future__ import annotations
+
+import re
+from keyword import iskeyword
+
+# What operators raise of operands that do not fit.
+WRONG = (RuntimeError, ValueError, TypeError, IndexError, KeyError, NotImplementedError, AssertionError,
+         ZeroDivisionError, OverflowError, AttributeError, MemoryError, RecursionError)  # fmt: skip
 
 
 class LoadError(ValueError):
@@ -9,3 +16,9 @@ class LoadError(ValueError):
 
 class UnsupportedError(LoadError):
     """A whole file that says what kiln does not have: an operator, a dtype, an attribute."""
+
+
+def identifier(name: str) -> str:
+    """A name as variables have."""
+    found = re.sub(r"\W", "_", name)
+    return found if found.isidentifier() and not iskeyword(found) else f"_{found}"

@@ -1,7 +1,7 @@
 """A model as a module that runs its nodes, one after the other.
 
-`forward` is what `kiln.onnx.load` follows to make a program of it. Called by itself it runs on tensors as they
-are, so that also shapes may go by values, and branches and loops are Python's.
+`forward` is what `kiln.onnx.load` follows to make a program of it. Called by itself it runs on tensors as
+they are, so that also shapes may go by values, and branches and loops are Python's.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Sequence
-from keyword import iskeyword
 from typing import Any
 
 from kiln import _core
@@ -18,14 +17,12 @@ from kiln.onnx import control
 from kiln.onnx.known import Known, number, numbers, on_numbers
 from kiln.onnx.models import Function, Graph, Input, Model, Node, Reference
 from kiln.onnx.operators import BY_VALUE, Operator, called, found, unsigned
-from kiln.onnx.refusal import LoadError, UnsupportedError
+from kiln.onnx.refusal import WRONG, LoadError, UnsupportedError, identifier
 from kiln.onnx.weights import Unsigned
 
 # Operators whose results have shapes that go by values, or that read values where they compute.
 BY_VALUES = {"Compress", "Det", "NonMaxSuppression", "NonZero", "Range", "Unique"}
 DEEPEST = 40  # calls of functions in functions
-WRONG = (RuntimeError, ValueError, TypeError, IndexError, KeyError, NotImplementedError, AssertionError,
-         ZeroDivisionError, OverflowError, AttributeError, MemoryError, RecursionError)  # fmt: skip
 
 
 class Part(Module):
@@ -64,7 +61,7 @@ class ONNXModule(Module):
         return (value if isinstance(value, (Known, Unsigned)) else None), module, key
 
     @property
-    def forward(self) -> Any:
+    def forward(self) -> Any:  # type: ignore[override]
         """The model of its inputs, which have their names as parameters."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -82,7 +79,7 @@ class ONNXModule(Module):
 
     def tensors(self, graph: Graph) -> dict[str, Any]:
         """The tensors of a graph by their names in it."""
-        values = {}
+        values: dict[str, Any] = {}
         for name, (known, module, key) in self._held[id(graph)].items():
             array = getattr(module, key)
             if isinstance(known, Known):
@@ -90,12 +87,6 @@ class ONNXModule(Module):
             else:
                 values[name] = array if known is None else Unsigned(known.dtype, array)
         return values
-
-
-def identifier(name: str) -> str:
-    """A name as variables have."""
-    found = re.sub(r"\W", "_", name)
-    return found if found.isidentifier() and not iskeyword(found) else f"_{found}"
 
 
 def signature_of(inputs: Sequence[Input]) -> inspect.Signature:
@@ -159,7 +150,9 @@ class Run:
         if len(results) < len(node.outputs):
             extra = [name for name in node.outputs[len(results) :] if name]
             if extra:
-                raise UnsupportedError(f"{node.where}: kiln has not its result {len(results)}, {extra[0]!r:.80}")
+                raise UnsupportedError(
+                    f"{node.where}: kiln has not its result {len(results)}, {extra[0]!r:.80}"
+                )
         values.update((name, x) for name, x in zip(node.outputs, results) if name)
 
     def _results(
@@ -188,7 +181,9 @@ class Run:
             _check_known(kind, op, given)
         return called(op, given, attributes, version, len(node.outputs))
 
-    def _function(self, function: Function, given: Sequence[Any], attributes: dict[str, Any]) -> tuple[Any, ...]:
+    def _function(
+        self, function: Function, given: Sequence[Any], attributes: dict[str, Any]
+    ) -> tuple[Any, ...]:
         """A call of an operator that the model defines."""
         if self.depth >= DEEPEST:
             raise LoadError(f"functions call functions more than {DEEPEST} deep")

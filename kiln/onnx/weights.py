@@ -26,7 +26,7 @@ UNSIGNED = {"uint16": 16, "uint32": 32, "uint64": 64}  # which are kept in int64
 
 
 class Unsigned:
-    """An array of a dtype that kiln has not: its name, and the elements as int64, of 64 bits as their bits."""
+    """An array of a dtype that kiln has not: its name, and its elements as int64; of 64 bits, their bits."""
 
     def __init__(self, dtype: str, array: Any) -> None:
         self.dtype, self.array = dtype, array
@@ -103,7 +103,13 @@ class Weights:
         if self.folder is None:
             raise LoadError(f"{what} is in a file of its own, {location!r:.80}: load the model by its path")
         parts = location.replace("\\", "/").split("/")
-        if not location or "\0" in location or location.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]:
+        if (
+            not location
+            or "\0" in location
+            or location.startswith(("/", "\\"))
+            or ".." in parts
+            or ":" in parts[0]
+        ):
             raise LoadError(f"{what} is in a file {location!r:.80}, which is not beside the model")
         folder = os.path.realpath(self.folder)
         path = os.path.realpath(os.path.join(folder, *parts))

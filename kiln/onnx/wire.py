@@ -18,7 +18,8 @@ from kiln.onnx.refusal import LoadError
 DEPTH = 100
 MESSAGES: dict[str, dict[int, tuple[str, str]]] = {
     "model": {
-        1: ("ir_version", "int"), 7: ("graph", "graph"), 8: ("opsets", "*opset"), 25: ("functions", "*function"),
+        1: ("ir_version", "int"), 7: ("graph", "graph"), 8: ("opsets", "*opset"),
+        25: ("functions", "*function"),
     },
     "opset": {1: ("domain", "text"), 2: ("version", "int")},
     "graph": {
@@ -27,7 +28,8 @@ MESSAGES: dict[str, dict[int, tuple[str, str]]] = {
     },
     "function": {
         1: ("name", "text"), 4: ("inputs", "*text"), 5: ("outputs", "*text"), 6: ("attributes", "*text"),
-        7: ("nodes", "*node"), 9: ("opsets", "*opset"), 10: ("domain", "text"), 11: ("defaults", "*attribute"),
+        7: ("nodes", "*node"), 9: ("opsets", "*opset"), 10: ("domain", "text"),
+        11: ("defaults", "*attribute"),
         13: ("overload", "text"),
     },
     "node": {

@@ -69,7 +69,7 @@ def _arrays(folder: Path, what: str) -> list[Any]:
 
 @pytest.mark.parametrize("folder", FOLDERS if FULL else FOLDERS[::5], ids=lambda p: p.name)
 def test_models_of_old(folder: Path) -> None:
-    """Models as PyTorch wrote them for opset 6 to 9: both ways give what is expected, or say what is absent."""
+    """Models as PyTorch wrote them for old opsets: both give what is expected, or what is absent is told."""
     try:
         ways = [kiln.onnx.read(folder / "model.onnx")]
         ways += [kiln.onnx.load(folder / "model.onnx")]

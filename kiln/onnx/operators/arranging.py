@@ -7,7 +7,18 @@ from typing import Any
 
 from kiln import _core, ops
 from kiln.onnx.known import Known
-from kiln.onnx.operators.table import Array, Ints, Number, as_array, as_items, axis_of, cast, kind, operator, zeros
+from kiln.onnx.operators.table import (
+    Array,
+    Ints,
+    Number,
+    as_array,
+    as_items,
+    axis_of,
+    cast,
+    kind,
+    operator,
+    zeros,
+)
 from kiln.onnx.refusal import LoadError, UnsupportedError
 
 
@@ -107,7 +118,9 @@ def _split(x: Array, lengths: Ints | None = None, *, axis: int = 0, split: Any =
 def _bound(value: Any, size: Any, step: int, is_end: bool) -> Any:
     """A bound of a slice as a position from the first; beyond what there is, the last."""
     if isinstance(value, int) and isinstance(size, int):
-        return slice(None, value, step).indices(size)[1] if is_end else slice(value, None, step).indices(size)[0]
+        return (
+            slice(None, value, step).indices(size)[1] if is_end else slice(value, None, step).indices(size)[0]
+        )
     return value
 
 
@@ -116,9 +129,15 @@ def sliced(x: Array, dim: int, start: Any, end: Any, step: int) -> Array:
     size = x.shape[dim]
     if step > 0:
         return x[(*[slice(None)] * dim, slice(start, end, step))]
-    # backwards: the elements start, start + step, .. are those of the reversed tensor from size - 1 - start on
+    # backwards: start, start + step, .. of the tensor are size - 1 - start .. of the reversed one
     if not isinstance(size, int) or not all(isinstance(n, int) for n in (start, end)):
-        if not isinstance(start, int) or not isinstance(end, int) or start < -1 or start >= 0 and start < 1 << 31:
+        if (
+            not isinstance(start, int)
+            or not isinstance(end, int)
+            or start < -1
+            or start >= 0
+            and start < 1 << 31
+        ):
             raise UnsupportedError("a part that is taken backwards from where sizes decide")
         if end > -(1 << 31):
             raise UnsupportedError("a part that is taken backwards to where sizes decide")
@@ -129,7 +148,8 @@ def sliced(x: Array, dim: int, start: Any, end: Any, step: int) -> Array:
 
 @operator("Slice")
 def _slice(x: Array, begin: Ints | None = None, stop: Ints | None = None, dims: Ints | None = None,
-           steps: Ints | None = None, *, starts: Any = None, ends: Any = None, axes: Any = None) -> Any:  # fmt: skip
+           steps: Ints | None = None, *, starts: Any = None, ends: Any = None,
+           axes: Any = None) -> Any:  # fmt: skip
     first, last = (starts if begin is None else begin), (ends if stop is None else stop)
     if first is None or last is None:
         raise LoadError("its starts or ends are missing")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kiln import _core, graph as flow, ops
+from kiln import _core, ops
+from kiln import graph as flow
 from kiln.nn import functional as F
 from kiln.onnx.operators.table import Array, cast, kind, operator
 from kiln.onnx.refusal import LoadError
@@ -33,7 +34,9 @@ def _repeated(x: Array, heads: Any) -> Array:
     return ops.repeat_interleave(x, heads // x.shape[1], 1)
 
 
-def _allowed(q: Array, k: Array, is_causal: int, left: int, right: int, past: Any, lengths: Array | None) -> Any:
+def _allowed(
+    q: Array, k: Array, is_causal: int, left: int, right: int, past: Any, lengths: Array | None
+) -> Any:
     """Which keys each query sees by its place; None: all."""
     rows = ops.arange(q.shape[2]).unsqueeze(1)
     columns = ops.arange(k.shape[2]).unsqueeze(0)
@@ -101,7 +104,9 @@ def _attention(
         bias = bias + cast(ops.where(seen, 0.0, -math.inf), kind(q))
     scores = scores + bias
     shown[2] = scores
-    weights = _softmax(cast(scores, dtype_of(softmax_precision, "its softmax") if softmax_precision else kind(q)), bias)
+    weights = _softmax(
+        cast(scores, dtype_of(softmax_precision, "its softmax") if softmax_precision else kind(q)), bias
+    )
     shown[3] = cast(weights, kind(q))
     y = ops.matmul(shown[3], values)
     if qk_matmul_output_mode not in shown:
@@ -114,12 +119,15 @@ def _softmax(scores: Array, bias: Array) -> Array:
     if not bias.ndim:
         return ops.softmax(scores, -1)
     alone = ops.amax(bias, -1, keepdim=True) == -math.inf
-    return ops.where(alone, ops.zeros_like(scores), ops.softmax(ops.where(alone, ops.zeros_like(scores), scores), -1))
+    return ops.where(
+        alone, ops.zeros_like(scores), ops.softmax(ops.where(alone, ops.zeros_like(scores), scores), -1)
+    )
 
 
 @operator("RotaryEmbedding", since=23)
-def _rotary_embedding(x: Array, cosines: Array, sines: Array, places: Array | None = None, *, interleaved: int = 0,
-                      num_heads: int = 0, rotary_embedding_dim: int = 0) -> Any:  # fmt: skip
+def _rotary_embedding(x: Array, cosines: Array, sines: Array, places: Array | None = None, *,
+                      interleaved: int = 0, num_heads: int = 0,
+                      rotary_embedding_dim: int = 0) -> Any:  # fmt: skip
     is_flat = x.ndim == 3
     given = _heads(x, num_heads)
     size = rotary_embedding_dim or given.shape[3]

@@ -52,7 +52,9 @@ for _kind, _name in BINARY.items():
 def _of_old(function: Any) -> Any:
     """Before opset 7 the second operand broadcasts where that is said, from a dim on that is said."""
 
-    def apply(x: Array, y: Array, *, axis: int | None = None, broadcast: int = 0, consumed_inputs: Any = None) -> Any:
+    def apply(
+        x: Array, y: Array, *, axis: int | None = None, broadcast: int = 0, consumed_inputs: Any = None
+    ) -> Any:
         if broadcast and axis is not None and y.ndim:
             y = y.reshape((*y.shape, *[1] * (x.ndim - axis_of(axis, x.ndim) - y.ndim)))
         elif not broadcast and tuple(x.shape) != tuple(y.shape):
@@ -162,7 +164,9 @@ def _celu(x: Array, *, alpha: float = 1.0) -> Any:
 
 
 @operator("Selu")
-def _selu(x: Array, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> Any:
+def _selu(
+    x: Array, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
+) -> Any:
     return gamma * ops.where(x > 0, x, alpha * ops.expm1(x))
 
 

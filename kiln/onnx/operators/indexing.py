@@ -6,7 +6,7 @@ from typing import Any
 
 from kiln import _core, ops
 from kiln.onnx.operators.table import Array, Number, axis_of, cast, operator
-from kiln.onnx.refusal import LoadError, UnsupportedError
+from kiln.onnx.refusal import LoadError
 
 REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
@@ -208,6 +208,3 @@ def _shared(a: tuple[float, ...], b: tuple[float, ...]) -> float:
     both = height * width
     whole = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - both
     return both / whole if whole > 0 else 0.0
-
-
-_ = UnsupportedError

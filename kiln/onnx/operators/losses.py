@@ -30,7 +30,8 @@ def _negative_log(logarithms: Array, target: Array, weight: Array | None, ignore
 
 @operator("NegativeLogLikelihoodLoss", since=12)
 def _negative_log_likelihood_loss(x: Array, target: Array, weight: Array | None = None, *,
-                                  ignore_index: int | None = None, reduction: str = "mean") -> Any:  # fmt: skip
+                                  ignore_index: int | None = None,
+                                  reduction: str = "mean") -> Any:  # fmt: skip
     return _negative_log(x, target, weight, ignore_index, reduction)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln import _core, ops
+from kiln import ops
 from kiln.nn import functional as F
 from kiln.onnx.operators.table import Array, axis_of, cast, kind, operator, wide
 from kiln.onnx.refusal import LoadError, UnsupportedError
@@ -101,7 +101,9 @@ def _grouped(x: Array, groups: int, epsilon: float) -> Array:
 def _group_normalization_by_group(x: Array, scale: Array, shift: Array, *, num_groups: int,
                                   epsilon: float = 1e-5) -> Any:  # fmt: skip
     flat = _grouped(x, num_groups, epsilon)
-    return cast((flat * wide(scale).reshape(1, -1, 1) + wide(shift).reshape(1, -1, 1)).reshape(x.shape), kind(x))
+    return cast(
+        (flat * wide(scale).reshape(1, -1, 1) + wide(shift).reshape(1, -1, 1)).reshape(x.shape), kind(x)
+    )
 
 
 @operator("GroupNormalization", since=21)
@@ -165,6 +167,3 @@ def _lrn(x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: 
     for k in range(1, size):
         total = total + padded.narrow(1, k, x.shape[1])
     return x / (total * (alpha / size) + bias) ** beta
-
-
-_ = _core

@@ -15,7 +15,7 @@ RANGES = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767)}
 
 
 def _spread(v: Array, x: Array, axis: int, block: int) -> Array:
-    """A scale or zero point as it broadcasts with x: one, one for each part along a dim, or for each block."""
+    """A scale or zero point as it broadcasts with x: one, one for each part of a dim, or each block."""
     if v.ndim == 0 or not block and v.ndim == 1 and v.shape[0] == 1:
         return v.reshape(())
     dim = axis_of(axis, x.ndim)
@@ -52,8 +52,8 @@ def _quantize_linear(x: Array, scale: Array, zero: Array | None = None, *, axis:
 
 
 @operator("DequantizeLinear", since=10)
-def _dequantize_linear(x: Array, scale: Array, zero: Array | None = None, *, axis: int = 1, block_size: int = 0,
-                       output_dtype: int = 0) -> Any:  # fmt: skip
+def _dequantize_linear(x: Array, scale: Array, zero: Array | None = None, *, axis: int = 1,
+                       block_size: int = 0, output_dtype: int = 0) -> Any:  # fmt: skip
     moved = cast(x, _core.int32)
     if zero is not None:
         moved = moved - cast(_spread(zero, x, axis, block_size), _core.int32)
@@ -108,8 +108,8 @@ def _whole_convolution(x: Array, x_zero: Array | None, weight: Array, weight_zer
 @operator("ConvInteger", since=10)
 def _conv_integer(
     x: Array, weight: Array, x_zero: Array | None = None, weight_zero: Array | None = None, *,
-    auto_pad: str = "NOTSET", dilations: Any = None, group: int = 1, kernel_shape: Any = None, pads: Any = None,
-    strides: Any = None,
+    auto_pad: str = "NOTSET", dilations: Any = None, group: int = 1, kernel_shape: Any = None,
+    pads: Any = None, strides: Any = None,
 ) -> Any:  # fmt: skip
     settings = {"auto_pad": auto_pad, "dilations": dilations, "group": group, "kernel_shape": kernel_shape,
                 "pads": pads, "strides": strides}  # fmt: skip

@@ -30,7 +30,11 @@ def _dropout_in_training(x: Array, ratio: Value | None = None, training: Number 
 
 
 def _of(dtype: int | None, like: Any) -> Any:
-    return (kind(like) if like is not None else _core.float32) if dtype is None else dtype_of(dtype, "its result")
+    return (
+        (kind(like) if like is not None else _core.float32)
+        if dtype is None
+        else dtype_of(dtype, "its result")
+    )
 
 
 @operator("Bernoulli")
@@ -39,7 +43,9 @@ def _bernoulli(x: Array, *, dtype: int | None = None, seed: float = 0.0) -> Any:
 
 
 @operator("RandomUniform")
-def _random_uniform(*, shape: Any, dtype: int = 1, high: float = 1.0, low: float = 0.0, seed: float = 0.0) -> Any:
+def _random_uniform(
+    *, shape: Any, dtype: int = 1, high: float = 1.0, low: float = 0.0, seed: float = 0.0
+) -> Any:
     return cast((ops.rand(tuple(shape)) * (high - low) + low), _of(dtype, None))
 
 
@@ -50,7 +56,9 @@ def _random_uniform_like(x: Array, *, dtype: int | None = None, high: float = 1.
 
 
 @operator("RandomNormal")
-def _random_normal(*, shape: Any, dtype: int = 1, mean: float = 0.0, scale: float = 1.0, seed: float = 0.0) -> Any:
+def _random_normal(
+    *, shape: Any, dtype: int = 1, mean: float = 0.0, scale: float = 1.0, seed: float = 0.0
+) -> Any:
     return cast(ops.randn(tuple(shape)) * scale + mean, _of(dtype, None))
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from kiln import _core, graph as flow, ops
+from kiln import _core, ops
+from kiln import graph as flow
 from kiln.nn import functional as F
 from kiln.onnx.operators.table import Array, cast, kind, operator
 from kiln.onnx.refusal import LoadError, UnsupportedError
@@ -30,9 +32,14 @@ WITH_BETA = ("affine", "scaledtanh", "hardsigmoid")
 Step = Callable[..., "tuple[Array, ...]"]
 
 
+def _with_numbers(function: Callable[..., Array], a: float, b: float, x: Array) -> Array:
+    return function(x, a, b)
+
+
 def _activations(names: Sequence[str], alphas: Any, betas: Any) -> list[Callable[[Array], Array]]:
     """Functions by their names, with the numbers that are given for those that have any."""
-    made, alpha, beta = [], list(alphas or ()), list(betas or ())
+    made: list[Callable[[Array], Array]] = []
+    alpha, beta = list(alphas or ()), list(betas or ())
     for name in names:
         if name.lower() not in ACTIVATIONS:
             raise LoadError(f"an activation is {name!r:.20}")
@@ -41,7 +48,7 @@ def _activations(names: Sequence[str], alphas: Any, betas: Any) -> list[Callable
             a = alpha.pop(0)
         if name.lower() in WITH_BETA and beta:
             b = beta.pop(0)
-        made.append(lambda x, f=function, a=a, b=b: f(x, a, b))
+        made.append(partial(_with_numbers, function, a, b))
     return made
 
 
@@ -80,9 +87,7 @@ def _layers(
     for d, reverse in enumerate(ways):
         given, step = cell(d)
         given = given.transpose(0, 1) if layout else given
-        first = tuple(
-            [ops.zeros((x.shape[1], hidden), dtype=kind(x)) if s is None else s[d] for s in states]
-        )
+        first = tuple([ops.zeros((x.shape[1], hidden), dtype=kind(x)) if s is None else s[d] for s in states])
         stacked, last = _along(step, given, first, reverse, lengths)
         whole.append(stacked)
         ends.append(last)

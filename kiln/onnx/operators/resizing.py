@@ -8,7 +8,7 @@ from typing import Any
 
 from kiln import _core, ops
 from kiln.nn import functional as F
-from kiln.onnx.operators.table import Array, Ints, axis_of, cast, kind, operator, wide
+from kiln.onnx.operators.table import Array, Ints, axis_of, cast, kind, operator
 from kiln.onnx.operators.windows import window
 from kiln.onnx.refusal import LoadError, UnsupportedError
 
@@ -86,7 +86,8 @@ def _weights(at: Array, size: Any, reach: int, weight: Callable[[Array], Array],
     factors = [weight((tap - at) * scale) for tap in taps]
     if excluded:
         factors = [
-            ops.where(ops.logical_and(tap >= 0, tap < size), f, ops.zeros_like(f)) for tap, f in zip(taps, factors)
+            ops.where(ops.logical_and(tap >= 0, tap < size), f, ops.zeros_like(f))
+            for tap, f in zip(taps, factors)
         ]
     total = sum(factors[1:], factors[0])
     found: Any = 0
@@ -141,12 +142,14 @@ def _resize(
     x: Array, roi: Ints | None = None, scales: Ints | None = None, sizes: Ints | None = None, *,
     antialias: int = 0, axes: Any = None, coordinate_transformation_mode: str = "half_pixel",
     cubic_coeff_a: float = -0.75, exclude_outside: int = 0, extrapolation_value: float = 0.0,
-    keep_aspect_ratio_policy: str = "stretch", mode: str = "nearest", nearest_mode: str = "round_prefer_floor",
+    keep_aspect_ratio_policy: str = "stretch", mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
 ) -> Any:  # fmt: skip
     dims = list(range(x.ndim)) if axes is None else [axis_of(d, x.ndim) for d in axes]
     how = {
         "mode": mode, "coordinates": coordinate_transformation_mode, "nearest": nearest_mode,
-        "cubic": cubic_coeff_a, "antialias": antialias, "excluded": exclude_outside, "beyond": extrapolation_value,
+        "cubic": cubic_coeff_a, "antialias": antialias, "excluded": exclude_outside,
+        "beyond": extrapolation_value,
     }  # fmt: skip
     if sizes:
         lengths, factors = _kept_aspect(list(sizes), [x.shape[d] for d in dims], keep_aspect_ratio_policy)
@@ -290,8 +293,8 @@ def _samples(start: Array, span: Array, count: int, each: int, size: Any) -> tup
 
 def _aligned(x: Array, batches: Array, rows: Any, columns: Any, shape: Any, grid: Any, mode: str) -> Array:
     count, channels = batches.shape[0], x.shape[1]
-    y, y_near = _samples(*rows, shape[0], grid[0], x.shape[2])
-    across, x_near = _samples(*columns, shape[1], grid[1], x.shape[3])
+    y, y_near = _samples(rows[0], rows[1], shape[0], grid[0], x.shape[2])
+    across, x_near = _samples(columns[0], columns[1], shape[1], grid[1], x.shape[3])
     places = (count, y.shape[1], across.shape[1])
     flat = [v.expand(places).reshape((count, -1)) for v in (y.unsqueeze(2), across.unsqueeze(1))]
     near = ops.logical_and(y_near.unsqueeze(2), x_near.unsqueeze(1)).reshape((count, 1, -1))
@@ -303,6 +306,3 @@ def _aligned(x: Array, batches: Array, rows: Any, columns: Any, shape: Any, grid
         values = ops.amax(ops.stack(parts), 0)
     values = values.reshape((count, channels, shape[0], grid[0], shape[1], grid[1]))
     return ops.mean(values, (3, 5)) if mode == "avg" else ops.amax(values, (3, 5))
-
-
-_ = wide

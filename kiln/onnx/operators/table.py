@@ -98,7 +98,9 @@ def called(op: Operator, inputs: Sequence[Any], attributes: dict[str, Any], opse
     while arrays and arrays[-1] is None:
         arrays.pop()
     if len(arrays) > len(op.takes) and not op.rest:
-        raise UnsupportedError(f"kiln knows it with at most {len(op.takes)} inputs, and {len(arrays)} are given")
+        raise UnsupportedError(
+            f"kiln knows it with at most {len(op.takes)} inputs, and {len(arrays)} are given"
+        )
     if len(arrays) < op.needed or any(x is None for x in arrays[: op.needed]):
         raise LoadError(f"expected at least {op.needed} inputs, got {sum(x is not None for x in arrays)}")
     forms = [*op.takes, *[op.rest] * len(arrays)]

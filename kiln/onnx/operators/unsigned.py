@@ -1,7 +1,7 @@
 """Integers without a sign of 16, 32 and 64 bits inside a model: kiln has no tensors of them.
 
-Those of 16 and 32 bits are kept as an int64 tensor of the same numbers, those of 64 as one of the same bits. As
-inputs and outputs of a model they are refused; between, what a model does with bits is done on these tensors.
+Those of 16 and 32 bits are kept as an int64 tensor of the same numbers, those of 64 as one of the same bits.
+As inputs and outputs of a model they are refused; between, operators work on these tensors.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ def _bit_cast(x: Any, target: str | None, to: Any) -> Any:
             if target != x.dtype:
                 raise UnsupportedError("BitCast between dtypes of different widths")
             return x
-        return bits_as(cast(x.array, getattr(_core, SIGNED[x.dtype])), getattr(_core, dtype_name(to, "its result")))
+        return bits_as(
+            cast(x.array, getattr(_core, SIGNED[x.dtype])), getattr(_core, dtype_name(to, "its result"))
+        )
     assert target is not None
     return wrapped(cast(bits_as(as_array(x), getattr(_core, SIGNED[target])), _core.int64), target)
 
@@ -127,4 +129,3 @@ def _shifted(x: Any, count: Any, *, direction: str) -> Any:
     by = ops.where(fits, by, ops.zeros_like(by))
     moved = ops.bitwise_left_shift(x.array, by) if direction == "LEFT" else _right(x.array, by)
     return wrapped(ops.where(fits, moved, ops.zeros_like(moved)), x.dtype)
-

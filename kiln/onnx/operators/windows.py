@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from kiln import _core, ops
 from kiln.nn import functional as F
-from kiln.onnx.operators.arranging import sliced
 from kiln.onnx.operators.table import Array, Ints, cast, kind, operator, wide
 from kiln.onnx.refusal import LoadError, UnsupportedError
 
@@ -25,7 +24,9 @@ class Window(NamedTuple):
     @property
     def is_even(self) -> bool:
         """Whether as much is padded before as after."""
-        return all(isinstance(a, int) and isinstance(b, int) and a == b for a, b in zip(self.before, self.after))
+        return all(
+            isinstance(a, int) and isinstance(b, int) and a == b for a, b in zip(self.before, self.after)
+        )
 
     def reach(self, d: int) -> int:
         """How many elements a window spans."""
@@ -270,7 +271,8 @@ def _max_unpool(x: Array, at: Array, shape: Ints | None = None, *, kernel_shape:
     count = x.ndim - 2
     over = window(x, kernel_shape, strides, None, pads, "NOTSET")
     natural = [
-        (x.shape[2 + d] - 1) * over.strides[d] + over.kernel[d] - over.before[d] - over.after[d] for d in range(count)
+        (x.shape[2 + d] - 1) * over.strides[d] + over.kernel[d] - over.before[d] - over.after[d]
+        for d in range(count)
     ]
     # positions are those in the array of these sizes, wherever the result is larger
     total: Any = x.shape[0] * x.shape[1]
@@ -287,7 +289,9 @@ def _max_unpool(x: Array, at: Array, shape: Ints | None = None, *, kernel_shape:
 def _causal_conv_with_state(x: Array, weight: Array, bias: Array | None = None, past: Array | None = None, *,
                             activation: str = "none") -> Any:  # fmt: skip
     before = weight.shape[-1] - 1
-    state = ops.zeros((x.shape[0], x.shape[1], before), dtype=kind(x)) if past is None else cast(past, kind(x))
+    state = (
+        ops.zeros((x.shape[0], x.shape[1], before), dtype=kind(x)) if past is None else cast(past, kind(x))
+    )
     whole = ops.cat([state, x], 2)
     y = F.conv1d(whole, weight, bias, groups=x.shape[1])
     if activation in ("silu", "swish"):
@@ -295,6 +299,3 @@ def _causal_conv_with_state(x: Array, weight: Array, bias: Array | None = None, 
     elif activation != "none":
         raise LoadError(f"activation is {activation!r:.20}")
     return y, whole.narrow(2, x.shape[2], before)
-
-
-_ = sliced

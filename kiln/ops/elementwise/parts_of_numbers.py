@@ -125,7 +125,9 @@ def bit_cast(input: Operand, dtype: Structure) -> Any:
     if (input.type, target) in (("i32", "f32"), ("i64", "f64")):
         return from_bits(input)
     if input.type != target:
-        raise TypeError(f"bit_cast: expected dtypes of one width, 32 or 64 bits, got {input.type} and {dtype}")
+        raise TypeError(
+            f"bit_cast: expected dtypes of one width, 32 or 64 bits, got {input.type} and {dtype}"
+        )
     return input
 
 
