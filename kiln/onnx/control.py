@@ -59,7 +59,10 @@ def loop(run: Any, scope: dict[str, Any], given: Sequence[Any], outputs: int, *,
 
     steps = read(run, most) if most is not None else MOST_STEPS
     holds = True if condition is None else read(run, condition)
-    if not run.module.followed:
+    is_list = any(isinstance(x, list) for x in state)
+    if is_list and (steps is None or holds is None):
+        raise UnsupportedError("a loop over sequences that ends by a value is not followed")
+    if is_list or not run.module.followed:
         return _python_loop(step, steps, holds, state, len(body.outputs) - 1 - count)
     if len(body.outputs) > count + 1:
         return _scanned(step, most, holds, state)

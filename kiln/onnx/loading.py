@@ -23,6 +23,7 @@ _module, _read_model = later("kiln.onnx.running", "ONNXModule"), later("kiln.onn
 _known_of = later("kiln.onnx.weights", "known_of")
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes]
+NO_TENSOR = ("", "sequence", "map", "optional", "sparse")  # what an input is said to be
 SIZES = (8, 224, 2)  # of dims that vary, in examples that are tried one after the other
 
 
@@ -131,8 +132,6 @@ def _exported(module: ONNXModule, given: tuple[Any, ...], specs: tuple[Any, ...]
 
 def _shape(x: Input, wanted: Mapping[str, Dim | int]) -> list[Any]:
     """The sizes of an input: numbers, and a Dim where one varies."""
-    if x.dtype in ("", "sequence", "map", "optional", "sparse"):
-        raise UnsupportedError(f"input {x.name!r:.80} is no tensor of a known dtype")
     if x.shape is None:
         return []
     shape: list[Any] = []
@@ -145,6 +144,8 @@ def _shape(x: Input, wanted: Mapping[str, Dim | int]) -> list[Any]:
 
 def _example(x: Input, shape: list[Any], size: int) -> Any:
     """Ones of a shape whose sizes that vary are such."""
+    if x.dtype in NO_TENSOR:
+        raise UnsupportedError(f"input {x.name!r:.80} is no tensor of a known dtype: give args")
     if x.shape is None:
         raise LoadError(f"the model does not say how many dims its input {x.name!r:.80} has: give args")
     sizes = [_within(n, size) if isinstance(n, Dim) else n for n in shape]
@@ -158,5 +159,5 @@ def _within(dim: Dim, size: int) -> int:
     return base * dim.times + dim.plus
 
 
-def _spec(example: Any, shape: list[Any]) -> dict[int, Any]:
-    return {d: n for d, n in enumerate(shape) if isinstance(n, Dim)}
+def _spec(example: Any, shape: list[Any]) -> dict[int, Any] | None:
+    return {d: n for d, n in enumerate(shape) if isinstance(n, Dim)} or None

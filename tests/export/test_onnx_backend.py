@@ -38,7 +38,9 @@ REASONS = (
 BY_VALUES = (
     r"goes by values of tensors, of which no program is made",
     r"reads the value of a tensor",
-    r"a loop that stacks results and ends by a value is not followed",
+    r"a loop (that stacks results and|over sequences that) ends by a value is not followed",
+    r"the trace would keep it ever after",
+    r"not all sizes that 'N' may have are right",
 )
 
 
