@@ -89,7 +89,7 @@ def test_models_of_old(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["squeezenet", "resnet50", "shufflenet", "inception_v1"])
 def test_images(name: str) -> None:
-    """Nets of images: the classes are probabilities, and every weight is a parameter."""
+    """Nets of images become programs whose convolutions are ops of their own; nothing runs here."""
     path = DATA / "light" / f"light_{name}.onnx"
     if not path.exists():
         pytest.skip("the package came without its models")
