@@ -17,9 +17,9 @@ from kiln.tracing.recorder import TracingError
 
 if TYPE_CHECKING:
     from kiln.onnx.models import Graph, Input
-    from kiln.onnx.running import ONNXModule
+    from kiln.onnx.module import ONNXModule
 
-_module, _read_model = later("kiln.onnx.running", "ONNXModule"), later("kiln.onnx.models", "read")
+_module, _read_model = later("kiln.onnx.module", "ONNXModule"), later("kiln.onnx.models", "read")
 _known_of = later("kiln.onnx.weights", "known_of")
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx_models import ENTRIES, MODELS, NAMES, given, tensors
+from onnx_samples import ENTRIES, MODELS, NAMES, given, tensors
 
 import kiln
 from kiln import nn

@@ -149,7 +149,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.scripting.failing": "numbers, which need a run that knows of them",
     },
     "kiln/onnx/loading.py": {
-        "kiln.onnx.running": "for who reads a model",
+        "kiln.onnx.module": "for who reads a model",
         "kiln.onnx.models": "for who reads a model",
         "kiln.onnx.weights": "for who reads a model",
     },

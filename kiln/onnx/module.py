@@ -13,7 +13,7 @@ from typing import Any
 
 from kiln import _core
 from kiln.nn import Module, Parameter
-from kiln.onnx import control
+from kiln.onnx import branching
 from kiln.onnx.known import Known, number, numbers, on_numbers
 from kiln.onnx.models import Function, Graph, Input, Model, Node, Reference
 from kiln.onnx.operators import BY_VALUE, Operator, called, found, unsigned
@@ -74,7 +74,7 @@ class ONNXModule(Module):
         graph = self._model.graph
         run = Run(self, self._model.versions)
         scope = {x.name: value for x, value in zip(graph.inputs, inputs)}
-        results = [control.arrays(x) for x in run.graph(graph, scope)]
+        results = [branching.arrays(x) for x in run.graph(graph, scope)]
         return results[0] if len(results) == 1 else tuple(results)
 
     def tensors(self, graph: Graph) -> dict[str, Any]:
@@ -164,8 +164,8 @@ class Run:
             return self._function(function, given, attributes)
         if version is None:
             raise LoadError(f"the model does not say which version of {node.domain or 'ai.onnx'} it uses")
-        if node.domain == "" and kind in control.CONTROL:
-            return control.CONTROL[kind](self, values, given, len(node.outputs), **attributes)
+        if node.domain == "" and kind in branching.CONTROL:
+            return branching.CONTROL[kind](self, values, given, len(node.outputs), **attributes)
         if node.domain == "":
             known = _of_sizes(kind, given, attributes, len(node.outputs))
             if known is not None:
