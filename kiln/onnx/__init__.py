@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from kiln.absent import hint_missing as _hint_missing
 from kiln.onnx.exporting import ONNXProgram, export
+from kiln.onnx.loading import load, read
+from kiln.onnx.refusal import LoadError, UnsupportedError
 
 __all__ = [
-    "ONNXProgram", "export", "is_in_onnx_export", "register_custom_op_symbolic",
-    "unregister_custom_op_symbolic",
+    "LoadError", "ONNXProgram", "UnsupportedError", "export", "is_in_onnx_export", "load", "read",
+    "register_custom_op_symbolic", "unregister_custom_op_symbolic",
 ]  # fmt: skip
 
 

@@ -323,6 +323,17 @@ def test_files_changed_at_random_do_no_harm() -> None:
         assert program_fuzz.check(raw) == "", number
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_an_infinite_fill_is_a_number_of_the_program(value: float) -> None:
+    """A fill beside sizes, that is no size: of a tensor, and inside an op that joins."""
+    program = kiln.export.export(
+        lambda x: kiln.cat([kiln.full((x.shape[0],), value), x]), (kiln.ones(3),),
+        dynamic_shapes=({0: kiln.export.Dim("n")},),
+    )  # fmt: skip
+    found = program(kiln.ones(2)).tolist()
+    assert str(found) == str([value, value, 1.0, 1.0])
+
+
 def test_what_a_program_cannot_be_is_refused_when_it_is_made() -> None:
     with pytest.raises(TypeError, match="a tuple of example arguments"):
         export(nn.Linear(3, 2), kiln.rand(2, 3))

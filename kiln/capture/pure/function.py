@@ -316,7 +316,8 @@ def inline(graph: Graph, source: Graph, given: list[Given]) -> list[Value]:
     for own, x, value in zip(source.inputs, given, lifted):
         values[id(own)] = value
         if own.weak:
-            place[slot] = symbol(x.slot) if isinstance(x, Value) else x if isinstance(x, Size) else int(x)
+            if not isinstance(x, float):  # (which is no size, and may be infinite)
+                place[slot] = symbol(x.slot) if isinstance(x, Value) else x if isinstance(x, Size) else int(x)
             slot += 1
             continue
         for size in value.shape:

@@ -102,6 +102,43 @@ def signbit(input: Operand) -> Any:
 
 
 @pointwise(
+    "cast",
+    samples=d.samples(
+        lambda rng, t: ((d.array(rng, (3, 4), t), {"float32": "int32", "float64": "int64"}.get(t, t)), {}),
+        lambda rng, t: ((d.array(rng, (5,), "int64"), "float64"), {}),
+    ),
+    reference=d.reference(
+        lambda np, x, dtype: (
+            x.astype(dtype.replace("int", "float")).view(dtype)
+            if dtype[:3] == "int"
+            else x
+            if dtype in kinds.ROUNDED
+            else x.view(dtype)
+        )
+    ),
+    public=False,
+    differentiable=False,
+    tests=d.Tests(peer=None),
+)
+def bit_cast(input: Operand, dtype: Structure) -> Any:
+    """The bits of each element as an element of another dtype of 32 or 64 bits, any shape.
+
+    >>> kiln.tensor([1.0]).view(kiln.int32)
+    tensor([1065353216], dtype=kiln.int32)
+    """
+    target = kinds.COMPUTE[dtype]
+    if (input.type, target) in (("f32", "i32"), ("f64", "i64")):
+        return bits(input)
+    if (input.type, target) in (("i32", "f32"), ("i64", "f64")):
+        return from_bits(input)
+    if input.type != target:
+        raise TypeError(
+            f"bit_cast: expected dtypes of one width, 32 or 64 bits, got {input.type} and {dtype}"
+        )
+    return input
+
+
+@pointwise(
     "float",
     samples=d.unary(),
     reference=d.floats(lambda np, x: np.where(x < 0, np.pi, 0 * x).astype(x.dtype)),
