@@ -17,7 +17,8 @@ from types import FrameType
 from typing import Any
 
 from kiln import _core
-from kiln.capture.pure.trace import asks, user_line
+from kiln.capture.pure.trace import asks
+from kiln.capture.pure.values import user_line
 from kiln.errors import is_own
 from kiln.tracing.answers import OF_TENSORS, Condition, attribute
 from kiln.tracing.captured import RECORDED, Modes

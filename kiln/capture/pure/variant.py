@@ -15,7 +15,8 @@ from kiln.capture.pure.guards import Read, ways_to
 from kiln.capture.pure.numbers import fits_number, same_number
 from kiln.capture.pure.steps import Step
 from kiln.capture.pure.surroundings import Watch
-from kiln.capture.pure.trace import Tracer, names_of
+from kiln.capture.pure.trace import Tracer
+from kiln.capture.pure.values import Viewed, names_of
 from kiln.errors import describe
 from kiln.graph.size import Size, slots_named
 from kiln.late import later
@@ -34,6 +35,7 @@ class Leaf(NamedTuple):
     kind: str
     which: int
     history: bool
+    is_leaf: bool  # of a graph of gradients
 
 
 class Tree(NamedTuple):
@@ -73,6 +75,15 @@ def shape_of(tree: Any) -> Any:
     return "tensor" if tree is None else (tree.what, tuple(map(shape_of, tree.items)))
 
 
+def unreached(y: Any, is_leaf: bool) -> Any:
+    """The same values, which require a gradient that comes to nothing."""
+    y = y.detach().requires_grad_()
+    if is_leaf:
+        return y
+    with _core.ModeSwitch(True, False):
+        return y.view(y.shape)
+
+
 def look_of(x: Any) -> tuple[Any, ...]:
     """What matters of a tensor that was met, besides which it is."""
     return x.dtype, x.requires_grad, _core.place(x)[2]
@@ -105,7 +116,7 @@ class Variant:
         self.flowing: tuple[int, ...] = ()  # which of the call's numbers only ops see
         self.fixed: list[tuple[int, Any]] = []  # and the others, with their values
         self.flows: dict[tuple[int, int], int] = {}  # (step, argument) -> which of `flowing`
-        self.views: list[tuple[tuple[str, int], Any, tuple[Any, ...], tuple[Any, ...], int]] = []
+        self.views: list[tuple[tuple[str, int], Viewed]] = []
         self.results: list[int] = []
         self._places: dict[int, tuple[str, int]] = {}
         self.leaves = [self._leaf(y, tracer) for y in outputs]
@@ -141,7 +152,7 @@ class Variant:
 
     def _leaf(self, y: Any, tracer: Tracer) -> Leaf:
         kind, which = self._place(y, tracer)
-        return Leaf(kind, which, bool(y.requires_grad))
+        return Leaf(kind, which, bool(y.requires_grad), kind == "result" and bool(y.is_leaf))
 
     def _place(self, y: Any, tracer: Tracer) -> tuple[str, int]:
         known = self._places.get(id(y))
@@ -161,7 +172,7 @@ class Variant:
         args = tuple([None if x is source.source else x for x in source.args])
         if any(isinstance(x, _core.Tensor) for x in args):
             tracer.refuse("returns a view that depends on another tensor")
-        self.views.append((base, source.op, source.structure, args, source.which))
+        self.views.append((base, source._replace(source=None, args=args)))
         return "view", len(self.views) - 1
 
     def _plain(self) -> bool:
@@ -170,7 +181,7 @@ class Variant:
         straight = [(leaf.kind, leaf.which) for leaf in self.leaves] == wanted
         one = self.tree is None
         several = one or (self.tree.make is tuple and all(x is None for x in self.tree.items))
-        return straight and several and all(leaf.history for leaf in self.leaves)
+        return straight and several and all(leaf.history and not leaf.is_leaf for leaf in self.leaves)
 
     def give(self, results: Any, leaves: list[Any]) -> Any:
         """What the function returns, of the op's results."""
@@ -184,18 +195,21 @@ class Variant:
             found = self.operands[which]
             return leaves[found] if isinstance(found, int) else found
 
-        for base, op, structure, args, which in self.views:
+        for base, view in self.views:
             x = at(*base)
-            if op is None:
+            if view.op is None:
                 views.append(x.detach())
-            else:
-                given = tuple([x if a is None else a for a in args])
-                views.append(_core.call_op(op.handle, structure, given)[which])
+                continue
+            given = tuple([x if a is None else a for a in view.args])
+            with _core.ModeSwitch(*view.modes):
+                views.append(_core.call_op(view.op.handle, view.structure, given)[view.which])
         made = []
         for leaf in self.leaves:
             y = at(leaf.kind, leaf.which)
             if not leaf.history and leaf.kind != "operand" and y.requires_grad:
                 y = y.detach()
+            elif leaf.history and leaf.kind == "result" and not (y.requires_grad and not leaf.is_leaf):
+                y = unreached(y, leaf.is_leaf)
             made.append(y)
         return filled(self.tree, iter(made))
 
