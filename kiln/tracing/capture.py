@@ -175,6 +175,7 @@ def capture(
         recorder.state_modes(again((False, before[1]), recorder.modes_told).kept.modes_asked)
     refuse_drawn(name, outside)
     recorder.expect_unwritten()
+    recorder.expect_attributes(outputs)
     found.kept, found.given_back = recorder, recorder.given_back
     _finish(
         found,

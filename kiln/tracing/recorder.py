@@ -55,6 +55,7 @@ class Recorder(Questions):
     def __init__(self, name: str, on_data: str = "refuse", has_values: bool = True) -> None:
         super().__init__(name, on_data, has_values)
         self.drawn: Dim = 0  # how many random numbers so far
+        self._marks: dict[int, dict[str, Any]] = {}  # id of a stand-in -> its attributes
         self._offsets: dict[int, Dim] = {}  # of positions from the first: what they are in general
         self._target: Shape | None = None  # of what is written
         self._shapes_of: dict[int, Shape] = {}  # id of a tensor that the function has -> its sizes in general
@@ -96,6 +97,7 @@ class Recorder(Questions):
                 made.requires_grad_()
         finally:
             self._quiet = False
+        self._marks[id(made)] = dict(vars(made)) if _core.has_attributes(made) else {}
         self._stand_ins[_core.place(made)[0]] = made, True
         self._examples[id(made)] = tensor
         if argument:
@@ -104,6 +106,16 @@ class Recorder(Questions):
             if shape is not None and any(isinstance(d, Size) for d in shape):
                 self.shapes[k] = shape
         return made
+
+    def expect_attributes(self, outputs: list[Any]) -> None:
+        """Refuses a function that gives tensors attributes, which a program does not."""
+        for made, _ in self._stand_ins.values():
+            held, before = vars(made) if _core.has_attributes(made) else {}, self._marks[id(made)]
+            other = [k for k in {**held, **before} if k not in held or held[k] is not before.get(k, held)]
+            if other:
+                self.refuse(f"writes the attribute {other[0]} of a tensor that it is given", "it")
+        if any(_core.has_attributes(y) and id(y) not in self._marks for y in outputs):
+            self.refuse("returns a tensor that it has given attributes", "it")
 
     def called(
         self,

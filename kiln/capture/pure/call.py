@@ -82,7 +82,8 @@ def _look(value: Any, parts: list[Any], call: Call) -> None:
         _, _, sizes, strides = _core.place(value)
         whole = value.is_contiguous()
         ones = tuple([n == 1 for n in sizes])
-        parts.append((kind, value.dtype, value.requires_grad, ones, None if whole else strides))
+        marked = _core.has_attributes(value)
+        parts.append((kind, value.dtype, value.requires_grad, ones, None if whole else strides, marked))
         leaves.append(value)
     elif kind is tuple or kind is list or hasattr(value, "_fields"):
         parts.append((kind, len(value)))

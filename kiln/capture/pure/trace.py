@@ -17,7 +17,6 @@ from kiln.table.kinds import FLOATS
 from kiln.table.record import Op
 
 _applied = later("kiln.tracing.functions", "applied")
-_attribute = later("kiln.tracing.answers", "attribute")
 _of_tensors = later("kiln.tracing.answers", "of_tensors")
 # what calls that look alike have in common
 _LOOKS = {"sizes", "requires_grad", "is_contiguous", "stride"}
@@ -109,12 +108,6 @@ class Tracer(Values):
         if not self._quiet and what not in _MODES and asks(what, sys._getframe(1).f_back):
             self.assumed.setdefault((-1, what), (None, getattr(answer, "name", answer)))
         return answer
-
-    def attribute_missed(self, tensor: Any, name: str) -> None:
-        """An attribute that a tensor has not, and that the program may give it."""
-        if not self._quiet and _core.place(tensor)[0] not in self._made:
-            owner = self._owner(tensor)
-            self.assumed.setdefault((id(owner), _attribute(name)), (owner, []))
 
     def _owner(self, tensor: Any) -> Any:
         """The argument, or tensor that was met, whose memory it shows."""

@@ -25,7 +25,6 @@ from kiln.table.kinds import FLOATS
 _NUMBERS = (int, float, bool, complex, str, bytes, type(None), _core.dtype)
 
 
-_attribute = later("kiln.tracing.answers", "attribute")
 _holds = later("kiln.tracing.answers", "holds")
 
 
@@ -110,6 +109,8 @@ class Variant:
             self.tree = flat(returned, outputs)
         except TypeError as error:
             tracer.refuse(f"returns {error}, which is made of neither tensors nor numbers")
+        if any(tracer.result(y) or tracer.source(y) for y in outputs if _core.has_attributes(y)):
+            tracer.refuse("returns a tensor that it has given attributes, which one of an op has not", "it")
         self.shape = shape_of(self.tree)
         states = tracer.states()
         self.gives = given_by(tracer, outputs)
@@ -293,19 +294,21 @@ class Variant:
 
     def watch(self, roots: list[Any], watch: Watch, leaves: list[Any]) -> None:
         """Learns by which places what it met is found, and what else the code that ran may have read."""
-        places = {id(x): k for k, x in enumerate(leaves)}
-        own = {id(x): x for x in (*leaves, *self.met, *watch.marked()) if hasattr(x, "__dict__")}
-        whole = any(not {"vars", "__dict__"}.isdisjoint(code.co_names) for code in watch.codes)
-        for k, x in own.items():
-            held = {"__dict__": dict(vars(x))} if whole else {_attribute(n): [v] for n, v in vars(x).items()}
-            self.conditions += [(places.get(k, x), what, answer) for what, answer in held.items()]
+        self.conditions += [
+            (k, "__dict__", dict(vars(x))) for k, x in enumerate(leaves) if _core.has_attributes(x)
+        ]
         modules = [x for x in watch.objects_met() if "training" in getattr(x, "__dict__", ())]
         read = Read(watch.ran, self.met)
         for way in ways_to(roots, [*self.met, *modules]).values():
             for place in way:
                 read.place(place)
-        for thing in (*roots, *watch.objects_met()):
+        marks = [v for x in leaves if _core.has_attributes(x) for v in vars(x).values()]
+        for thing in (*roots, *watch.objects_met(), *marks):
             read.follow(thing)
+        given = set(map(id, leaves))
+        for x in (*self.met, *watch.tensors_met()):
+            if id(x) not in given:
+                read.attributes(x)
         self.guards, self.outside = read.guards()
         # arguments that the function meets on another way too: those alone stand for both
         state = ways_to(roots, leaves)
