@@ -107,5 +107,5 @@ def test_matrices_that_are_multiplied_several_times(first: int) -> None:
 def test_values_that_are_multiplied_several_times(first: int) -> None:
     found: list[str] = []
     for seed in range(first, first + BATCH):
-        found += differences(seed, True, ("recorded",))
+        found += differences(seed, True, ("recorded", "pure", "traced"))
     assert not found, "\n\n".join(found)
