@@ -338,3 +338,19 @@ def test_other_memory_is_refused(way: str) -> None:
     with pytest.raises(RuntimeError, match="gives a tensor other memory"):
         x, w = _given()
         WAYS[way](exchanges, x, w)(x, w)
+
+
+@pytest.mark.parametrize("way", ["trace", "pure"])
+def test_samples_of_a_batch_keep_their_history(way: str) -> None:
+    x, w = _given()
+    xs = kiln.stack([x, w, x + w]).detach().requires_grad_()
+    views = [viewed_disabled, viewed] if way == "trace" else []  # (cells give no views of samples)
+    for function in (written_disabled, written_as_data, *views):
+        made = WAYS[way](function, x, w)
+        results = [[y.tolist() for y in kiln.vmap(f, (0, None))(xs, w)] for f in (function, made)]
+        assert results[0] == results[1]
+        gradients = [
+            kiln.vmap(kiln.func.grad(lambda x, f=f: sum(y.sum() for y in f(x, w))))(xs).tolist()
+            for f in (function, made)
+        ]
+        assert gradients[0] == gradients[1], function.__name__

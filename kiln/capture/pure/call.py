@@ -45,8 +45,11 @@ class Call(NamedTuple):
         return any(not issubclass(type(x), _core.Tensor) for x in self.leaves)
 
     def samples(self) -> Call:
-        """The same with a tensor for each sample of a batch."""
-        return self.instead([x if issubclass(type(x), _core.Tensor) else sample(x) for x in self.leaves])
+        """The same with a tensor for each sample of a batch, which a gradient may be asked for of."""
+        return self.instead([
+            x if issubclass(type(x), _core.Tensor) else sample(x, x.dtype.is_floating_point)
+            for x in self.leaves
+        ])  # fmt: skip
 
     def objects(self) -> list[Any]:
         """What it is given besides tensors: what holds parameters of its own."""

@@ -123,7 +123,7 @@ class _Cell:
         variant.calls += 1
         self.slow_calls += 1
         if symbolic:
-            return self.function(*args, **kwargs) if variant.written else self._run(variant, call)
+            return self.function(*args, **kwargs) if variant.by_call else self._run(variant, call)
         changed = not variant.outside.hold()
         due = due or changed or variant.calls <= _FIRST or variant.calls % _EVERY == 0 or _core.checking()
         if due and not _core.recording():

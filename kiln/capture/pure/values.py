@@ -365,7 +365,7 @@ class Values:
             tensor.grad_fn  # noqa: B018  (of one made where gradients are off it raises what eager code does)
         finally:
             self._quiet = False
-        return bool(tensor.requires_grad) and self._is_tied(tensor)
+        return self._is_tied(tensor)
 
 
 def names_of(op: Op, structure: tuple[Any, ...]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from kiln import _core
+from kiln.capture.called import CALLED
 from kiln.capture.pure.call import Call
 from kiln.capture.pure.function import CellFunction, CellOp, cell_op
 from kiln.capture.pure.guards import Read, ways_to
@@ -75,7 +76,9 @@ def shape_of(tree: Any) -> Any:
 
 
 def unreached(y: Any, is_leaf: bool) -> Any:
-    """The same values, which require a gradient that comes to nothing."""
+    """The same values, which require a gradient that comes to nothing; samples of a batch ask for none."""
+    if not issubclass(type(y), _core.Tensor):
+        return y
     y = y.detach().requires_grad_()
     if is_leaf:
         return y
@@ -139,6 +142,8 @@ class Variant:
         self.op = cell_op(name, self.steps) if self.steps.results else None
         # whether it records gradients though they are off around the call
         self.records = not tracer.modes[0] and any(step.history for step in self.steps.steps)
+        # whether samples of a batch run as Python has them: what is written, or has a derivative of its own
+        self.by_call = bool(self.written) or any(step.op is CALLED for step in self.steps.steps)
         self.looks = [look_of(x) for x in self.met]
         self.guards = self.outside = _core.Guards([])
         self.pins: dict[int, Any] = {}
