@@ -20,7 +20,7 @@ from kiln.graph.size import Dim, Size, slots_named
 from kiln.graph.text import DTYPES, TextError, dim_text, parse_dim
 from kiln.table.kinds import FLOATS
 from kiln.tracing.answers import Condition, is_known, is_plain
-from kiln.tracing.captured import Captured, Check, Expected, Input, Kept, Raises, State
+from kiln.tracing.captured import Asks, Captured, Check, Expected, Input, Kept, Raises, State
 from kiln.tracing.dims import Range
 from kiln.tracing.hierarchy import Hierarchy, ModuleCall
 from kiln.tracing.sizes import SIGNS, Guard
@@ -49,6 +49,7 @@ def signature(captured: Captured, trains: list[bool]) -> dict[str, Any]:
         "results": _tree_out(captured.out_tree, "results"),
         "outputs": captured.outputs,
         "same": [[k, kind, which] for k, (kind, which) in captured.same.items()],
+        **_asks_out(captured),
         "state": [[s.name, s.kind, wanted] for s, wanted in zip(captured.state, trains)],
         "unsaved": sorted(captured.unsaved),
         "mutated": [list(x) for x in captured.mutated],
@@ -64,6 +65,12 @@ def signature(captured: Captured, trains: list[bool]) -> dict[str, Any]:
         "casts": captured.casts,
         "guards": [[dim_text(g.left), g.sign, dim_text(g.right), g.answer, g.line] for g in captured.guards],
     }
+
+
+def _asks_out(captured: Captured) -> dict[str, Any]:
+    """Why results that give no gradients require them, where there are any."""
+    rows = [[k, list(x.on), list(x.off), x.is_leaf] for k, x in captured.asks.items()]
+    return {"asks": rows} if rows else {}
 
 
 def _modules_out(captured: Captured) -> dict[str, Any]:
@@ -294,6 +301,9 @@ def from_signature(graph: Looks, source: str, tensors: dict[str, Any]) -> tuple[
     found.distinct = entries.rows("distinct", int)
     found.mutated = [tuple(row) for row in entries.rows("mutated", str, int)]
     found.same = {k: (kind, which) for k, kind, which in entries.rows("same", int, str, int)}
+    if "asks" in entries.held:
+        rows = entries.rows("asks", int, list, list, bool)
+        found.asks = {k: Asks(tuple(on), tuple(off), is_leaf) for k, on, off, is_leaf in rows}
     _check_counts(found, graph, numbers)
     _read_asked(found, entries, graph, tensors)
     slots = found.number_sizes()
@@ -377,7 +387,9 @@ def _check_counts(found: Captured, graph: Looks, numbers: list[Any]) -> None:
     of = {"input": inputs, "state": state}
     for kind, k in [*found.mutated, *found.same.values()]:
         _need(kind in of and 0 <= k < of[kind], f"there is no {kind!r:.20} {k}")
-    _need(all(0 <= k < count for k in found.same), "a result that is none")
+    _need(all(0 <= k < count for k in (*found.same, *found.asks)), "a result that is none")
+    asked = [j for asks in found.asks.values() for j in (*asks.on, *asks.off)]
+    _need(all(type(j) is int and 0 <= j < inputs + state for j in asked), "asks of no operand")
     for (kind, k), value in zip(found.mutated, graph.outputs[count:]):
         target = found.inputs[k] if kind == "input" else None
         look = (target.dtype, target.shape) if target else _look(found.state[k].tensor)

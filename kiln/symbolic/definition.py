@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from kiln import _core
-from kiln.capture.pure.trace import user_line
+from kiln.capture.pure.values import user_line
 from kiln.errors import describe, message
 from kiln.graph.equal import Equalities
 from kiln.graph.graph import Shape

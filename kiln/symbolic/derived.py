@@ -102,7 +102,7 @@ def restored(base: Captured, graph: Graph, out_tree: Tree, outputs: list[str], n
     made = _like(base, name)
     made.out_tree, made.outputs = out_tree, outputs
     if out_tree is getattr(base, "out_tree", None):
-        made.mutated, made.same = base.mutated, base.same
+        made.mutated, made.same, made.asks = base.mutated, base.same, base.asks
     made.number_sizes()
     results = follow(made, graph)
     if not made.same:

@@ -99,13 +99,18 @@ def holds(x: Any, what: str, answer: Any) -> bool:
         return bool(MODES[what]() == answer)
     if what == "__dict__":
         held = vars(x)
-        return held.keys() == answer.keys() and all(held[k] is v for k, v in answer.items())
+        return held.keys() == answer.keys() and all(_is_as(held[k], v) for k, v in answer.items())
     if what.startswith(_ATTRIBUTE):
         held, name = getattr(x, "__dict__", {}), what[len(_ATTRIBUTE) :]
         if not answer or name not in held:
             return not answer and name not in held
-        return held[name] is answer[0] or (is_plain(answer[0]) and held[name] == answer[0])
+        return _is_as(held[name], answer[0])
     return bool(OF_TENSORS[what](x) == answer)
+
+
+def _is_as(held: Any, before: Any) -> bool:
+    """Whether an attribute holds what it did: the same object, or an equal number or text."""
+    return held is before or (is_plain(before) and type(held) is type(before) and bool(held == before))
 
 
 class Condition(NamedTuple):

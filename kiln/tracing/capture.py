@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any, NoReturn
 
 from kiln import _core
-from kiln.capture.called import CALLED, differentiated
-from kiln.capture.pure.steps import DETACH
-from kiln.capture.pure.trace import names_of
+from kiln.capture.called import CALLED, differentiated, is_replaced
+from kiln.capture.pure.values import names_of
 from kiln.device import device
 from kiln.errors import is_own, place
 from kiln.graph.graph import Shape
@@ -176,6 +175,7 @@ def capture(
         recorder.state_modes(again((False, before[1]), recorder.modes_told).kept.modes_asked)
     refuse_drawn(name, outside)
     recorder.expect_unwritten()
+    recorder.expect_attributes(outputs)
     found.kept, found.given_back = recorder, recorder.given_back
     _finish(
         found,
@@ -309,6 +309,8 @@ def _finish(
     extra += more + kept_values
     found.steps = recorder.steps_of([*values, *changed, *extra])
     set_histories(found)
+    asks = [recorder.asks(y, history) for y, history in zip(outputs, found.history)]
+    found.asks = {k: own for k, own in enumerate(asks) if own is not None and k not in found.same}
     found.step_lines = recorder.lines_of([*values, *changed, *extra])
     again = len(found.steps.again)
     found.shapes = {**dict(recorder.numbered(again)), **recorder.numbered_shapes(again)}
@@ -395,7 +397,14 @@ def set_histories(found: Captured) -> None:
     """Finds from which operands gradients come, to each result and to what is written."""
     count = len(found.outputs)
     every = histories(found, count + len(found.mutated))
-    found.history, found.written = every[:count], every[count:]
+    found.history = every[:count]
+    owner = {out: step for step in found.steps.steps for out in step.outs}
+    found.written = []
+    for (kind, which), value, history in zip(found.mutated, found.steps.results[count:], every[count:]):
+        while (step := owner.get(value)) is not None and step.op is CALLED and is_replaced(step.structure[1]):
+            value = step.args[0][1]
+        own = which if kind == "input" else len(found.inputs) + which
+        found.written.append(() if value == own else history)  # it has its own history still
 
 
 def histories(found: Captured, count: int) -> list[tuple[int, ...]]:
@@ -405,8 +414,7 @@ def histories(found: Captured, count: int) -> list[tuple[int, ...]]:
     reach: dict[int, frozenset[int]] = {k: frozenset((k,)) for k, dtype in enumerate(own) if dtype in FLOATS}
     none: frozenset[int] = frozenset()
     for step in steps.steps:
-        flows = step.history and step.op != DETACH and (isinstance(step.op, str) or step.op.differentiable)
-        if flows:
+        if step.flows:
             args = step.args if step.op is not CALLED else step.args[: differentiated(step.structure[1])]
             joined = none.union(*(reach.get(k, none) for kind, k in args if kind == "value"))
             reach.update((k, joined) for k, dtype in zip(step.outs, step.dtypes) if dtype in FLOATS)

@@ -45,6 +45,16 @@ class State(NamedTuple):
     tensor: Any
 
 
+class Asks(NamedTuple):
+    """Operands: a result requires a gradient where one of these does, by whether gradients are on around the
+    call; where they are off, and if it is a leaf, gradients end at it.
+    """
+
+    on: tuple[int, ...]
+    off: tuple[int, ...]
+    is_leaf: bool
+
+
 Modes = tuple[bool, bool]  # grad mode, inference mode
 RECORDED: Modes = (True, False)
 UNRECORDED: tuple[Modes, ...] = ((False, False), (False, True))
@@ -74,6 +84,8 @@ class Captured:
         self.history: list[tuple[int, ...]] = []  # of each output: the operands whose gradients it gives
         self.written: list[tuple[int, ...]] = []  # the same of what is written
         self.same: dict[int, tuple[str, int]] = {}  # outputs that are an input or a state as it came
+        # of outputs: why they require gradients, where that is not to give them to the operands of `history`
+        self.asks: dict[int, Asks] = {}
         self.dims: dict[str, Range] = {}  # by name: the sizes that vary, their bounds, where they are read
         self.gives_sizes = False  # whether sizes are among the results
         self.guards: list[Guard] = []  # answers about sizes that the function asked for

@@ -123,6 +123,18 @@ def _called(
     return [recorder.wrapped(y) for y in made]
 
 
+def replaced(recorder: Any, before: int, content: int) -> tuple[Any, tuple[Any, ...]]:
+    """The call, of two values, that gives the content of the second with the history of the first."""
+    inside = _Inside(recorder, [before, content], "what is written where gradients are off")
+    # (of the content and its gradient, which looks alike and is what the backward gives)
+    backward = inside.graph([content, content], [], [content])
+    results = inside.graph([content], [], [content])
+    root, arrays = inside.root()
+    attrs = Attrs(0, (1, 1, 0), (0, False), inside.sizes(), (backward, results))
+    root.finish(add(root, CONTROL["custom"], arrays, attrs))
+    return CALLED, (2, remembered(root), 0)
+
+
 class _Inside:
     """Graphs on the sizes of a call's operands, as the one that holds the call has them: slot by slot."""
 

@@ -12,7 +12,7 @@ from kiln.graph.graph import Value
 from kiln.graph.size import Size, evaluate
 from kiln.late import later
 from kiln.table.arguments import recorder_here
-from kiln.tracing.captured import Captured, Check
+from kiln.tracing.captured import Asks, Captured, Check
 from kiln.tracing.trees import Tree, alike, build, constants, flatten
 
 _OFTEN, _EVERY = (
@@ -23,6 +23,7 @@ _OFTEN, _EVERY = (
 _called = later("kiln.tracing.ops", "called")
 _inlined, _within = later("kiln.tracing.nested", "inlined"), later("kiln.tracing.nested", "within")
 _of_batch = later("kiln.tracing.batches", "results_of_batch")
+_unreached = later("kiln.capture.pure.variant", "unreached")
 _cast_arguments = later("kiln.amp.autocast_mode", "cast_arguments")
 
 above: dict[str, Any] = {}  # what makes a program of converted tensors: kiln/export's
@@ -141,7 +142,9 @@ class Program:
                 outputs.append(operands[which if kind == "input" else count + which])
                 continue
             y = results[k]
-            outputs.append(y if _flows(y, operands, history) else y.detach())
+            y = y if _flows(y, operands, history) else y.detach()
+            asks = found.asks.get(k)
+            outputs.append(y if asks is None or y.requires_grad else self._asking(y, asks, found, operands))
         if self._is_one:
             return outputs[0]
         tree = found.out_tree
@@ -149,6 +152,13 @@ class Program:
             sizes = [n for x in operands for n in x.shape]
             tree = constants(tree, lambda x: evaluate(x, sizes.__getitem__) if isinstance(x, Size) else x)
         return build(tree, iter(outputs))
+
+    def _asking(self, y: Any, asks: Asks, found: Captured, operands: list[Any]) -> Any:
+        """A result that gives no gradients, as one that requires one where it is to."""
+        on = _core.grad_enabled() or found is not self.captured  # (whose modes are those of its steps)
+        if not any(operands[j].requires_grad for j in (asks.on if on else asks.off)):
+            return y
+        return _unreached(y, asks.is_leaf or not on)
 
     # -- calls that the core runs by itself -------------------------------------------------------------
 
@@ -193,7 +203,7 @@ class Program:
             if isinstance(check, Check)
         ]
         sizes = [(k, d, n) for k, x in zip(order, operands) for d, n in enumerate(x.shape)]
-        plain = (self._is_one or self._is_tuple) and not found.same
+        plain = (self._is_one or self._is_tuple) and not found.same and not found.asks
         plain = plain and all(_flows(y, operands, history) for y, history in zip(results, found.history))
 
         def give(results: tuple[Any, ...], leaves: list[Any]) -> Any:

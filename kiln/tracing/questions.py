@@ -17,8 +17,8 @@ from types import FrameType
 from typing import Any
 
 from kiln import _core
-from kiln.capture.pure.trace import asks, user_line
-from kiln.errors import is_own
+from kiln.capture.pure.trace import asks
+from kiln.capture.pure.values import user_line
 from kiln.tracing.answers import OF_TENSORS, Condition, attribute
 from kiln.tracing.captured import RECORDED, Modes
 from kiln.tracing.reads import Reads
@@ -136,14 +136,11 @@ class Questions(Reads):
     def attribute_asked(self, tensor: Any, name: str, frame: FrameType) -> Any:
         """An attribute that the program may have given an argument."""
         held = vars(self._examples[id(tensor)]) if id(tensor) in self._examples else {}
-        if not is_own(frame) and name[:2] != "__":
+        if name[:2] != "__" and asks(name, frame, scripted=True):
             self._state(self._operand(tensor), attribute(name), [held[name]] if name in held else [])
         if name not in held:
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
         return held[name]
-
-    def attribute_missed(self, tensor: Any, name: str) -> None:
-        """Shows where attributes are varied."""
 
     def _layout_asked(self, whole: Any, what: str) -> None:
         what = _AS.get(what, what)

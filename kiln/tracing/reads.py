@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from kiln import _core
 from kiln.capture.pure.steps import DETACH
-from kiln.capture.pure.trace import Tracer, user_line
+from kiln.capture.pure.trace import Tracer
+from kiln.capture.pure.values import user_line
 from kiln.graph.size import Size
 from kiln.tracing.captured import Expected, Kept
 from kiln.tracing.ops import called

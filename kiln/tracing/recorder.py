@@ -10,12 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from kiln import _core, ops
-from kiln.capture.pure.steps import CAST, DETACH, STRIDED
-from kiln.capture.pure.trace import user_line
+from kiln.capture.pure.steps import CAST, DETACH, STRIDED, Step
+from kiln.capture.pure.values import user_line
 from kiln.graph.graph import Node, Shape
 from kiln.graph.size import Dim, Size
 from kiln.late import later
+from kiln.nn.parameter import Parameter
+from kiln.table.kinds import FLOATS
 from kiln.table.record import Op
+from kiln.tracing.captured import Asks
 from kiln.tracing.places import Place, contiguous, seen
 from kiln.tracing.questions import Questions
 
@@ -28,6 +31,7 @@ class TracingError(RuntimeError):
     """What a function does that a trace of it would not do again."""
 
 
+_NONE: frozenset[int] = frozenset()
 _MOVES = {
     "reads a value": "reads the value of a tensor: the trace would keep the one of its example",
     "of a write": "writes to memory that a trace cannot follow",
@@ -51,6 +55,7 @@ class Recorder(Questions):
     def __init__(self, name: str, on_data: str = "refuse", has_values: bool = True) -> None:
         super().__init__(name, on_data, has_values)
         self.drawn: Dim = 0  # how many random numbers so far
+        self._marks: dict[int, dict[str, Any]] = {}  # id of a stand-in -> its attributes
         self._offsets: dict[int, Dim] = {}  # of positions from the first: what they are in general
         self._target: Shape | None = None  # of what is written
         self._shapes_of: dict[int, Shape] = {}  # id of a tensor that the function has -> its sizes in general
@@ -62,6 +67,9 @@ class Recorder(Questions):
         self.script: Any = None  # what a script that is called inside keeps
         # results without what only a script knows: of numbers that depend on values tensors
         self.finish_result: Callable[[Any], Any] = lambda result: result
+        # value -> operands: it requires a gradient where one of these does, whatever comes to them
+        self._asking: dict[int, frozenset[int]] = {}
+        self._leaves: set[int] = set()  # views that were made where gradients are off
         self.ended: set[int] = set()  # ids of tensors that a branch made which is over
         self.may_raise = True  # whether the program may raise, depending on values
         self.failed: Any = None  # of a run that may raise: (the number of its exception, the exceptions)
@@ -89,6 +97,7 @@ class Recorder(Questions):
                 made.requires_grad_()
         finally:
             self._quiet = False
+        self._marks[id(made)] = dict(vars(made)) if _core.has_attributes(made) else {}
         self._stand_ins[_core.place(made)[0]] = made, True
         self._examples[id(made)] = tensor
         if argument:
@@ -97,6 +106,16 @@ class Recorder(Questions):
             if shape is not None and any(isinstance(d, Size) for d in shape):
                 self.shapes[k] = shape
         return made
+
+    def expect_attributes(self, outputs: list[Any]) -> None:
+        """Refuses a function that gives tensors attributes, which a program does not."""
+        for made, _ in self._stand_ins.values():
+            held, before = vars(made) if _core.has_attributes(made) else {}, self._marks[id(made)]
+            other = [k for k in {**held, **before} if k not in held or held[k] is not before.get(k, held)]
+            if other:
+                self.refuse(f"writes the attribute {other[0]} of a tensor that it is given", "it")
+        if any(_core.has_attributes(y) and id(y) not in self._marks for y in outputs):
+            self.refuse("returns a tensor that it has given attributes", "it")
 
     def called(
         self,
@@ -109,6 +128,12 @@ class Recorder(Questions):
     ) -> None:
         before = len(self.steps)
         super().called(op, structure, operands, out, results, history)
+        for y in results:
+            viewed = self._views.get(id(y))
+            if viewed is not None and not history and not out:
+                k = self._value[id(y)]
+                self._asking[k] = self._asking.get(self.value(viewed.source), _NONE)
+                self._leaves.add(k)
         if self.shapes or self.pending is not None:
             self._generalise(before, any(id(x) in self._places for x in operands))
             self._locate(results)
@@ -386,6 +411,8 @@ class Recorder(Questions):
         self._hold(made, k)
         self._made.add(_core.place(made)[0])
         self.dtypes[k] = dtype
+        if made.dtype.is_floating_point:
+            self._flowing.add(k)
         if any(isinstance(d, Size) for d in shape):
             self.shapes[k] = shape
         return made
@@ -471,11 +498,36 @@ class Recorder(Questions):
         if self.shapes and isinstance(op, str):
             self._generalise_memory(len(self.steps) - 1)
 
-    def _look_again(self, tensor: Any) -> int:
-        k = super()._look_again(tensor)
-        # (whether gradients flow is decided by the call: only a detached alias has none)
-        self.steps[-1] = self.steps[-1]._replace(history=not self._is_detached(tensor))
-        return k
+    def _with_history(self, before: int, k: int) -> int:
+        made = super()._with_history(before, k)
+        if before in self.shapes and made != k:
+            self.shapes[made] = self.shapes[before]
+            self._note_ones(len(self.steps) - 1)
+        return made
+
+    def _flow(self, step: Step) -> None:
+        super()._flow(step)
+        if step.flows:
+            own = [self._asking[k] for kind, k in step.args if kind == "value" and k in self._asking]
+            self._asking.update((k, _NONE.union(*own)) for k, d in zip(step.outs, step.dtypes) if d in FLOATS)
+
+    def asks(self, tensor: Any, history: tuple[int, ...]) -> Asks | None:
+        """From what else than gradients that it gives a result requires one; None if from nothing."""
+        k, root = self.value(tensor), tensor
+        while (viewed := self._views.get(id(root))) is not None and viewed.op is not None:
+            root = viewed.source
+        at = self.operand_of(root)
+        off = (at,) if at is not None and root is not tensor and root.dtype.is_floating_point else ()
+        on = tuple(sorted(self._asking.get(k, _NONE)))
+        return None if on == history and not off else Asks(on, off, k in self._leaves)
+
+    def _may_flow(self, operand: Any) -> bool:
+        """Whether gradients flow is decided by the call: but for buffers, which are none's."""
+        own = operand.requires_grad or id(operand) in self._arguments or isinstance(operand, Parameter)
+        return bool(own and operand.dtype.is_floating_point)
+
+    def _shows_history(self, tensor: Any) -> bool:
+        return self._is_tied(tensor)
 
     def written(self, stand_in: Any) -> int | None:
         """The value that a stand-in has at the end, if it was written."""
@@ -506,4 +558,7 @@ class Recorder(Questions):
         own = self._stand_ins.get(_core.place(tensor)[0])
         if own is not None and own[0] is not tensor:
             self.value(own[0])  # the whole comes first
-        return super()._meet(tensor)
+        k = super()._meet(tensor)
+        if k < len(self.operands) and tensor.dtype.is_floating_point:
+            self._asking[k] = frozenset((k,))
+        return k

@@ -204,8 +204,8 @@ private:
     // Where the transposed matrix of such a row comes from; nowhere: it is not looked through.
     Edge behind_row(const Edge& row) const;
 
-    // The inputs whose products are not to be computed here: other calls have such products too, or this one
-    // has several, and to keep their rows is less than to add arrays of the matrix's size.
+    // The inputs whose products are not to be computed here: they are leaves, other calls have such products
+    // too, or this one has several, and to keep their rows is less than to add arrays of the matrix's size.
     BitSet products_that_wait(const Node& node, const Fn& fn) const;
 
     // The gradients that a derivative gives, an entry for each input of the node; factors are kept.
@@ -214,8 +214,6 @@ private:
     static TensorRef as_rows(const TensorRef& x, int64_t width);
 
     void keep_product(const Edge& edge, TensorRef left, TensorRef right, PartOf of);
-
-    ProductSum& products_at(const Edge& edge);
 
     // A gradient in the shape and dtype of the input it belongs to.
     TensorRef fitted(const Node& node, size_t i, TensorRef gradient) const;
@@ -233,10 +231,9 @@ private:
     std::vector<TensorRef> finish();
 
     SmallVector<Node*, 16> ready_;  // a heap: nodes whose gradients are whole, the latest on top
-    // Products that are to be added to the gradients of a node's outputs.
-    std::map<std::pair<const Node*, uint32_t>, std::unique_ptr<ProductSum>> products_;
-    ProductSum::Last last_factors_[2];                            // left, right
-    std::map<std::pair<const Node*, uint32_t>, KeptParts> kept_;  // and parts
+    ProductSum::Last last_factors_[2];  // left, right
+    // Parts that are to be added to the gradients of a node's outputs.
+    std::map<std::pair<const Node*, uint32_t>, KeptParts> kept_;
     std::vector<TensorRef> captured_;                             // gradients of the inputs asked for
     std::vector<std::pair<MetaRef, TensorRef>> late_;  // what tensors that are no leaves keep at the end
 };

@@ -49,10 +49,6 @@ void Pass::add_kept(Node& node) {
         if (sum) add_gradient(node.grads[at->first.second], std::move(sum));
         at = kept_.erase(at);
     }
-    for (auto at = products_.lower_bound({&node, 0}); at != products_.end() && at->first.first == &node;) {
-        add_gradient(node.grads[at->first.second], at->second->evaluate(reach.options.create_graph));
-        at = products_.erase(at);
-    }
 }
 
 void Pass::keep_slices(Node& node) {

@@ -53,8 +53,10 @@ BitSet Pass::products_that_wait(const Node& node, const Fn& fn) const {
         const NodeInput& input = node.inputs[i];
         if (!reach.wants(input.edge)) continue;
         if (node.rows && node.rows->inputs.has(i)) continue;  // a launch's rows: each is one call's
+        const Matrix matrix = matrix_at(input.edge);
+        if (!matrix.edge.leaf) continue;
         if (!is_worth_keeping(input.saved.tensor->sizes, rows_of(node, product))) many.add(i);
-        if (node.rows || seen.has(i) || matrix_at(input.edge).shared) shared.add(i);
+        if (node.rows || seen.has(i) || matrix.shared) shared.add(i);
         seen.add(i);
     }
     shared -= many;
@@ -105,19 +107,9 @@ void Pass::keep_product(const Edge& edge, TensorRef left, TensorRef right, PartO
         return kept_at(matrix.edge)
             .add_products(contiguous(left), contiguous(right), rows, {&of.call, 1}, {}, of.argument);
     }
-    products_at(matrix.edge).add(left, right, reach.options.create_graph, last_factors_);
-}
-
-ProductSum& Pass::products_at(const Edge& edge) {
-    std::unique_ptr<ProductSum>* place;
-    if (edge.node) {
-        edge.node->kept = true;
-        place = &products_[{edge.node.get(), edge.index}];
-    } else {
-        place = &leaves().of(edge.leaf).products;
-    }
-    if (!*place) *place = std::make_unique<ProductSum>();
-    return **place;
+    std::unique_ptr<ProductSum>& products = leaves().of(matrix.edge.leaf).products;
+    if (!products) products = std::make_unique<ProductSum>();
+    products->add(left, right, reach.options.create_graph, last_factors_);
 }
 
 }  // namespace kiln

@@ -133,6 +133,11 @@ inline bool is_tensor(PyObject* object) {
 }
 // Of a tensor object, as long as no other Python code runs: that may put another one under it (`x.data = y`).
 inline Tensor& tensor_of(PyObject* object) { return *reinterpret_cast<TensorObject*>(object)->tensor; }
+// Whether the program has given a tensor attributes.
+inline bool has_attributes(PyObject* tensor) {
+    PyObject* const dict = reinterpret_cast<TensorObject*>(tensor)->dict;
+    return dict && PyDict_GET_SIZE(dict);
+}
 using Held = SmallVector<TensorRef, 4>;  // what a call keeps of its operands meanwhile
 inline Tensor* hold(PyObject* tensor, Held& held) { return held.emplace_back(&tensor_of(tensor)).get(); }
 // Tells the collector of cycles about a tensor object: from when it has attributes, hooks or foreign memory.

@@ -145,9 +145,9 @@ bool fits_tensor(const Token& token, PyObject* x, Leaves& leaves) {
     const Tensor& tensor = tensor_of(x);
     if (tensor.dtype != token.dtype || tensor.sizes.size() != token.count ||
         tensor.requires_grad() != token.requires_grad || tensor.contiguous != token.contiguous ||
-        ones_of(tensor.sizes) != token.ones)
+        ones_of(tensor.sizes) != token.ones || has_attributes(x) ||  // (which Python looks at)
+        (!token.contiguous && !(tensor.strides == token.strides)))
         return false;
-    if (!token.contiguous && !(tensor.strides == token.strides)) return false;
     leaves.push_back(x);
     return true;
 }
@@ -374,10 +374,7 @@ int cell_traverse(PyObject* object, visitproc visit, void* arg) {
 int cell_clear(PyObject* object) {
     CellObject& self = cell_of(object);
     Py_CLEAR(self.slow);
-    if (self.variants) {
-        const Variants gone = std::move(*self.variants);
-        self.variants->clear();
-    }
+    if (self.variants) { const Variants gone = std::exchange(*self.variants, {}); }
     return 0;
 }
 void cell_dealloc(PyObject* object) {
@@ -387,15 +384,6 @@ void cell_dealloc(PyObject* object) {
     PyTypeObject* type = Py_TYPE(object);
     type->tp_free(object);
     Py_DECREF(type);
-}
-
-void note_met(Part& part, PyObject* tensor) {
-    KILN_CHECK(is_tensor(tensor), type, "Cell: expected a Tensor");
-    const Tensor& x = tensor_of(tensor);
-    part.tensor = Object::borrow(tensor);
-    part.sizes = x.sizes;
-    part.dtype = x.dtype;
-    part.requires_grad = x.requires_grad();
 }
 
 std::vector<Part> parts_from(PyObject* list, PyObject* pins = nullptr) {
@@ -414,12 +402,16 @@ std::vector<Part> parts_from(PyObject* list, PyObject* pins = nullptr) {
                     : name == "number"   ? Part::number
                     : name == "argument" ? Part::argument
                                          : Part::position;
-        if (part.kind == Part::met || part.kind == Part::copied)
-            note_met(part, what);
-        else if (part.kind == Part::number)
+        if (part.kind == Part::met || part.kind == Part::copied) {
+            KILN_CHECK(is_tensor(what), type, "Cell: expected a Tensor");
+            const Tensor& x = tensor_of(what);
+            part.tensor = Object::borrow(what);
+            part.sizes = x.sizes, part.dtype = x.dtype, part.requires_grad = x.requires_grad();
+        } else if (part.kind == Part::number) {
             KILN_CHECK(number_from(what, &part.value), type, "Cell: expected a number");
-        else
+        } else {
             part.which = PyLong_AsLongLong(what);
+        }
         if (PyErr_Occurred()) throw Error(ErrorKind::python, "");
         if (part.kind == Part::leaf && pins)
             part.tensor = Object::borrow(PyDict_GetItemWithError(pins, what));
@@ -440,9 +432,8 @@ bool are_of(const std::vector<Part>& parts, const std::vector<Token>& tokens, si
 // (args, kwargs, guards, outside, sizes, parts, random, op, structure, one, give, checks, pins, flowing,
 // written): whether calls like this are known.
 PyObject* cell_add(PyObject* object, PyObject* args) {
-    PyObject *positional, *keywords, *guards, *outside, *sizes, *parts, *op, *structure, *give, *checks,
-        *pins;
-    PyObject *flowing, *written;
+    PyObject *positional, *keywords, *guards, *outside, *sizes, *parts, *op, *structure, *give, *checks;
+    PyObject *pins, *flowing, *written;
     long long random;
     int one;
     if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!LO!O!pOO!O!O!O!:add", &PyTuple_Type, &positional, &PyDict_Type,
@@ -514,9 +505,8 @@ PyObject* cell_forget(PyObject* object, PyObject*) {
 PyMethodDef cell_methods[] = {
     {"add", guard<cell_add>, METH_VARARGS,
      "add(args, kwargs, guards, outside, sizes, parts, random, op, structure, one, give, checks, pins, "
-     "flowing, "
-     "written): calls like this, while the guards hold and with any numbers at `flowing`, run `op` on "
-     "`parts`; its last results go into `written`. False if that cannot be told here."},
+     "flowing, written): calls like this, while the guards hold and with any numbers at `flowing`, run `op` "
+     "on `parts`; its last results go into `written`. False if that cannot be told here."},
     {"forget", cell_forget, METH_NOARGS, "Forgets all calls."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -182,7 +182,6 @@ PyObject* same_bytes(PyObject*, PyObject* args) {
     return PyBool_FromLong(!bytes || std::memcmp(a->data(), b->data(), bytes) == 0);
 }
 
-// (storage, offset, sizes, strides)
 PyObject* place(PyObject*, PyObject* tensor) {
     if (!is_tensor(tensor)) return PyErr_Format(PyExc_TypeError, "place: expected a Tensor");
     const Tensor& x = tensor_of(tensor);
@@ -225,6 +224,10 @@ PyObject* check_op(PyObject*, PyObject* args) {
     });
 }
 
+PyObject* tensor_has_attributes(PyObject*, PyObject* object) {
+    return PyBool_FromLong(is_tensor(object) && has_attributes(object));
+}
+
 PyObject* set_stand_in(PyObject*, PyObject* type) {
     Py_XSETREF(stand_in_type, Py_NewRef(type));
     Py_RETURN_NONE;
@@ -237,13 +240,13 @@ PyMethodDef functions[] = {
     {"trace", guard<trace>, METH_VARARGS,
      "trace(tracer, abstract, function, args, kwargs, leaves): (what the function gives, a hash of the calls "
      "it made on the tensors and numbers `leaves` and others, and of which it gives); `tracer.called(op, "
-     "structure, "
-     "operands, out, results, grad)` is told of each op, `tracer.asked(tensor, what)` of what the program "
-     "asks tensors for, and `tracer.refuse(what)` raises. Abstract: nothing runs, and no value may be read."},
+     "structure, operands, out, results, grad)` is told of each op, `tracer.asked(tensor, what)` of what the "
+     "program asks tensors for, and `tracer.refuse(what)` raises. Abstract: nothing runs, no value is read."},
     {"check_op", guard<check_op>, METH_VARARGS,
      "check_op(op, structure, operands): raises what the op would say of values it refuses."},
     {"same_bytes", guard<same_bytes>, METH_VARARGS,
      "Whether two contiguous tensors hold the same bytes; False where it is not so simple."},
+    {"has_attributes", tensor_has_attributes, METH_O, "Whether the program has given a tensor attributes."},
     {"place", place, METH_O, "Where a tensor lies: (storage, offset, sizes, strides)."},
     {nullptr, nullptr, 0, nullptr},
 };

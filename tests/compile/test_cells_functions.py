@@ -287,3 +287,27 @@ def test_several_gradients_of_which_some_may_be_none() -> None:
 
     with pytest.raises(PurityError, match="may be given None"):
         kiln.compile(lambda x: Some.apply(x), pure=True)(kiln.ones(3, requires_grad=True))
+
+
+def test_samples_have_the_derivative_of_a_function() -> None:
+    class Other(Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x: Any) -> Any:
+            return x * 2
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return g * 7
+
+    def f(x: Any) -> Any:
+        return (Other.apply(x) * x).sum()
+
+    x = kiln.ones(2, 3)
+    for made in (f, kiln.compile(f, pure=True), kiln.jit.trace(f, (x[0],))):
+        assert kiln.vmap(kiln.func.grad(made))(x).tolist() == [[9.0] * 3] * 2

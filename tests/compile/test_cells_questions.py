@@ -42,6 +42,10 @@ BODIES = {
     "x * getattr(x, 'scale', 1.0)": "checked",
     "x * (x.scale if hasattr(x, 'scale') else 3)": "checked",
     "x * 2 if 'scale' in vars(x) else x * 3": "checked",
+    "x * sum(v for v in vars(x).values() if isinstance(v, float))": "checked",
+    "x * (1 + len(getattr(x, 'items', ())))": "checked",
+    "x * getattr(x, 'other', y)": "checked",
+    "x * (2 if hasattr(W, 'scale') else 5)": "checked",
     "x * y + W.scale if hasattr(W, 'scale') else x * W": "checked",
     "x * 2 if W.grad is None else x * W.grad": "checked",
 }
@@ -81,6 +85,15 @@ def _calls() -> Iterator[tuple[tuple[Any, Any], AbstractContextManager[Any]]]:
         yield (marked, y), none
         marked.scale += 1
         yield (marked, y), none
+    for _ in range(2):
+        marked = _given(2)
+        marked.other = y + 1
+        yield (marked, y), none
+    listed = _given(2)
+    listed.items = [1]
+    for _ in range(3):
+        yield (listed, y), none
+        listed.items.append(2)
     yield (_given(2), y), none
     yield (_given(2)[:], y), none
     yield (_given(2).share_memory_(), y), none
@@ -149,6 +162,78 @@ def test_cells_that_ask_nothing_are_run_by_the_core() -> None:
     for _ in range(5):
         pure(x)
     assert not [v.conditions for found in pure._cell.variants.values() for v in found if v.conditions]
-    assert "__getattr__" not in vars(kiln.Tensor)
     with pytest.raises(AttributeError, match="'Tensor' object has no attribute 'nothing'"):
         kiln.compile(lambda x: x.nothing, pure=True)(x)
+
+
+def _marks_argument(x: Any) -> Any:
+    x.seen = getattr(x, "seen", 0) + 1
+    return x * 2
+
+
+def _marks_result(x: Any) -> Any:
+    y = x * 2
+    y.scale = 3
+    return y
+
+
+def _forgets(x: Any) -> Any:
+    del x.scale
+    return x * 2
+
+
+def _marks_between(x: Any) -> Any:
+    y, x.t().scale = x * 2, 3
+    y.scale = x
+    return y * y.scale
+
+
+@pytest.mark.parametrize("way", ["pure", "trace", "script"])
+def test_attributes_that_tensors_are_given_are_refused_or_seen(way: str) -> None:
+    """Those of arguments and results are refused: an op gives none."""
+
+    def made(f: Any) -> Any:
+        if way == "trace":
+            return kiln.jit.trace(f, (marked(),))
+        return kiln.compile(f, pure=True) if way == "pure" else kiln.jit.script(f)
+
+    def marked() -> Any:
+        x = _given(2)
+        x.scale = 2.0
+        return x
+
+    for f in (_marks_argument, _marks_result, _forgets):
+        with pytest.raises(RuntimeError, match="attribute"):
+            made(f)(marked())
+    g = made(_marks_between)
+    for _ in range(3):
+        assert kiln.equal(g(marked()), _marks_between(marked()))
+
+
+def _has(x: Any) -> Any:
+    return x * (3 if hasattr(x, "scale") else 4)
+
+
+def _gets(x: Any) -> Any:
+    return x * getattr(x, "scale", 4)
+
+
+@pytest.mark.parametrize("function", [_has, _gets])
+@pytest.mark.parametrize("has", [True, False])
+def test_scripts_and_traces_are_of_the_attributes_that_they_ask_for(function: Any, has: bool) -> None:
+    x, other = _given(2), _given(2)
+    (x if has else other).scale = 3
+    for made in (kiln.jit.trace(function, (x,)), kiln.jit.script(function)):
+        assert kiln.equal(made(x), x * (3 if has else 4))
+        with pytest.raises(RuntimeError, match=r"must have (scale 3|no attribute scale)"):
+            made(other)
+
+
+def test_the_class_of_tensors_stays_as_it_is() -> None:
+    names = set(vars(kiln.Tensor))
+
+    def f(x: Any) -> Any:
+        assert vars(kiln.Tensor).keys() == names
+        return x * getattr(x, "scale", 4)
+
+    assert kiln.equal(kiln.compile(f, pure=True)(_given(2)), _given(2) * 4)

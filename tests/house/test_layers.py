@@ -200,6 +200,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.tracing.ops": "a program that was loaded runs without the ops of its steps",
         "kiln.tracing.nested": "few programs are called by what is traced",
         "kiln.amp": "only calls under autocast cast",
+        "kiln.capture.pure.variant": "few results require gradients that come to nothing",
     },
     "kiln/tracing/nested.py": {
         "kiln.capture.pure.function": "for control flow that meets a program",
@@ -240,6 +241,9 @@ LATE_IN: dict[str, dict[str, str]] = {
     },
     "kiln/fx/values.py": {
         "kiln.fx.sizes": "for sizes that vary, which are of values",
+    },
+    "kiln/capture/pure/values.py": {
+        "kiln.tracing.functions": "for writes without history, which are known from there",
     },
     "kiln/capture/pure/trace.py": {
         "kiln.tracing.functions": "for functions with a derivative of their own, which know who follows them",

@@ -91,9 +91,50 @@ def written(x: Any, w: Any) -> Any:
     return y, z
 
 
+def written_disabled(x: Any, w: Any) -> Any:
+    y, z = x * 2, w * 3
+    part = z[1:]
+    with kiln.no_grad():
+        y.mul_(3)
+        part += 1
+        z[0] = 5
+    return y * z, part * w[1:]
+
+
+def written_as_data(x: Any, w: Any) -> Any:
+    y, z = x * 2, w * 3
+    y.data.mul_(3)
+    z.detach()[0] = 5
+    return y * z, z.sin()
+
+
+def replaced_by_copy(x: Any, w: Any) -> Any:
+    y = x * 2
+    v = y.t()
+    with kiln.no_grad():
+        y.copy_(w * 5)
+        kiln.mul(w, 3, out=y)
+    y = y * w
+    with kiln.no_grad():
+        y += x
+    return y, v * v
+
+
+def viewed_disabled(x: Any, w: Any) -> Any:
+    y = x * 2
+    with kiln.no_grad():
+        first, second, copied = y.t(), y.split(2)[0], w.contiguous().view(-1) * 1
+    return first, first * 2, second[0], copied, w * 3
+
+
+def viewed(x: Any, w: Any) -> Any:
+    return x.view(-1), w.detach()[0], (x * w)[0], w.t()
+
+
 INSIDE = [
     plain, enabled, disabled, enabled_in_disabled, disabled_in_enabled, set_by_value, in_inference,
     out_of_inference, enabled_out_of_inference, decorated, written,
+    written_disabled, written_as_data, replaced_by_copy, viewed_disabled, viewed,
 ]  # fmt: skip
 
 
@@ -236,3 +277,80 @@ def test_questions_about_modes_are_answered_as_where_the_program_is_made(made_in
     x = kiln.ones(3)
     with MODES[made_in]():
         assert kiln.jit.trace(asks, (x,))(x).tolist() == asks(x).tolist()
+
+
+def _writes_arguments(x: Any, w: Any) -> Any:
+    with kiln.no_grad():
+        x.mul_(3)
+        w[0] = 2
+    x.data.add_(1)
+    return x * w, x * x
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("way", ["trace", "script", "dynamic", "region"])
+def test_arguments_written_without_gradients_keep_their_history(way: str, requires_grad: bool) -> None:
+    def results(call: Any, leaf: bool) -> list[Any]:
+        own = _given()
+        x, w = own if leaf else [t * 1 for t in own]
+        found = call(x, w)
+        grads = kiln.autograd.grad(sum(y.sum() for y in found), own)
+        return [*(t.tolist() for t in (x, w, *found, *grads)), x.is_leaf, x.requires_grad]
+
+    example = [t.detach().clone().requires_grad_(requires_grad) for t in _given()]
+    made = WAYS[way](_writes_arguments, *example)
+    for leaf in (True, False, True):
+        assert results(made, leaf) == results(_writes_arguments, leaf), leaf
+
+
+def test_sizes_vary_where_history_is_kept() -> None:
+    x, w = _given()
+    made = kiln.jit.trace(written_disabled, (x, w), dynamic_shapes=({0: kiln.export.Dim("n", min=3)},) * 2)
+    for n in (3, 5):
+        x, w = (kiln.randn(n, 4, requires_grad=True) for _ in "xw")
+        assert _told(made, x, w, "grad") == _told(written_disabled, x, w, "grad")
+
+
+@pytest.mark.parametrize("function", [written_disabled, written_as_data, viewed_disabled, viewed])
+def test_a_file_keeps_what_requires_gradients(function: Any, tmp_path: Any) -> None:
+    x, w = _given()
+    made = kiln.export.export(Model(function, w), (x,))
+    kiln.export.save(made, tmp_path / "program.pt2")
+    for _ in range(2):  # the second time as it is known
+        loaded = kiln.export.load(tmp_path / "program.pt2").module()
+        own = dict(loaded.named_parameters())["w"]
+
+        def call(x: Any, w: Any, loaded: Any = loaded) -> Any:
+            return loaded(x)
+
+        call.w = own  # type: ignore[attr-defined]
+        for outside in ("grad", "no_grad"):
+            assert _told(call, x, w, outside) == _told(function, x, w, outside)
+
+
+@pytest.mark.parametrize("way", ["trace", "script", "pure"])
+def test_other_memory_is_refused(way: str) -> None:
+    def exchanges(x: Any, w: Any) -> Any:
+        y = x * 2
+        y.data = w.detach() * 3
+        return y * 1, w * 2
+
+    with pytest.raises(RuntimeError, match="gives a tensor other memory"):
+        x, w = _given()
+        WAYS[way](exchanges, x, w)(x, w)
+
+
+@pytest.mark.parametrize("way", ["trace", "pure"])
+def test_samples_of_a_batch_keep_their_history(way: str) -> None:
+    x, w = _given()
+    xs = kiln.stack([x, w, x + w]).detach().requires_grad_()
+    views = [viewed_disabled, viewed] if way == "trace" else []  # (cells give no views of samples)
+    for function in (written_disabled, written_as_data, *views):
+        made = WAYS[way](function, x, w)
+        results = [[y.tolist() for y in kiln.vmap(f, (0, None))(xs, w)] for f in (function, made)]
+        assert results[0] == results[1]
+        gradients = [
+            kiln.vmap(kiln.func.grad(lambda x, f=f: sum(y.sum() for y in f(x, w))))(xs).tolist()
+            for f in (function, made)
+        ]
+        assert gradients[0] == gradients[1], function.__name__

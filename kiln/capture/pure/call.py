@@ -45,8 +45,11 @@ class Call(NamedTuple):
         return any(not issubclass(type(x), _core.Tensor) for x in self.leaves)
 
     def samples(self) -> Call:
-        """The same with a tensor for each sample of a batch."""
-        return self.instead([x if issubclass(type(x), _core.Tensor) else sample(x) for x in self.leaves])
+        """The same with a tensor for each sample of a batch, which a gradient may be asked for of."""
+        return self.instead([
+            x if issubclass(type(x), _core.Tensor) else sample(x, x.dtype.is_floating_point)
+            for x in self.leaves
+        ])  # fmt: skip
 
     def objects(self) -> list[Any]:
         """What it is given besides tensors: what holds parameters of its own."""
@@ -82,7 +85,8 @@ def _look(value: Any, parts: list[Any], call: Call) -> None:
         _, _, sizes, strides = _core.place(value)
         whole = value.is_contiguous()
         ones = tuple([n == 1 for n in sizes])
-        parts.append((kind, value.dtype, value.requires_grad, ones, None if whole else strides))
+        marked = _core.has_attributes(value)
+        parts.append((kind, value.dtype, value.requires_grad, ones, None if whole else strides, marked))
         leaves.append(value)
     elif kind is tuple or kind is list or hasattr(value, "_fields"):
         parts.append((kind, len(value)))

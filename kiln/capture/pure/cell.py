@@ -23,7 +23,7 @@ from kiln.capture.pure.call import Call, Unlike, look_at, sample
 from kiln.capture.pure.errors import PurityError
 from kiln.capture.pure.guards import ways_to
 from kiln.capture.pure.numbers import flowing, letters_of, same_number
-from kiln.capture.pure.surroundings import Watch, attributes_told
+from kiln.capture.pure.surroundings import Watch
 from kiln.capture.pure.trace import Tracer
 from kiln.capture.pure.variant import Variant, flat, given_by, shape_of
 from kiln.errors import describe, message, shorten
@@ -47,9 +47,6 @@ class _Nobody:
     def asked_mode(self, what: str, answer: Any) -> Any:
         """What is switched on is what it was then."""
         return answer
-
-    def attribute_missed(self, tensor: Any, name: str) -> None:
-        """Attributes that tensors have not are what they were then, too."""
 
     def applied(self, cls: Any, args: tuple[Any, ...]) -> Any:
         """A call of an autograd.Function, which is more than calls of ops."""
@@ -126,7 +123,7 @@ class _Cell:
         variant.calls += 1
         self.slow_calls += 1
         if symbolic:
-            return self.function(*args, **kwargs) if variant.written else self._run(variant, call)
+            return self.function(*args, **kwargs) if variant.by_call else self._run(variant, call)
         changed = not variant.outside.hold()
         due = due or changed or variant.calls <= _FIRST or variant.calls % _EVERY == 0 or _core.checking()
         if due and not _core.recording():
@@ -249,7 +246,7 @@ class _Cell:
         watch.note((*call.args, *call.kwargs.values()))
         state = _core.random_state()
         try:
-            with watch, attributes_told():
+            with watch:
                 returned, _ = self._follow(tracer, True, call)
             if tracer.failure is not None:  # caught by the program
                 raise tracer.failure

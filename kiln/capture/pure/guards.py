@@ -211,6 +211,13 @@ class Read:
         self._found = self._inside
         self._follow(thing)
 
+    def attributes(self, tensor: Any) -> None:
+        """What the program has given a tensor that may be read: all of it, or nothing."""
+        held = vars(tensor)
+        self._inside[id(held)] = (held, {k: (k, v) for k, v in held.items()}, True)
+        for x in held.values():
+            self.follow(x)
+
     def _follow(self, thing: Any) -> None:
         if not isinstance(thing, (*_PLAIN, _core.Tensor)) and id(thing) not in self._seen:
             self._seen[id(thing)] = thing

@@ -36,6 +36,12 @@ class Step(NamedTuple):
         """What it is called."""
         return self.op if isinstance(self.op, str) else str(self.op.name)
 
+    @property
+    def flows(self) -> bool:
+        """Whether gradients of its results come to its arguments."""
+        differentiable = self.op != DETACH if isinstance(self.op, str) else self.op.differentiable
+        return self.history and bool(differentiable)
+
     def told(self) -> str:
         """It in a few words, for errors: "mul(., 2.0) of float32"."""
         told = {"value": ".", "operand": "drawn"}
@@ -99,7 +105,7 @@ def using(steps: tuple[Step, ...], tensors: int) -> list[tuple[tuple[int, int], 
     roots = {k: root for k, (root, _) in transpositions(steps, tensors).items()}
     for at in range(len(steps) - 1, -1, -1):
         step = steps[at]
-        if step.history and step.op != DETACH and (isinstance(step.op, str) or step.op.differentiable):
+        if step.flows:
             values = [(i, k) for i, (kind, k) in enumerate(step.args) if kind == "value"]
             places = [(i, k if k < tensors else roots.get(k)) for i, k in values]
             found += [((at, i), k) for i, k in places if k is not None]

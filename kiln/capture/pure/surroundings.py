@@ -6,44 +6,15 @@ import gc
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dis import get_instructions
-from threading import Lock
 from types import CodeType, FrameType
 from typing import Any
 
 from kiln import _core
 from kiln.capture.pure.guards import is_below
 from kiln.errors import is_own, place
-from kiln.table.arguments import follower_here
 
 _PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]
-
-
-_TOLD = [0]  # runs of any thread in which attributes that tensors have not are told
-_LOCK = Lock()
-
-
-@contextmanager
-def attributes_told() -> Iterator[None]:
-    """Inside, who follows this thread is told of attributes that tensors have not and are asked for."""
-    with _LOCK:
-        _TOLD[0] += 1
-        setattr(_core.Tensor, "__getattr__", _missing)  # noqa: B010
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _TOLD[0] -= 1
-            if not _TOLD[0]:
-                delattr(_core.Tensor, "__getattr__")
-
-
-def _missing(tensor: Any, name: str) -> Any:
-    follower = follower_here()
-    if follower is not None and name[:2] != "__" and not is_own(sys._getframe(1)):
-        follower.attribute_missed(tensor, name)
-    return object.__getattribute__(tensor, name)  # raises as it did
 
 
 def _items(held: Any) -> Any:
@@ -124,11 +95,10 @@ class Watch:
         if isinstance(held, (list, dict, set)) and id(held) not in self._contents and len(held) < 1000:
             self._contents[id(held)] = (held, held.copy())
 
-    def marked(self) -> list[Any]:
-        """The tensors that it may have found and that the program has given attributes."""
+    def tensors_met(self) -> list[Any]:
+        """The tensors that it may have found besides its arguments."""
         held = [x for _, copy in self._contents.values() for x in _items(copy)]
-        found = [x for x in (*self._tensors, *held) if isinstance(x, _core.Tensor)]
-        return [x for x in found if getattr(x, "__dict__", None)]
+        return [x for x in (*self._tensors, *held) if isinstance(x, _core.Tensor)]
 
     def objects_met(self) -> list[Any]:
         """The objects whose methods ran."""

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from kiln import _core
+from kiln.capture.called import CALLED
 from kiln.capture.pure.call import Call
 from kiln.capture.pure.function import CellFunction, CellOp, cell_op
 from kiln.capture.pure.guards import Read, ways_to
 from kiln.capture.pure.numbers import fits_number, same_number
 from kiln.capture.pure.steps import Step
 from kiln.capture.pure.surroundings import Watch
-from kiln.capture.pure.trace import Tracer, names_of
+from kiln.capture.pure.trace import Tracer
+from kiln.capture.pure.values import Viewed, names_of
 from kiln.errors import describe
 from kiln.graph.size import Size, slots_named
 from kiln.late import later
@@ -24,7 +26,6 @@ from kiln.table.kinds import FLOATS
 _NUMBERS = (int, float, bool, complex, str, bytes, type(None), _core.dtype)
 
 
-_attribute = later("kiln.tracing.answers", "attribute")
 _holds = later("kiln.tracing.answers", "holds")
 
 
@@ -34,6 +35,7 @@ class Leaf(NamedTuple):
     kind: str
     which: int
     history: bool
+    is_leaf: bool  # of a graph of gradients
 
 
 class Tree(NamedTuple):
@@ -73,6 +75,17 @@ def shape_of(tree: Any) -> Any:
     return "tensor" if tree is None else (tree.what, tuple(map(shape_of, tree.items)))
 
 
+def unreached(y: Any, is_leaf: bool) -> Any:
+    """The same values, which require a gradient that comes to nothing; samples of a batch ask for none."""
+    if not issubclass(type(y), _core.Tensor):
+        return y
+    y = y.detach().requires_grad_()
+    if is_leaf:
+        return y
+    with _core.ModeSwitch(True, False):
+        return y.view(y.shape)
+
+
 def look_of(x: Any) -> tuple[Any, ...]:
     """What matters of a tensor that was met, besides which it is."""
     return x.dtype, x.requires_grad, _core.place(x)[2]
@@ -99,13 +112,15 @@ class Variant:
             self.tree = flat(returned, outputs)
         except TypeError as error:
             tracer.refuse(f"returns {error}, which is made of neither tensors nor numbers")
+        if any(tracer.result(y) or tracer.source(y) for y in outputs if _core.has_attributes(y)):
+            tracer.refuse("returns a tensor that it has given attributes, which one of an op has not", "it")
         self.shape = shape_of(self.tree)
         states = tracer.states()
         self.gives = given_by(tracer, outputs)
         self.flowing: tuple[int, ...] = ()  # which of the call's numbers only ops see
         self.fixed: list[tuple[int, Any]] = []  # and the others, with their values
         self.flows: dict[tuple[int, int], int] = {}  # (step, argument) -> which of `flowing`
-        self.views: list[tuple[tuple[str, int], Any, tuple[Any, ...], tuple[Any, ...], int]] = []
+        self.views: list[tuple[tuple[str, int], Viewed]] = []
         self.results: list[int] = []
         self._places: dict[int, tuple[str, int]] = {}
         self.leaves = [self._leaf(y, tracer) for y in outputs]
@@ -127,6 +142,8 @@ class Variant:
         self.op = cell_op(name, self.steps) if self.steps.results else None
         # whether it records gradients though they are off around the call
         self.records = not tracer.modes[0] and any(step.history for step in self.steps.steps)
+        # whether samples of a batch run as Python has them: what is written, or has a derivative of its own
+        self.by_call = bool(self.written) or any(step.op is CALLED for step in self.steps.steps)
         self.looks = [look_of(x) for x in self.met]
         self.guards = self.outside = _core.Guards([])
         self.pins: dict[int, Any] = {}
@@ -141,7 +158,7 @@ class Variant:
 
     def _leaf(self, y: Any, tracer: Tracer) -> Leaf:
         kind, which = self._place(y, tracer)
-        return Leaf(kind, which, bool(y.requires_grad))
+        return Leaf(kind, which, bool(y.requires_grad), kind == "result" and bool(y.is_leaf))
 
     def _place(self, y: Any, tracer: Tracer) -> tuple[str, int]:
         known = self._places.get(id(y))
@@ -161,7 +178,7 @@ class Variant:
         args = tuple([None if x is source.source else x for x in source.args])
         if any(isinstance(x, _core.Tensor) for x in args):
             tracer.refuse("returns a view that depends on another tensor")
-        self.views.append((base, source.op, source.structure, args, source.which))
+        self.views.append((base, source._replace(source=None, args=args)))
         return "view", len(self.views) - 1
 
     def _plain(self) -> bool:
@@ -170,7 +187,7 @@ class Variant:
         straight = [(leaf.kind, leaf.which) for leaf in self.leaves] == wanted
         one = self.tree is None
         several = one or (self.tree.make is tuple and all(x is None for x in self.tree.items))
-        return straight and several and all(leaf.history for leaf in self.leaves)
+        return straight and several and all(leaf.history and not leaf.is_leaf for leaf in self.leaves)
 
     def give(self, results: Any, leaves: list[Any]) -> Any:
         """What the function returns, of the op's results."""
@@ -184,18 +201,21 @@ class Variant:
             found = self.operands[which]
             return leaves[found] if isinstance(found, int) else found
 
-        for base, op, structure, args, which in self.views:
+        for base, view in self.views:
             x = at(*base)
-            if op is None:
+            if view.op is None:
                 views.append(x.detach())
-            else:
-                given = tuple([x if a is None else a for a in args])
-                views.append(_core.call_op(op.handle, structure, given)[which])
+                continue
+            given = tuple([x if a is None else a for a in view.args])
+            with _core.ModeSwitch(*view.modes):
+                views.append(_core.call_op(view.op.handle, view.structure, given)[view.which])
         made = []
         for leaf in self.leaves:
             y = at(leaf.kind, leaf.which)
             if not leaf.history and leaf.kind != "operand" and y.requires_grad:
                 y = y.detach()
+            elif leaf.history and leaf.kind == "result" and not (y.requires_grad and not leaf.is_leaf):
+                y = unreached(y, leaf.is_leaf)
             made.append(y)
         return filled(self.tree, iter(made))
 
@@ -279,19 +299,21 @@ class Variant:
 
     def watch(self, roots: list[Any], watch: Watch, leaves: list[Any]) -> None:
         """Learns by which places what it met is found, and what else the code that ran may have read."""
-        places = {id(x): k for k, x in enumerate(leaves)}
-        own = {id(x): x for x in (*leaves, *self.met, *watch.marked()) if hasattr(x, "__dict__")}
-        whole = any(not {"vars", "__dict__"}.isdisjoint(code.co_names) for code in watch.codes)
-        for k, x in own.items():
-            held = {"__dict__": dict(vars(x))} if whole else {_attribute(n): [v] for n, v in vars(x).items()}
-            self.conditions += [(places.get(k, x), what, answer) for what, answer in held.items()]
+        self.conditions += [
+            (k, "__dict__", dict(vars(x))) for k, x in enumerate(leaves) if _core.has_attributes(x)
+        ]
         modules = [x for x in watch.objects_met() if "training" in getattr(x, "__dict__", ())]
         read = Read(watch.ran, self.met)
         for way in ways_to(roots, [*self.met, *modules]).values():
             for place in way:
                 read.place(place)
-        for thing in (*roots, *watch.objects_met()):
+        marks = [v for x in leaves if _core.has_attributes(x) for v in vars(x).values()]
+        for thing in (*roots, *watch.objects_met(), *marks):
             read.follow(thing)
+        given = set(map(id, leaves))
+        for x in (*self.met, *watch.tensors_met()):
+            if id(x) not in given:
+                read.attributes(x)
         self.guards, self.outside = read.guards()
         # arguments that the function meets on another way too: those alone stand for both
         state = ways_to(roots, leaves)
