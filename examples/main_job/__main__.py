@@ -4,7 +4,7 @@
 
 A convolution net learns to read digits, eagerly; a wrong line is found with print; the step is compiled, with
 the same bits; the program is exported and run from C and from JavaScript, each compared with the model; a
-recursive model reads small trees, one at a time and batched. Everything is shown on one page, FOLDER/index.html.
+recursive model reads small trees, one at a time and batched. All of it is shown on a page, FOLDER/index.html.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import sys
 import time
 from pathlib import Path
 
-import kiln
-from steps import Notes, digits, export, trees
 from page import page
+from steps import Notes, digits, export, trees
+
+import kiln
 
 
 def main() -> None:

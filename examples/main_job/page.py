@@ -23,7 +23,7 @@ def page(notes: Notes) -> str:
         "EXPLAINED": html.escape(digits["explained"]), "PROFILE": html.escape(digits["profile"]),
         "SUMMARY": html.escape(digits["summary"]), "PRINTED": html.escape(facts["mistake"]["printed"]),
         "LOSS": f"{facts['mistake']['loss']:.2f}",
-        "RAN": table({**{f"run from {what}": told for what, told in export["rows"].items()}}),
+        "RAN": table({f"run from {what}": told for what, told in export["rows"].items()}),
         "WRITTEN": table(
             {name: f"{size / 1024:.0f} KB" for name, size in export["sizes"].items()}
             | {f"export to {what}": f"{1000 * seconds:.0f} ms" for what, seconds in export["times"].items()}
@@ -42,6 +42,8 @@ def page(notes: Notes) -> str:
 
 def table(rows: dict[str, str]) -> str:
     """Two columns."""
-    return "<table>" + "".join(
-        f"<tr><th scope='row'>{html.escape(name)}</th><td>{html.escape(told)}</td></tr>" for name, told in rows.items()
-    ) + "</table>"  # fmt: skip
+    cells = (
+        f"<tr><th scope='row'>{html.escape(name)}</th><td>{html.escape(told)}</td></tr>"
+        for name, told in rows.items()
+    )
+    return f"<table>{''.join(cells)}</table>"

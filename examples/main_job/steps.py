@@ -135,13 +135,18 @@ def digits(notes: Notes, epochs: int) -> tuple[nn.Module, tuple[kiln.Tensor, kil
     with kiln.profile() as profile:
         for x, y in DataLoader(training, batch_size=BATCH):
             Training(Net()).step(x, y)
+    curves = {name: run[1] for name, run in runs.items()}
     notes.facts["digits"] = {
-        "accuracy": right, "same": same, "steps": len(runs["eager"][1]),
+        "accuracy": right,
+        "same": same,
+        "steps": len(runs["eager"][1]),
         "eager": 1e6 * statistics.median(runs["eager"][2]),
         "compiled": 1e6 * statistics.median(runs["compiled"][2]),
-        "curves": kiln.viz.curves({name: run[1] for name, run in runs.items()}, log=True, ylabel="loss").svg,
-        "explained": kiln.compiler.explain(step), "profile": str(profile), "summary": str(kiln.summary(model, (1, 1, 8, 8))),
-    }  # fmt: skip
+        "curves": kiln.viz.curves(curves, log=True, ylabel="loss").svg,
+        "explained": kiln.compiler.explain(step),
+        "profile": str(profile),
+        "summary": str(kiln.summary(model, (1, 1, 8, 8))),
+    }
     return model, test
 
 
@@ -340,10 +345,15 @@ def trees(notes: Notes) -> None:
         print(f"64 trees {name}: {found[name][1]:.1f} ms a step, first loss {losses[0]:.6f}")
     same = found["one at a time"][0][0] == found["batched"][0][0]
     notes.expect(same, "the first batch of trees has another loss when it is batched")
+    curves = {name: losses for name, (losses, _) in found.items()}
     notes.facts["trees"] = {
-        "count": len(forest), "nodes": nodes, "times": {name: ms for name, (_, ms) in found.items()}, "same": same,
-        "example": text_of(forest[0]), "curves": kiln.viz.curves({name: losses for name, (losses, _) in found.items()}, ylabel="loss").svg,
-    }  # fmt: skip
+        "count": len(forest),
+        "nodes": nodes,
+        "times": {name: milliseconds for name, (_, milliseconds) in found.items()},
+        "same": same,
+        "example": text_of(forest[0]),
+        "curves": kiln.viz.curves(curves, ylabel="loss").svg,
+    }
 
 
 def walk(tree: Tree) -> Iterator[Tree]:

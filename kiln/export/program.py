@@ -99,6 +99,7 @@ class ExportedProgram(Module):
         name: str = "model",
         target: str | None = None,
         weights: str | None = None,
+        verify: bool = False,
     ) -> str:
         """Writes the program as a native library into a folder, and gives its path, `libNAME.so`: an ELF file
         that needs nothing at run time. Beside it are an object for other linkers, a C header that says how it
@@ -107,22 +108,24 @@ class ExportedProgram(Module):
         `name`: an identifier, with which the functions begin. `target`: "x86-64-v3", "x86-64-v4" or
         "aarch64", this machine's unless given; results have the bits of kiln on that level. `weights`:
         "inside", or "beside" in NAME.safetensors, which callers read; inside up to 1 GiB unless given.
+        `verify`: runs the library at the sizes that `verify` takes and prints how far its outputs are away.
 
         ValueError for a name that is no identifier or a target that is not known, OSError where the folder
         cannot be written.
         """
-        path: str = _to_native(self, folder, name, target, weights)
+        path: str = _to_native(self, folder, name, target, weights, verify)
         return path
 
-    def to_wasm(self, folder: Any, *, name: str = "model") -> str:
+    def to_wasm(self, folder: Any, *, name: str = "model", verify: bool = False) -> str:
         """Writes the program as a WebAssembly module into a folder, and gives its path, `NAME.wasm`: it needs
         simd128 and imports nothing. Beside it are an ES module that runs it, with TypeScript types, and a
         page that does so in a browser, also from the file system.
 
         WebAssembly has no fused multiply-add: results agree with those here within rounding, and are the same
-        on every engine. `name`: an identifier. ValueError for another one.
+        on every engine. `name`: an identifier, ValueError for another one. `verify`: runs the module by
+        Node.js at the sizes that `verify` takes and prints how far its outputs are away.
         """
-        path: str = _to_wasm(self, folder, name)
+        path: str = _to_wasm(self, folder, name, verify)
         return path
 
     def module(self, check_guards: bool = True) -> Module:

@@ -9,6 +9,7 @@ from typing import Any
 
 from kiln.codegen.llvm import Machine
 from kiln.codegen.target import LEVELS, Target, host_target
+from kiln.late import later
 from kiln.standalone.constants import folded, in_file, laid_out
 from kiln.standalone.driver import Driver
 from kiln.standalone.elf import Library as SharedLibrary
@@ -19,6 +20,7 @@ from kiln.standalone.library import Library, check_name, write
 from kiln.standalone.relocatable import merged_object
 from kiln.tracing.captured import Captured
 
+_verified = later("kiln.standalone.verifying", "native")
 TARGETS = {name: level for name, level in LEVELS.items() if not level.tiles}
 INSIDE = 1 << 30  # bytes of weights that are part of a library unless it is asked otherwise
 ISA = {"x86-64-v3": 0b111, "x86-64-v4": 0b1111}  # what a loader asks of the processor
@@ -67,7 +69,14 @@ def target_of(target: str | None) -> Target:
     return TARGETS[target]
 
 
-def to_native(program: Any, folder: Any, name: Any, target: str | None, weights: str | None) -> str:
+def to_native(
+    program: Any, folder: Any, name: Any, target: str | None, weights: str | None, verify: bool
+) -> str:
     """What `ExportedProgram.to_native` does."""
     made = library_of(program._captured, name, target, weights)
-    return next(path for path in write(made, folder) if path.endswith(".so"))
+    if verify and not host_target().includes(made.driver.target):
+        raise ValueError(f"to_native: verify runs the library, and this machine runs no {target}")
+    path = next(path for path in write(made, folder) if path.endswith(".so"))
+    if verify:
+        print(f"{program._captured.name} as a library: {_verified(program, path, made.driver)}")
+    return path

@@ -40,9 +40,15 @@ class Loaded:
         """The outputs of a run on the program's inputs; `random`: the seed and the position of random
         numbers. RuntimeError with the library's words where it gives a code.
         """
-        lengths = [n for x in inputs for n in x.shape]
         written = sorted(which for kind, which in self.found.mutated if kind == "state")
-        arrays = [memory_of(x.detach()) for x in (*inputs, *(self.found.state[k].tensor for k in written))]
+        tensors = (*inputs, *(self.found.state[k].tensor for k in written))
+        return self.of_arrays([memory_of(x.detach()) for x in tensors], random, threads)
+
+    def of_arrays(
+        self, arrays: list[Any], random: tuple[int, int] | None = None, threads: int = 1
+    ) -> list[Any]:
+        """The same of arrays, of the inputs and of the program's tensors that it writes."""
+        lengths = [n for x in arrays for n in x.shape]
         stated = np.array([*(lengths[slot] for slot in self.slots), *(random or ()), 0], np.int64)
         return self.run(arrays, stated, threads)
 

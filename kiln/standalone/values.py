@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kiln.capture.pure.trace import names_of
+from kiln.capture.pure.values import names_of
 from kiln.codegen.ir.index import Condition, Index, Pointer
 from kiln.graph.graph import Graph
 from kiln.graph.size import Dim, product

@@ -12,6 +12,7 @@ from typing import Any
 
 from kiln.codegen.llvm import Machine
 from kiln.codegen.target import WASM
+from kiln.late import later
 from kiln.standalone.constants import folded, laid_out
 from kiln.standalone.driver import Driver
 from kiln.standalone.header import Array, inputs_of, outputs_of
@@ -20,6 +21,7 @@ from kiln.standalone.one_module import one_module
 from kiln.standalone.wasm_link import wasm_module
 from kiln.tracing.captured import Captured
 
+_verified = later("kiln.standalone.verifying", "wasm")
 STACK = 1 << 20  # bytes; a kernel of many sums down columns has up to 230 KiB there
 ARRAYS = {
     "bool": "Uint8Array", "uint8": "Uint8Array", "int8": "Int8Array", "int16": "Int16Array",
@@ -52,9 +54,13 @@ def wasm_of(found: Captured, name: str) -> Library:
     return Library(name, files, driver)
 
 
-def to_wasm(program: Any, folder: Any, name: Any) -> str:
+def to_wasm(program: Any, folder: Any, name: Any, verify: bool) -> str:
     """What `ExportedProgram.to_wasm` does."""
-    return write(wasm_of(program._captured, name), folder)[0]
+    made = wasm_of(program._captured, name)
+    path = write(made, folder)[0]
+    if verify:
+        print(f"{program._captured.name} by Node.js: {_verified(program, path, made.driver)}")
+    return path
 
 
 def _resource(name: str) -> str:

@@ -440,3 +440,15 @@ def test_memory_under_valgrind(tmp_path: Path) -> None:
     bits_program(tmp_path, "x86-64-v3")
     run("cc", "-g", "main.c", "m.o", "-o", "main", cwd=tmp_path)
     run("valgrind", "-q", "--error-exitcode=9", "--undef-value-errors=no", "./main", cwd=tmp_path)
+
+
+def test_verified_libraries_have_equal_bits(tmp_path: Path, capsys: Any) -> None:
+    """At the corners of the declared sizes; what is written too."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    program = export(model, (kiln.randn(6, 3),), dynamic_shapes=({0: Dim("n", min=2, max=40)},))
+    program.to_native(tmp_path, verify=True)
+    told = capsys.readouterr().out
+    assert "as a library: " in told and "equal bits" in told and "they differ" not in told
+    if target_of(None).name != "aarch64":
+        with pytest.raises(ValueError, match="runs no aarch64"):
+            program.to_native(tmp_path / "other", target="aarch64", verify=True)

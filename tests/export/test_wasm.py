@@ -247,3 +247,12 @@ def test_wrong_names_and_the_same_files() -> None:
     with pytest.raises(ValueError, match="identifier of C"):
         program.to_wasm("nowhere", name="a b")
     assert wasm_of(program._captured, "m").files == wasm_of(program._captured, "m").files
+
+
+@needs_node
+def test_verified_modules_are_within_bounds(tmp_path: Path, capsys: Any) -> None:
+    """At the corners of the declared sizes."""
+    program = export(mlp(), (kiln.ones(3, 128),), dynamic_shapes=({0: Dim("n", max=40)},))
+    program.to_wasm(tmp_path, verify=True)
+    told = capsys.readouterr().out
+    assert "by Node.js: " in told and "within the bounds" in told

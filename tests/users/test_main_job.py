@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_from_digits_to_programs(tmp_path: Path) -> None:
-    """It ends well only if bits are the same and results agree; the page is whole and asks for nothing else."""
+    """It ends well only if bits are the same and results agree; the page is whole and asks for no other."""
     done = subprocess.run(
         [sys.executable, ROOT / "examples/main_job", "--folder", tmp_path, "--epochs", "8"],
         capture_output=True, text=True, timeout=300, check=False,
