@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exported_models import Decoder
 from native_libraries import assert_same_bits, leaves_of, library
 from sample_calls import given, tensors
 
@@ -48,21 +49,6 @@ def test_ops(record: Any, dtype: str, tmp_path: Path) -> None:
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, TracingError):
             continue  # not of this dtype, or goes by values
         assert_same_bits(library(program, tmp_path, f"f{n}"), program, args, kwargs)
-
-
-class Decoder(nn.Module):
-    """One layer of a decoder of 20 words."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(20, 16), nn.Parameter(kiln.randn(64, 16))
-        self.norm, self.qkv, self.out = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 20)
-
-    def forward(self, ids: Any) -> Any:
-        x = self.words(ids) + self.places[: ids.shape[1]]
-        q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 3, 4, 4).permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        return self.out(x + mixed)
 
 
 def mlp() -> Any:

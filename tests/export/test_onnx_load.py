@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx_samples import ENTRIES, MODELS, NAMES, given, tensors
+from exported_models import ENTRIES, MODELS, NAMES
+from sample_calls import given, tensors
 
 import kiln
 from kiln import nn

@@ -1,14 +1,10 @@
-"""Ops with samples and whole models that are written as ONNX: the model, arguments of two calls, sizes that
-vary.
-"""
+"""Ops with samples, and whole models that are exported: the model, arguments of calls, sizes that vary."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 import kiln
 from kiln import nn
@@ -18,22 +14,6 @@ from kiln.testing.mode_cases import table
 
 ENTRIES = {n: e.record for n, e in table().items() if e.record.samples is not None}
 NAMES = sorted(ENTRIES)[:: 1 if os.environ.get("KILN_TEST_FULL") else 7]
-
-
-def given(x: Any) -> Any:
-    """A sample's argument as kiln has it."""
-    if isinstance(x, np.ndarray):
-        return kiln.from_numpy(np.ascontiguousarray(x))
-    if isinstance(x, (list, tuple)):
-        return type(x)(map(given, x))
-    return x
-
-
-def tensors(value: Any) -> list[Any]:
-    """The tensors of arguments."""
-    if isinstance(value, kiln.Tensor):
-        return [value]
-    return [y for item in value for y in tensors(item)] if isinstance(value, (tuple, list)) else []
 
 
 class Residual(nn.Module):
