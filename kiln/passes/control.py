@@ -57,6 +57,41 @@ def with_history(graph: Graph) -> Graph:
     return graph
 
 
+def history_as_parts(graph: Graph) -> Graph:
+    """A graph whose scans give the states they had, where those are read, as parts of each step: results like
+    all others, which a program can hold.
+    """
+    read = {_of_call(n) for n in graph.nodes if n.op.name == "scan" and _is_history(n)}
+    if not read:
+        return graph
+    made, values = begun(graph)
+    longer: dict[int, Subgraph] = {}
+    for node in graph.nodes:
+        inputs = tuple([values[id(v)] for v in node.inputs])
+        copy = append(made, node, inputs)
+        if node.op.name == "scan" and _of_call(node) in read:
+            call = Attrs(*node.attrs)
+            body = call.graphs[0]
+            if id(body) not in longer:
+                work, now = clone(body.graph)
+                state = work.inputs[: call.counts[0]]
+                longer[id(body)] = Subgraph(work.finish([*(now[id(v)] for v in body.graph.outputs), *state]))
+            assert copy.node is not None
+            copy.node.attrs = (*node.attrs[:-1], (longer[id(body)],))
+        values[id(node.out)] = copy
+    return made.finish([values[id(v)] for v in graph.outputs])
+
+
+def _is_history(node: Node) -> bool:
+    call = Attrs(*node.attrs)
+    return call.which >= call.results
+
+
+def _of_call(node: Node) -> Any:
+    """What the results of one call have in common."""
+    return tuple(map(id, node.inputs)), node.attrs[1:]
+
+
 def with_condition(condition: Graph, body: Graph, state: int) -> Graph:
     """The body of a loop, which also gives whether the loop goes on after it."""
     work, values = clone(body)

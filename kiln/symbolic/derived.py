@@ -12,6 +12,7 @@ from kiln.export.reading import follow
 from kiln.graph.graph import Graph, Value, building
 from kiln.graph.size import Size, slots_named, substitute
 from kiln.graph.verify import verify
+from kiln.passes.control import history_as_parts
 from kiln.passes.gradient import Asked
 from kiln.passes.narrow import narrow
 from kiln.passes.prepare import prepare
@@ -264,7 +265,7 @@ def gradient(base: Captured, y: int, wrt: list[int]) -> Graph:
             if value is values[k] or value.weak:
                 value = work.add(find("convert"), (value,), (values[k].dtype,))
             found.append(value)
-    return _simplified(literals(_simplified(work.finish(found))))
+    return _simplified(literals(_simplified(history_as_parts(work.finish(found)))))
 
 
 def _zeros(work: Graph, like: Value) -> Value:

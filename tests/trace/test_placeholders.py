@@ -287,6 +287,33 @@ graph
   return %6, t"""
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length", [5, None])
+def test_gradients_of_scans(length: int | None, reverse: bool) -> None:
+    """The bits of the loop in ordinary Python, of the first and the second order, saved and loaded too."""
+
+    def step(state: kiln.Tensor, each: kiln.Tensor) -> tuple[kiln.Tensor, kiln.Tensor]:
+        return (state * 0.5 + each).tanh(), state * each.sin()
+
+    x = kiln.graph.placeholder("x", (length, 3))
+    state, parts = kiln.graph.scan(step, kiln.zeros(3), x, reverse=reverse)
+    gradient = kiln.graph.Graph(x, (parts * parts).sum() + state.sum()).gradient()
+    again = kiln.graph.parse(str(gradient), gradient.state)
+    second = gradient.gradient()
+    for n in (5, 1) if length is None else (5,):
+        given = kiln.randn(n, 3, requires_grad=True)
+        state, found = kiln.zeros(3), []
+        for each in reversed(given.unbind()) if reverse else given.unbind():
+            state, part = step(state, each)
+            found.append(part)
+        parts = kiln.stack(found[::-1] if reverse else found)
+        (wanted,) = kiln.autograd.grad((parts * parts).sum() + state.sum(), given, create_graph=True)
+        assert gradient(given.detach()).equal(wanted.detach())
+        assert again(given.detach()).equal(wanted.detach())
+        (twice,) = kiln.autograd.grad(wanted.sum(), given)
+        assert kiln.allclose(second(given.detach()), twice, atol=1e-5)
+
+
 def test_golden_text() -> None:
     n = kiln.export.Dim("n", min=2, max=9)
     x, t, w = placeholder("x", (n, 3)), placeholder("t", (n,), kiln.int64), kiln.randn(3, 4)
