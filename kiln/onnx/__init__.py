@@ -1,6 +1,8 @@
-"""ONNX: programs as models that other runtimes run.
+"""ONNX: programs as models that other runtimes run, and models as programs.
 
     kiln.onnx.export(model, (x,), "model.onnx", input_names=["x"], dynamic_axes={"x": {0: "batch"}})
+
+    program = kiln.onnx.load("model.onnx")
 
 What is written is the program that `kiln.export.export` makes; `ExportedProgram.to_onnx` writes one that is
 there.
@@ -10,8 +12,8 @@ from __future__ import annotations
 
 from kiln.absent import hint_missing as _hint_missing
 from kiln.onnx.exporting import ONNXProgram, export
-from kiln.onnx.loading import load, read
-from kiln.onnx.refusal import LoadError, UnsupportedError
+from kiln.onnx.reading.loading import load, read
+from kiln.onnx.reading.refusal import LoadError, UnsupportedError
 
 __all__ = [
     "LoadError", "ONNXProgram", "UnsupportedError", "export", "is_in_onnx_export", "load", "read",

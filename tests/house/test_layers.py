@@ -153,10 +153,10 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.scripting.sizes": "numbers, which need a run that knows of them",
         "kiln.scripting.failing": "numbers, which need a run that knows of them",
     },
-    "kiln/onnx/loading.py": {
-        "kiln.onnx.module": "for who reads a model",
-        "kiln.onnx.models": "for who reads a model",
-        "kiln.onnx.weights": "for who reads a model",
+    "kiln/onnx/reading/loading.py": {
+        "kiln.onnx.reading.module": "for who reads a model",
+        "kiln.onnx.reading.models": "for who reads a model",
+        "kiln.onnx.reading.weights": "for who reads a model",
     },
     "kiln/onnx/exporting.py": {
         "kiln.onnx.model": "for who writes a model",

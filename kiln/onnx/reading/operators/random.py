@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core, ops
-from kiln.onnx.operators.table import Array, Number, Value, as_items, cast, kind, operator
-from kiln.onnx.weights import dtype_of
+from kiln.onnx.reading.operators.table import Array, Number, Value, as_items, cast, kind, operator
+from kiln.onnx.reading.weights import dtype_of
 
 
 @operator("Dropout")

@@ -13,12 +13,12 @@ from typing import Any
 
 from kiln import _core
 from kiln.nn import Module, Parameter
-from kiln.onnx import branching
-from kiln.onnx.known import Known, number, numbers, on_numbers
-from kiln.onnx.models import Function, Graph, Input, Model, Node, Reference
-from kiln.onnx.operators import BY_VALUE, Operator, called, found, unsigned
-from kiln.onnx.refusal import WRONG, LoadError, UnsupportedError, identifier
-from kiln.onnx.weights import Unsigned
+from kiln.onnx.reading import branching
+from kiln.onnx.reading.known import Known, number, numbers, on_numbers
+from kiln.onnx.reading.models import Function, Graph, Input, Model, Node, Reference
+from kiln.onnx.reading.operators import BY_VALUE, Operator, called, found, unsigned
+from kiln.onnx.reading.refusal import WRONG, LoadError, UnsupportedError, identifier
+from kiln.onnx.reading.weights import Unsigned
 
 # Operators whose results have shapes that go by values, or that read values where they compute.
 BY_VALUES = {"Compress", "Det", "NonMaxSuppression", "NonZero", "Range", "Unique"}

@@ -9,8 +9,8 @@ from typing import Any
 from kiln import _core, ops
 from kiln import graph as flow
 from kiln.nn import functional as F
-from kiln.onnx.operators.table import Array, cast, kind, operator
-from kiln.onnx.refusal import LoadError, UnsupportedError
+from kiln.onnx.reading.operators.table import Array, cast, kind, operator
+from kiln.onnx.reading.refusal import LoadError, UnsupportedError
 
 # name -> the function of x, alpha, beta, and what those are where nothing is said
 ACTIVATIONS: dict[str, tuple[Callable[..., Array], float, float]] = {

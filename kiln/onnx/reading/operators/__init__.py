@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kiln.onnx.operators import (  # noqa: F401
+from kiln.onnx.reading.operators import (  # noqa: F401
     arranging,
     attention,
     elementwise,
@@ -18,7 +18,7 @@ from kiln.onnx.operators import (  # noqa: F401
     signals,
     windows,
 )
-from kiln.onnx.operators.table import BY_VALUE, OPERATORS, Operator, as_array, as_items, called, found
-from kiln.onnx.operators.unsigned import unsigned
+from kiln.onnx.reading.operators.table import BY_VALUE, OPERATORS, Operator, as_array, as_items, called, found
+from kiln.onnx.reading.operators.unsigned import unsigned
 
 __all__ = ["BY_VALUE", "OPERATORS", "Operator", "as_array", "as_items", "called", "found", "unsigned"]

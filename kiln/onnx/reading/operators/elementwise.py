@@ -7,10 +7,10 @@ from typing import Any
 
 from kiln import _core, ops
 from kiln.nn import functional as F
-from kiln.onnx.known import LONGEST, Known
-from kiln.onnx.operators.table import Array, Value, axis_of, cast, kind, operator
-from kiln.onnx.refusal import LoadError, UnsupportedError
-from kiln.onnx.weights import dtype_of
+from kiln.onnx.reading.known import LONGEST, Known
+from kiln.onnx.reading.operators.table import Array, Value, axis_of, cast, kind, operator
+from kiln.onnx.reading.refusal import LoadError, UnsupportedError
+from kiln.onnx.reading.weights import dtype_of
 from kiln.ops.elementwise.parts_of_numbers import bit_cast
 
 # An operator without attributes -> the function of kiln that it is.

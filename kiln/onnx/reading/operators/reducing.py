@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln import _core, ops
-from kiln.onnx.operators.table import Array, Ints, Number, axis_of, cast, kind, operator
-from kiln.onnx.refusal import LoadError
+from kiln.onnx.reading.operators.table import Array, Ints, Number, axis_of, cast, kind, operator
+from kiln.onnx.reading.refusal import LoadError
 
 
 def _dims(x: Array, given: Any, noop: int) -> tuple[int, ...] | None:

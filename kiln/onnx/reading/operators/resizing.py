@@ -8,9 +8,9 @@ from typing import Any
 
 from kiln import _core, ops
 from kiln.nn import functional as F
-from kiln.onnx.operators.table import Array, Ints, axis_of, cast, kind, operator
-from kiln.onnx.operators.windows import window
-from kiln.onnx.refusal import LoadError, UnsupportedError
+from kiln.onnx.reading.operators.table import Array, Ints, axis_of, cast, kind, operator
+from kiln.onnx.reading.operators.windows import window
+from kiln.onnx.reading.refusal import LoadError, UnsupportedError
 
 # -- resize -----------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from kiln import ops
 from kiln.nn import functional as F
-from kiln.onnx.operators.table import Array, axis_of, cast, kind, operator, wide
-from kiln.onnx.refusal import LoadError, UnsupportedError
-from kiln.onnx.weights import dtype_of
+from kiln.onnx.reading.operators.table import Array, axis_of, cast, kind, operator, wide
+from kiln.onnx.reading.refusal import LoadError, UnsupportedError
+from kiln.onnx.reading.weights import dtype_of
 
 
 def _softly(function: Any) -> None:

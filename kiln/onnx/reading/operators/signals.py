@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from kiln import _core, ops
-from kiln.onnx.operators.table import Array, Number, axis_of, cast, kind, operator
-from kiln.onnx.refusal import LoadError
-from kiln.onnx.weights import dtype_of
+from kiln.onnx.reading.operators.table import Array, Number, axis_of, cast, kind, operator
+from kiln.onnx.reading.refusal import LoadError
+from kiln.onnx.reading.weights import dtype_of
 
 
 def _waves(count: int, length: int) -> tuple[Array, Array]:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from kiln import _core, ops
 from kiln.nn import functional as F
-from kiln.onnx.operators.table import Array, Ints, cast, kind, operator, wide
-from kiln.onnx.refusal import LoadError, UnsupportedError
+from kiln.onnx.reading.operators.table import Array, Ints, cast, kind, operator, wide
+from kiln.onnx.reading.refusal import LoadError, UnsupportedError
 
 
 class Window(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import ops
-from kiln.onnx.known import Known
-from kiln.onnx.operators.table import Array, Number, Numbers, Value, as_array, axis_of, operator
-from kiln.onnx.refusal import LoadError
+from kiln.onnx.reading.known import Known
+from kiln.onnx.reading.operators.table import Array, Number, Numbers, Value, as_array, axis_of, operator
+from kiln.onnx.reading.refusal import LoadError
 
 
 @operator("SequenceConstruct")

@@ -10,17 +10,20 @@ from kiln import _core, ops
 from kiln.errors import describe, message
 from kiln.export.program import ExportedProgram, export
 from kiln.late import later
-from kiln.onnx.refusal import WRONG, LoadError, UnsupportedError, identifier
+from kiln.onnx.reading.refusal import WRONG, LoadError, UnsupportedError, identifier
 from kiln.serialization.source import Damaged, opened
 from kiln.tracing.dims import Dim
 from kiln.tracing.recorder import TracingError
 
 if TYPE_CHECKING:
-    from kiln.onnx.models import Graph, Input
-    from kiln.onnx.module import ONNXModule
+    from kiln.onnx.reading.models import Graph, Input
+    from kiln.onnx.reading.module import ONNXModule
 
-_module, _read_model = later("kiln.onnx.module", "ONNXModule"), later("kiln.onnx.models", "read")
-_known_of = later("kiln.onnx.weights", "known_of")
+_module, _read_model = (
+    later("kiln.onnx.reading.module", "ONNXModule"),
+    later("kiln.onnx.reading.models", "read"),
+)
+_known_of = later("kiln.onnx.reading.weights", "known_of")
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes]
 NO_TENSOR = ("", "sequence", "map", "optional", "sparse")  # what an input is said to be

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from kiln.onnx.refusal import LoadError, UnsupportedError
-from kiln.onnx.weights import Weights, dtype_name
-from kiln.onnx.wire import Message, parse, text
+from kiln.onnx.reading.refusal import LoadError, UnsupportedError
+from kiln.onnx.reading.weights import Weights, dtype_name
+from kiln.onnx.reading.wire import Message, parse, text
 
 NEWEST, OLDEST = 28, 1  # versions of the operators whose meaning is known
 OWN = ("", "ai.onnx")  # names of the domain that ONNX's operators are in

@@ -8,9 +8,9 @@ from typing import Any
 from kiln import _core, ops
 from kiln import graph as flow
 from kiln.nn import functional as F
-from kiln.onnx.operators.table import Array, cast, kind, operator
-from kiln.onnx.refusal import LoadError
-from kiln.onnx.weights import dtype_of
+from kiln.onnx.reading.operators.table import Array, cast, kind, operator
+from kiln.onnx.reading.refusal import LoadError
+from kiln.onnx.reading.weights import dtype_of
 
 
 def _heads(x: Array, count: int | None) -> Array:

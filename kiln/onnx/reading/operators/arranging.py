@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kiln import _core, ops
-from kiln.onnx.known import Known
-from kiln.onnx.operators.table import (
+from kiln.onnx.reading.known import Known
+from kiln.onnx.reading.operators.table import (
     Array,
     Ints,
     Number,
@@ -19,7 +19,7 @@ from kiln.onnx.operators.table import (
     operator,
     zeros,
 )
-from kiln.onnx.refusal import LoadError, UnsupportedError
+from kiln.onnx.reading.refusal import LoadError, UnsupportedError
 
 
 @operator("Reshape")

@@ -8,10 +8,10 @@ import struct
 from typing import Any
 
 from kiln import _core, ops
-from kiln.onnx.known import LONGEST, Known
 from kiln.onnx.protobuf import TYPES
-from kiln.onnx.refusal import LoadError, UnsupportedError
-from kiln.onnx.wire import Message
+from kiln.onnx.reading.known import LONGEST, Known
+from kiln.onnx.reading.refusal import LoadError, UnsupportedError
+from kiln.onnx.reading.wire import Message
 from kiln.serialization.source import Damaged, opened, read_tensor
 
 # The numbers of `TensorProto.DataType`: of what kiln has, and of what it has not.

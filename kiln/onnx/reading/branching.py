@@ -9,10 +9,10 @@ from typing import Any
 
 from kiln import _core, ops
 from kiln import graph as flow
-from kiln.onnx.known import Known, number
-from kiln.onnx.models import Graph
-from kiln.onnx.operators import as_array, as_items
-from kiln.onnx.refusal import LoadError, UnsupportedError
+from kiln.onnx.reading.known import Known, number
+from kiln.onnx.reading.models import Graph
+from kiln.onnx.reading.operators import as_array, as_items
+from kiln.onnx.reading.refusal import LoadError, UnsupportedError
 
 MOST_STEPS = 1 << 24  # of a loop that Python runs
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from typing import Any, NoReturn
 
-from kiln.onnx.refusal import LoadError
+from kiln.onnx.reading.refusal import LoadError
 
 DEPTH = 100
 MESSAGES: dict[str, dict[int, tuple[str, str]]] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core, ops
-from kiln.onnx.operators.reducing import matmul
-from kiln.onnx.operators.table import Array, axis_of, cast, kind, operator
-from kiln.onnx.operators.windows import convolved
-from kiln.onnx.refusal import LoadError, UnsupportedError
-from kiln.onnx.weights import dtype_of
+from kiln.onnx.reading.operators.reducing import matmul
+from kiln.onnx.reading.operators.table import Array, axis_of, cast, kind, operator
+from kiln.onnx.reading.operators.windows import convolved
+from kiln.onnx.reading.refusal import LoadError, UnsupportedError
+from kiln.onnx.reading.weights import dtype_of
 
 RANGES = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767)}
 

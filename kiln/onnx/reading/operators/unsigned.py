@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kiln import _core, ops
-from kiln.onnx.operators.elementwise import bits_as
-from kiln.onnx.operators.table import Array, as_array, called, cast, found, kind
-from kiln.onnx.refusal import LoadError, UnsupportedError
-from kiln.onnx.weights import UNSIGNED, Unsigned, dtype_name
+from kiln.onnx.reading.operators.elementwise import bits_as
+from kiln.onnx.reading.operators.table import Array, as_array, called, cast, found, kind
+from kiln.onnx.reading.refusal import LoadError, UnsupportedError
+from kiln.onnx.reading.weights import UNSIGNED, Unsigned, dtype_name
 
 SIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
 LOWEST = -(1 << 63)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core, ops
-from kiln.onnx.operators.table import Array, Number, axis_of, cast, operator
-from kiln.onnx.refusal import LoadError
+from kiln.onnx.reading.operators.table import Array, Number, axis_of, cast, operator
+from kiln.onnx.reading.refusal import LoadError
 
 REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 

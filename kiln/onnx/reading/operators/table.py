@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from kiln import _core, ops
 from kiln.graph.graph import Value as GraphValue
-from kiln.onnx.known import Known
-from kiln.onnx.refusal import LoadError, UnsupportedError
-from kiln.onnx.weights import Unsigned
+from kiln.onnx.reading.known import Known
+from kiln.onnx.reading.refusal import LoadError, UnsupportedError
+from kiln.onnx.reading.weights import Unsigned
 from kiln.ops.elementwise.arithmetic import convert
 
 # What an operator is given: a tensor; numbers as Python has them, or sizes; one of them; those with their

@@ -1,0 +1,1 @@
+"""Models as programs: files of ONNX read, checked, followed."""
