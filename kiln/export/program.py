@@ -51,7 +51,13 @@ class ExportedProgram(Module):
 
     @property
     def _captured(self) -> Captured:
-        return self._program.current()
+        """What it computes, with the tensors it has now: one may have been exchanged."""
+        found = self._program.current()
+        now = [held[key] for held, key in self._homes]
+        if any(x is not own.tensor for x, own in zip(now, found.state)):
+            found = _copy(found)
+            found.state = [own._replace(tensor=x) for own, x in zip(found.state, now)]
+        return found
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._program.fast(*args, **kwargs)
@@ -119,7 +125,7 @@ class ExportedProgram(Module):
     def to_wasm(self, folder: Any, *, name: str = "model", verify: bool = False) -> str:
         """Writes the program as a WebAssembly module into a folder, and gives its path, `NAME.wasm`: it needs
         simd128 and imports nothing. Beside it are an ES module that runs it, with TypeScript types, and a
-        page that does so in a browser, also from the file system.
+        page that does so in a browser, also from the file system (of a module of up to 64 MiB).
 
         WebAssembly has no fused multiply-add: results agree with those here within rounding, and are the same
         on every engine. `name`: an identifier, ValueError for another one. `verify`: runs the module by

@@ -94,8 +94,8 @@ def c_header(driver: Driver) -> str:
         about.append(f"inputs[{len(about)}]  the content of {name}.safetensors, mapped or read into memory")
     about += _size_lines(driver)
     about += [f"outputs[{k}]  {array}" for k, array in enumerate(outputs_of(driver))]
-    listed = "\n".join(f" *     {line}" for line in about)
-    codes = "\n".join(f" *     {k}  {_comment(m)}" for k, m in enumerate(driver.messages))
+    listed = "\n".join(f" *     {in_comment(line)}" for line in about)
+    codes = "\n".join(f" *     {k}  {in_comment(m)}" for k, m in enumerate(driver.messages))
     return f"""/* lib{name}.so, made by kiln {__version__} for {driver.target.name}.
  *
  * Arrays are contiguous, the last dim innermost, and aligned as their elements are. bool is a byte, 0 or 1;
@@ -107,6 +107,7 @@ def c_header(driver: Driver) -> str:
 {codes}
  *
  * Nothing is kept between calls, so that several threads may call at once, each with a workspace of its own.
+ * A run needs up to 512 KiB of stack.
  */
 #ifndef {guard}
 #define {guard}
@@ -146,7 +147,8 @@ const char *{name}_message(int32_t code);
 """
 
 
-def _comment(text: str) -> str:
+def in_comment(text: str) -> str:
+    """A text that ends no comment."""
     return text.replace("*/", "* /").replace("\n", " ")
 
 
@@ -166,7 +168,7 @@ def c_example(driver: Driver) -> str:
     stated = ", ".join(map(str, sizes)) or "0"
     symbols = {s.name: f"sizes[{j}]" for j, s in enumerate(driver.stated)}
     given = "".join(
-        f"    inputs[{k}] = calloc({_product(a, symbols)}, {ITEMSIZE[a.dtype]}); /* {_comment(str(a))} */\n"
+        f"    inputs[{k}] = calloc({_product(a, symbols)}, {ITEMSIZE[a.dtype]}); /* {in_comment(str(a))} */\n"
         for k, a in enumerate(inputs)
     )
     if driver.beside:
@@ -182,7 +184,7 @@ def c_example(driver: Driver) -> str:
     results = "".join(
         f"    {name}_shape({k}, sizes, shape);\n    count = 1;\n"
         f"    for (int d = 0; d < {len(a.shape)}; ++d) count *= shape[d];\n"
-        f"    outputs[{k}] = calloc(count ? count : 1, {ITEMSIZE[a.dtype]}); /* {_comment(str(a))} */\n"
+        f"    outputs[{k}] = calloc(count ? count : 1, {ITEMSIZE[a.dtype]}); /* {in_comment(str(a))} */\n"
         for k, a in enumerate(outputs)
     )
     return f"""/* cc {name}_example.c -L. -l{name} -Wl,-rpath,. -o {name}_example */

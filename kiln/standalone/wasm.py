@@ -15,13 +15,14 @@ from kiln.codegen.target import WASM
 from kiln.late import later
 from kiln.standalone.constants import folded, laid_out
 from kiln.standalone.driver import Driver
-from kiln.standalone.header import Array, inputs_of, outputs_of
+from kiln.standalone.header import Array, in_comment, inputs_of, outputs_of
 from kiln.standalone.library import Library, check_name, write
 from kiln.standalone.one_module import one_module
 from kiln.standalone.wasm_link import wasm_module
 from kiln.tracing.captured import Captured
 
 _verified = later("kiln.standalone.verifying", "wasm")
+IN_PAGE = 64 << 20  # bytes of a module that a page can hold
 STACK = 1 << 20  # bytes; a kernel of many sums down columns has up to 230 KiB there
 ARRAYS = {
     "bool": "Uint8Array", "uint8": "Uint8Array", "int8": "Int8Array", "int16": "Int16Array",
@@ -40,17 +41,17 @@ def wasm_of(found: Captured, name: str) -> Library:
     exports = [f"{name}_{what}" for what in ("run", "workspace", "shape", "message")]
     code = wasm_module(Machine(WASM).object(text), {driver.data: data}, exports, STACK)
     about = description(driver)
-    runner = _resource("runner.js").replace("/*ABOUT*/", json.dumps(about))
+    runner = _resource("runner.js").replace("/*ABOUT*/", json.dumps(about).replace("</", "<\\/"))
     module = runner.replace("NAME", name)
-    page = _resource("page.html").replace("NAME", name)
-    page = page.replace("/*RUNNER*/", module.replace("export ", ""))
-    page = page.replace("/*CODE*/", base64.b64encode(code).decode())
     files = {
         f"{name}.wasm": code,
         f"{name}.mjs": module.encode(),
         f"{name}.d.mts": types_of(driver).encode(),
-        f"{name}.html": page.encode(),
     }
+    if len(code) <= IN_PAGE:
+        page = _resource("page.html").replace("NAME", name)
+        page = page.replace("/*RUNNER*/", module.replace("export ", ""))
+        files[f"{name}.html"] = page.replace("/*CODE*/", base64.b64encode(code).decode()).encode()
     return Library(name, files, driver)
 
 
@@ -86,9 +87,11 @@ def description(driver: Driver) -> dict[str, Any]:
 
 def types_of(driver: Driver) -> str:
     """The types of the ES module."""
-    inputs = "".join(f"  {json.dumps(a.name)}: {ARRAYS[a.dtype]}; // {a}\n" for a in inputs_of(driver))
+    inputs = "".join(
+        f"  {json.dumps(a.name)}: {ARRAYS[a.dtype]}; // {in_comment(str(a))}\n" for a in inputs_of(driver)
+    )
     outputs = "".join(
-        f"  {json.dumps(a.name)}: {{ data: {ARRAYS[a.dtype]}; shape: number[] }}; // {a}\n"
+        f"  {json.dumps(a.name)}: {{ data: {ARRAYS[a.dtype]}; shape: number[] }}; // {in_comment(str(a))}\n"
         for a in outputs_of(driver)
     )
     names = [*(s.name for s in driver.stated), *(number.name for number in driver.numbers)]

@@ -438,3 +438,25 @@ def test_verified_libraries_have_equal_bits(tmp_path: Path, capsys: Any) -> None
     if target_of(None).name != "aarch64":
         with pytest.raises(ValueError, match="runs no aarch64"):
             program.to_native(tmp_path / "other", target="aarch64", verify=True)
+
+
+def test_a_tensor_that_was_exchanged_is_the_one_written(tmp_path: Path) -> None:
+    """Into libraries, models and files: what the program computes with now."""
+    program = export(nn.Linear(2, 1), (kiln.ones(1, 2),))
+    program.weight = nn.Parameter(kiln.full((1, 2), 7.0))
+    assert_same_bits(library(program, tmp_path), program, (kiln.ones(1, 2),))
+    again = kiln.onnx.load(program.to_onnx().data)
+    assert again(kiln.ones(1, 2)).equal(program(kiln.ones(1, 2)))
+
+
+def test_names_that_would_end_a_comment(tmp_path: Path) -> None:
+    """Names of arguments are any text."""
+    compiler = which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler is installed")
+    x = kiln.ones(2)
+    program = export(lambda **given: given["*/ </script> \n x"] * 2, (), {"*/ </script> \n x": x})
+    program.to_native(tmp_path, name="m")
+    run(compiler, "-fsyntax-only", "-Werror", "m_example.c", cwd=tmp_path)
+    program.to_wasm(tmp_path, name="m")
+    assert (tmp_path / "m.html").read_text().count("</script>") == 1
