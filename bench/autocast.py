@@ -19,8 +19,8 @@ from kiln.testing.backend import load, peer
 VOCABULARY, LENGTH, WIDTH, HEADS, TEXTS, LAYERS = 65, 128, 384, 6, 8, 6
 
 
-def gpt(framework: Any) -> Any:
-    """The model."""
+def gpt(framework: Any, texts: int = TEXTS, length: int = LENGTH) -> Any:
+    """The model, for so many texts of one length."""
     nn, f = framework.nn, framework.nn.functional
 
     class Block(nn.Module):  # type: ignore[misc, name-defined]
@@ -32,20 +32,20 @@ def gpt(framework: Any) -> Any:
 
         def forward(self, x: Any) -> Any:
             parts = self.qkv(self.before(x)).split(WIDTH, dim=2)
-            q, k, v = (t.view(TEXTS, LENGTH, HEADS, -1).transpose(1, 2) for t in parts)
+            q, k, v = (t.view(texts, length, HEADS, -1).transpose(1, 2) for t in parts)
             seen = f.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.join(seen.transpose(1, 2).contiguous().view(TEXTS, LENGTH, WIDTH))
+            x = x + self.join(seen.transpose(1, 2).contiguous().view(texts, length, WIDTH))
             return x + self.down(f.gelu(self.up(self.between(x))))
 
     class Model(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
+            self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(length, WIDTH)
             self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
             self.last, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
         def forward(self, tokens: Any) -> Any:
-            x = self.words(tokens) + self.places(framework.arange(LENGTH))
+            x = self.words(tokens) + self.places(framework.arange(length))
             return self.head(self.last(self.blocks(x)))
 
     return Model()

@@ -19,46 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from autocast import VOCABULARY, gpt
 
 import kiln
 from kiln import nn
 from kiln.export import Dim, export
-from kiln.nn import functional as F
 from kiln.standalone.native import library_of, write
 from kiln.standalone.running import Loaded
 
-VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS = 65, 256, 384, 6, 6
-
-
-class Block(nn.Module):
-    """A layer of a decoder."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.join = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Any) -> Any:
-        parts = self.qkv(self.before(x)).split(WIDTH, dim=2)
-        q, k, v = (t.view(1, LENGTH, HEADS, -1).transpose(1, 2) for t in parts)
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.join(seen.transpose(1, 2).contiguous().view(1, LENGTH, WIDTH))
-        return x + self.down(F.gelu(self.up(self.between(x))))
-
-
-class GPT(nn.Module):
-    """Scores of the next character."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.last, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
-
-    def forward(self, tokens: Any) -> Any:
-        x = self.words(tokens) + self.places(kiln.arange(LENGTH))
-        return self.head(self.last(self.blocks(x)))
+LENGTH = 256  # characters
 
 
 def bound(made: Loaded, x: Any) -> Callable[[], Any]:
@@ -134,7 +103,7 @@ def main() -> None:
         program = export(mlp, (kiln.ones(32, 128),), dynamic_shapes=({0: Dim("batch")},))
         compare("mlp", program, [kiln.randn(1, 128), kiln.randn(32, 128)], rounds, Path(folder))
         tokens = kiln.randint(0, VOCABULARY, (1, LENGTH))
-        compare("gpt", export(GPT(), (tokens,)), [tokens], rounds, Path(folder))
+        compare("gpt", export(gpt(kiln, 1, LENGTH), (tokens,)), [tokens], rounds, Path(folder))
 
 
 if __name__ == "__main__":
