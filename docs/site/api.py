@@ -1,4 +1,4 @@
-"""Pages of every public name, written by importing kiln: most names are the core's, and no parser sees them."""
+"""Pages of every public name, written by importing kiln: parsers miss those of the core."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def public(module: Any) -> list[str]:
 
 def _own(name: str, value: Any) -> bool:
     home = str(getattr(value, "__module__", None) or "kiln")
-    return not name.startswith("_") and not isinstance(value, ModuleType) and home.split(".")[0] == "kiln"
+    inner = name.startswith("_") or isinstance(value, ModuleType) or home in ("kiln.errors", "kiln.late")
+    return not inner and home.split(".")[0] == "kiln"
 
 
 def prose(text: str) -> str:
@@ -48,7 +49,9 @@ def prose(text: str) -> str:
             parts.append(f"```text\n{part}\n```")
         else:
             words = re.split(r"(`[^`]*`)", part)
-            parts.append("".join(w if w[:1] == "`" else re.sub(r"([\\*_<>\[\]#|])", r"\\\1", w) for w in words))
+            parts.append(
+                "".join(w if w[:1] == "`" else re.sub(r"([\\*_<>\[\]#|])", r"\\\1", w) for w in words)
+            )
     return "\n\n".join(parts)
 
 
@@ -87,7 +90,9 @@ def entry(place: str, name: str, value: Any, described: dict[int, tuple[str, Any
     head = f"### {name} {{ #{full} }}"
     if isinstance(value, ModuleType):
         where = value.__name__
-        return f"{head}\n\n" + (f"[The module]({where}.md)." if where in MODULES else prose(value.__doc__ or ""))
+        return f"{head}\n\n" + (
+            f"[The module]({where}.md)." if where in MODULES else prose(value.__doc__ or "")
+        )
     said = isinstance(getattr(value, "__doc__", None), str) and not isinstance(value, PLAIN)
     if said and id(value) in described:
         home = described[id(value)][0]
@@ -126,5 +131,3 @@ def index() -> str:
         first = prose(import_module(place).__doc__ or "").split("\n\n")[0].split(". ")[0].replace("\n", " ")
         rows.append(f"| [{place}]({place}.md) | {first.replace('|', chr(92) + '|')} |")
     return "\n".join(["# Modules", "", "| module | what is in it |", "| --- | --- |", *rows, ""])
-
-

@@ -6,6 +6,7 @@ page or file, comes along.
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import sys
@@ -39,6 +40,7 @@ def gather(pages: Path) -> None:
 
 
 def main(folder: Path, pages: Path) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
     shutil.rmtree(pages, ignore_errors=True)
     gather(pages)
     if not (pages / "docs/ops.md").exists():  # the slow part, which `make docs` does before this
@@ -47,7 +49,8 @@ def main(folder: Path, pages: Path) -> None:
     (pages / "api/index.md").write_text(api.index())
     for place, text in api.pages():
         (pages / f"api/{place}.md").write_text(text)
-    shutil.copyfile(HERE / "site.css", pages / "site.css")
+    for name in ("site.css", "iframe-worker.js"):
+        shutil.copyfile(HERE / name, pages / name)
     config = load_config(str(HERE / "mkdocs.yml"), docs_dir=str(pages), site_dir=str(folder))
     modules = [{place: f"api/{place}.md"} for place in api.MODULES]
     config.nav.insert(3, {"API": ["api/index.md", *modules]})
