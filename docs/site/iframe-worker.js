@@ -1,6 +1,7 @@
 // A browser starts no Worker from a file; the theme's search runs in a hidden frame there.
 if (location.protocol === "file:") {
-  window.Worker = class extends EventTarget {
+  // the theme finds its files by this name of it
+  window.IFrameWorker = window.Worker = class extends EventTarget {
     constructor(url) {
       super();
       this.frame = document.createElement("iframe");

@@ -61,7 +61,8 @@ def test_every_public_name_is_on_the_page_of_its_module(site: Path, place: str) 
 
 def test_every_function_of_the_table_is_on_a_page(site: Path) -> None:
     shown = set().union(*(names_in(page) for page in (site / "api").glob("*.html")))
-    assert not [name for name in kiln.ops.functions() if f"kiln.{name}" not in shown]
+    public = [name for name in kiln.ops.functions() if not name.rpartition(".")[2].startswith("_")]
+    assert public and not [name for name in public if f"kiln.{name}" not in shown]
 
 
 def test_links_within_the_site_lead_somewhere(site: Path) -> None:
