@@ -26,7 +26,8 @@ if (location.protocol === "file:") {
       inside.document.close();
     }
     postMessage(data) {
-      this.ready.then(() => this.frame.contentWindow.postMessage(data, "*"));
+      const inside = this.frame.contentWindow;  // whose own postMessage answers
+      this.ready.then(() => inside.dispatchEvent(new inside.MessageEvent("message", { data })));
     }
     terminate() {
       this.frame.remove();
