@@ -89,9 +89,11 @@ mutants: $(VENV)/.kiln-installed
 libraries: $(VENV)/.kiln-installed
 	KILN_TEST_FULL=1 $(TESTS) tests/users/test_libraries.py $(ARGS)
 
+# The page of every operation, then the site, build/site/index.html.
 docs: $(VENV)/.tools
-	$(PIP) install scipy
+	$(PIP) install scipy 'mkdocs>=1.6,<2' 'mkdocs-material>=9.5'
 	$(BIN)/python -m kiln.testing.op_page > docs/ops.md.new && mv docs/ops.md.new docs/ops.md
+	$(BIN)/python docs/site/build.py
 
 # ---- the environment ----
 
