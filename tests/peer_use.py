@@ -1,13 +1,14 @@
 """Which tests look at PyTorch or ONNX Runtime, by what they reach: the other ones say the same wherever these
 are installed.
 
-A test does if its marks, parameters or fixtures do, or if its code, or that of a function of the tests that
-it names, names such a module or holds `torch` in a text that it runs or imports.
+A test does if its marks, parameters or fixtures do, or if its code, or that of a function or class of the
+tests that it names, names such a module or holds `torch` in a text that it runs or imports.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import CellType, CodeType, ModuleType
@@ -43,7 +44,11 @@ def reaches(value: Any) -> bool:
     """Whether a function of the tests, or one that it names or holds, looks at PyTorch."""
     todo, seen = [value], set()
     while todo:
-        function = code_of_tests(todo.pop())
+        value = todo.pop()
+        if isinstance(value, type) and value not in seen and is_of_tests(value):
+            seen.add(value)
+            todo += vars(value).values()
+        function = code_of_tests(value)
         if function is None or function in seen:
             continue
         seen.add(function)
@@ -58,6 +63,12 @@ def reaches(value: Any) -> bool:
             return True
         todo += held
     return False
+
+
+def is_of_tests(kind: type) -> bool:
+    """Whether the tests define a class."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and HERE in Path(file).parents
 
 
 def items(value: Any) -> list[Any]:
