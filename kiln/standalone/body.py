@@ -34,9 +34,7 @@ class Body:
         self, driver: Module, graph: Graph, stated: Sequence[int], sources: Sequence[Source], called: bool
     ) -> None:
         self.driver, self.stated, self.sources = driver, list(stated), list(sources)
-        self.fixed: dict[int, int] = {}  # slots whose size is known where this is run
         self.plan = pipeline.program(graph, called=called)
-        self.checks = [] if called else list(graph.checks)
         self.slots = Slots(graph.slots)
         self.controls: dict[int, Control] = {}
         for at, step in enumerate(self.plan.steps):
@@ -49,17 +47,14 @@ class Body:
 
     def _dims(self) -> Iterator[Dim]:
         """Every size that the code needs."""
-        for a, b in self.checks:
-            yield from (a, b)
         for buffer in self.plan.buffers:
             if buffer.kind != "input":
                 yield buffer.elements
         for step in self.plan.steps:
             if isinstance(step, Launch):
                 yield from (step.grid, step.grain, step.scratch, *step.args)
-            if not isinstance(step, Call) and not isinstance(step, Launch):
-                continue
-            yield from (offset for _, offset, _ in step.pointers)
+            if isinstance(step, (Launch, Call)):
+                yield from (offset for _, offset, _ in step.pointers)
         for k in range(len(self.plan.outputs)):
             yield self.elements(k)
 
@@ -92,10 +87,7 @@ class Body:
 
     def sizes(self, f: Function, given: Pointer) -> Sizes:
         """What its sizes are, of those that are stated in memory."""
-        known: dict[int, Integer] = {
-            slot: given.word(j) for j, slot in enumerate(self.stated) if slot not in self.fixed
-        }
-        return Sizes(f, self.slots, {**known, **self.fixed})
+        return Sizes(f, self.slots, {slot: given.word(j) for j, slot in enumerate(self.stated)})
 
     def _parts(
         self, f: Function, sizes: Sizes, threads: Integer
@@ -135,7 +127,7 @@ class Body:
             if isinstance(step, Launch):
                 self._launch(f, step, sizes, bases, memory[scratch], lists)
             elif isinstance(step, Call):
-                self.controls[at].write(f, sizes, bases, memory[starts[at]], threads)
+                self.controls[at].write(f, sizes, bases, memory[starts[at]])
         self._copy_repeated(f, sizes, bases)
         f.line("ret void")
 

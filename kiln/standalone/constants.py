@@ -25,9 +25,8 @@ from kiln.tracing.captured import Captured, Check, Kept
 from kiln.tracing.expand import expand
 
 ALIGNMENT = 64  # bytes
-SMALL = (
-    1 << 16
-)  # elements of a result that is computed here, if it is more than its operands in another order
+# Elements of a result that is computed here, where that is more than its operands in another order.
+SMALL = 1 << 16
 
 Arrays = dict[int, Any]  # of the inputs of a graph that are constants: their memory, by position
 

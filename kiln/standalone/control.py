@@ -86,9 +86,7 @@ class Control:
 
     # -- code ---------------------------------------------------------------------------------------------
 
-    def write(
-        self, f: Function, sizes: Sizes, bases: list[Pointer], memory: Pointer, threads: Integer
-    ) -> None:
+    def write(self, f: Function, sizes: Sizes, bases: list[Pointer], memory: Pointer) -> None:
         """The step, in memory of its own."""
         assert self._held is not None and self._held[0] is f
         own: Integer = ALIGNMENT

@@ -14,7 +14,6 @@ whatever they are given, so that what is wrong is known before anyone uses the r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from kiln.capture.programs import Slots
 from kiln.codegen.ir.index import Condition, Integer, Pointer
@@ -33,12 +32,6 @@ from kiln.tracing.captured import Captured
 
 OF_ONE = 2  # of how many sizes there is code of its own for calls at which they are 1
 WORTH = 5  # threads' worths of work from which on several threads run a kernel, as in the core
-
-
-class Number(NamedTuple):
-    """An integer of a run that is no size: the seed of its random numbers, or their first position."""
-
-    name: str
 
 
 class Driver:
@@ -67,7 +60,7 @@ class Driver:
         self.launcher, self.mover, self.counter = (f"{name}.{what}" for what in ("launch", "move", "threads"))
         self.data = f"{name}.data"
         self.stated = stated_sizes(found)
-        self.numbers = [Number("seed"), Number("position")] if found.random else []
+        self.numbers = ["seed", "position"] if found.random else []  # what callers state beside sizes
         count = len(found.inputs)
         written = [count + which for kind, which in found.mutated if kind == "state"]
         self.given = [*range(count), *sorted(written)]  # of the graph's inputs, those that callers give
@@ -199,11 +192,7 @@ class Driver:
         given = f.pointer("%sizes")
 
         def refuse(wrong: Condition, message: str) -> None:
-            stop, go_on = f.label(), f.label()
-            f.branch(wrong, stop, go_on)
-            f.begin(stop)
-            f.line(f"ret i64 {self.code_of(message)}")
-            f.begin(go_on)
+            f.return_where(wrong, lambda: f"i64 {self.code_of(message)}")
 
         for j, own in enumerate(self.stated):
             least, most = self.bounds[own.slot]
@@ -230,14 +219,10 @@ class Driver:
             )
         f.line("ret i64 0")
 
-    def _unless_refused(self, f: Function, result: str, minus: bool = False) -> None:
-        """Returns the code, if sizes are refused."""
+    def _unless_refused(self, f: Function, minus: bool = False) -> None:
+        """Returns the code, if sizes are refused: of 32 bits, or as a negative size of memory."""
         code = f.index(f.call_for("i64", f"{self.name}.refused", f.pointer("%sizes")))
-        stop, go_on = f.label(), f.label()
-        f.branch(code.differs(0), stop, go_on)
-        f.begin(stop)
-        f.line(f"ret i64 {0 - code}" if minus else f"ret {result} {code.bits(32)}")
-        f.begin(go_on)
+        f.return_where(code.differs(0), lambda: f"i64 {0 - code}" if minus else f"i32 {code.bits(32)}")
 
     def _hidden(self, sizes: Sizes) -> tuple[dict[int, Integer], Integer]:
         """Where in the workspace results lie that only checks look at, and where the rest begins."""
@@ -250,7 +235,7 @@ class Driver:
 
     def _write_workspace(self) -> None:
         f = self.function("i64", f"{self.name}_workspace", "ptr %sizes, i32 %threads", "dso_local")
-        self._unless_refused(f, "i64", minus=True)
+        self._unless_refused(f, minus=True)
         sizes = self._sizes(f)
         _, top = self._hidden(sizes)
         count = f.index(f.op("sext i32 %threads to i64")).max(1)
@@ -291,7 +276,7 @@ class Driver:
     def _write_run(self) -> None:
         params = "ptr %inputs, ptr %sizes, ptr %outputs, ptr %workspace, ptr %threads"
         f = self.function("i32", f"{self.name}_run", params, "dso_local")
-        self._unless_refused(f, "i32")
+        self._unless_refused(f)
         saved = f.call_for("i64", f"{self.name}.range.enter")
         sizes = self._sizes(f)
         starts, top = self._hidden(sizes)
@@ -322,7 +307,7 @@ class Driver:
 
     def _write_shape(self) -> None:
         f = self.function("i32", f"{self.name}_shape", "i32 %output, ptr %sizes, ptr %shape", "dso_local")
-        self._unless_refused(f, "i32")
+        self._unless_refused(f)
         sizes, shape = self._sizes(f), f.pointer("%shape")
         for k, value in enumerate(self.graph.outputs[: self.results]):
             own, other = f.label(), f.label()

@@ -4,11 +4,11 @@ module.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Union
 
 from kiln.codegen.ir.code import Code
-from kiln.codegen.ir.index import Integer, Pointer
+from kiln.codegen.ir.index import Condition, Integer, Pointer
 from kiln.codegen.target import Target
 from kiln.graph.graph import Graph
 from kiln.graph.size import Dim
@@ -37,6 +37,14 @@ class Function(Code):
             self.line(text)
             return ""
         return self.op(text)
+
+    def return_where(self, condition: Condition, returned: Callable[[], str]) -> None:
+        """Return where a condition holds; `returned` writes a value after its type, where it is needed."""
+        stop, go_on = self.label(), self.label()
+        self.branch(condition, stop, go_on)
+        self.begin(stop)
+        self.line(f"ret {returned()}")
+        self.begin(go_on)
 
 
 class Data(NamedTuple):

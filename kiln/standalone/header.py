@@ -81,7 +81,7 @@ def _size_lines(driver: Driver) -> Iterator[str]:
         least, most = driver.bounds[own.slot]
         yield f"sizes[{at - 1}]  {own.name}, from {least} to {most}"
     for number in driver.numbers:
-        yield f"sizes[{at}]  the {number.name} of random numbers"
+        yield f"sizes[{at}]  the {number} of random numbers"
         at += 1
 
 

@@ -55,11 +55,7 @@ def asked(found: Captured, graph: Graph, driver: Module) -> list[Asked]:
 
 
 def _return_where(f: Function, wrong: Condition, code: Index | int) -> None:
-    stop, go_on = f.label(), f.label()
-    f.branch(wrong, stop, go_on)
-    f.begin(stop)
-    f.line(f"ret i32 {code if isinstance(code, int) else code.bits(32)}")
-    f.begin(go_on)
+    f.return_where(wrong, lambda: f"i32 {code if isinstance(code, int) else code.bits(32)}")
 
 
 def _array(part: tuple[str, Any], graph: Graph) -> tuple[str, tuple[Dim, ...]] | None:

@@ -76,7 +76,7 @@ def description(driver: Driver) -> dict[str, Any]:
         return {"name": own.name, "dtype": own.dtype, "type": ARRAYS[own.dtype], "shape": shape}
 
     sizes = [{"name": s.name, "least": driver.bounds[s.slot][0]} for s in driver.stated]
-    sizes += [{"name": number.name, "least": 0} for number in driver.numbers]
+    sizes += [{"name": number, "least": 0} for number in driver.numbers]
     return {
         "name": driver.name,
         "inputs": list(map(array, inputs_of(driver))),
@@ -94,7 +94,7 @@ def types_of(driver: Driver) -> str:
         f"  {json.dumps(a.name)}: {{ data: {ARRAYS[a.dtype]}; shape: number[] }}; // {in_comment(str(a))}\n"
         for a in outputs_of(driver)
     )
-    names = [*(s.name for s in driver.stated), *(number.name for number in driver.numbers)]
+    names = [*(s.name for s in driver.stated), *driver.numbers]
     sizes = "".join(f"  {json.dumps(name)}?: number;\n" for name in names)
     return f"""export interface Inputs {{
 {inputs}}}
