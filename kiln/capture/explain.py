@@ -21,6 +21,11 @@ def explain(name: str, region: Any) -> str:
     ]
     if known["off"]:
         lines.append(f"  switched off: {known['off']}; {_until(known['rest'])}")
+    if known["copied"]:
+        lines.append(
+            f"  copied at each call: {known['copied']} bytes of arrays that somebody else holds and may "
+            "write (clone the tensor, or keep no other reference to the array)"
+        )
     if counts["forgotten"]:
         lines.append(
             f"  {counts['forgotten']} recordings were forgotten to keep the newest {counts['programs']}"

@@ -25,7 +25,7 @@ TensorRef plus_zero(const TensorRef& x) {
 bool is_ours(const TensorRef& x) {
     const Storage& storage = *x->storage;
     return x->refcount == 1 && storage.refcount == (storage.recording ? 2 : 1) && x->contiguous && !x->node &&
-           !storage.public_ && !storage.foreign();
+           !storage.outside && !storage.foreign();
 }
 
 // x as `like` lies in memory, if that one's elements fill it in some order of its dims; else row by row.

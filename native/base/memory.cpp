@@ -93,7 +93,7 @@ StorageRef adopt(void* data, size_t nbytes, Deleter deleter, void* context, bool
     storage->nbytes = nbytes;
     storage->deleter = deleter;
     storage->context = context;
-    storage->public_ = true;
+    storage->outside = for_good;
     storage->read_only = read_only;
     return StorageRef(storage);
 }

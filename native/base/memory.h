@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "base/ref.h"
 
@@ -22,10 +23,11 @@ struct alignas(64) Storage {
     size_t nbytes = 0;  // as asked for
     uint32_t refcount = 0;
     uint32_t version = 0;        // bumped by each write through kiln
-    bool public_ : 1 = false;    // someone outside kiln can read or write the memory
+    bool borrowed : 1 = false;   // of an object whose other holders can be counted (others_hold)
     bool read_only : 1 = false;  // foreign memory that must not be written
     bool inference : 1 = false;  // made in inference mode: it has no version, backward may not keep it
     bool noted : 1 = false;      // batch/items.cpp knows of it, and is told when it goes
+    uint8_t outside = 0;         // loans to arrays and other holders outside kiln; or for_good
     uint16_t size_class = 0;     // of its block; meaningless for foreign memory
     int32_t recording_id = -1;   // both owned by record.cpp: the place of this storage in a recording
     union {
@@ -44,6 +46,30 @@ struct alignas(64) Storage {
 inline void (*noted_is_gone)(const Storage& storage) = nullptr;
 using StorageRef = Ref<Storage>;
 
+// Of `outside`: an address was given away, and nobody tells when it is used no more.
+inline constexpr uint8_t for_good = 255;
+// Whether more than this storage holds the object that borrowed memory belongs to.
+inline bool (*others_hold)(const Storage& storage) = nullptr;
+// Whether someone outside kiln can read or write the memory.
+inline bool is_public(const Storage& s) { return s.outside || (s.borrowed && others_hold(s)); }
+
+// While it lives, someone outside kiln has the memory.
+class Loan {
+public:
+    explicit Loan(StorageRef storage) : storage_(std::move(storage)) {
+        storage_->below = 0;  // whoever has it may write without telling
+        if (storage_->outside < for_good) ++storage_->outside;
+    }
+    ~Loan() {
+        if (storage_->outside < for_good) --storage_->outside;
+    }
+    Loan(const Loan&) = delete;
+    Loan& operator=(const Loan&) = delete;
+
+private:
+    StorageRef storage_;
+};
+
 // Uninitialised memory of at least `nbytes`, aligned to 64 bytes; `data` is never null, even for 0 bytes.
 // Error{memory} when the system has no more, after the cache was given back.
 StorageRef allocate(size_t nbytes);
@@ -53,7 +79,7 @@ bool inference_mode();
 void set_inference_mode(bool inference);
 
 // Memory from elsewhere, not copied: NumPy, DLPack, a mapped file. `deleter(context)` runs when the last
-// reference goes. The storage is public from the start.
+// reference goes. The storage is public for good unless the caller knows better.
 StorageRef adopt(void* data, size_t nbytes, Deleter deleter, void* context, bool read_only = false);
 
 // Makes a storage without memory of its own a part of another one, which it keeps.

@@ -167,7 +167,7 @@ const char* CallList::refuses(Fn& fn, std::span<const Operand> operands) const {
         if (!operand.tensor) continue;
         if (!operand.tensor->storage || operand.tensor->storage->nbytes == shape_only) return "";
         arrays = true;
-        if (operand.tensor->storage->public_ && takes_part(*operand.tensor))
+        if (is_public(*operand.tensor->storage) && takes_part(*operand.tensor))
             return "reads memory that others can see";
     }
     if (!arrays) return "";
@@ -339,7 +339,7 @@ void CallList::add(Pattern& pattern, std::span<const Operand> operands, std::spa
             own.value = value_of(*operand.tensor);
             own.after = own.value < 0 ? storage.recording_id : int32_t(values_[size_t(own.value)].call);
             call.depth = std::max(call.depth, calls_[size_t(own.after)].depth + 1);
-        } else if (storage.public_) {
+        } else if (is_public(storage)) {
             Operand seen{operand.tensor, {}};
             own.tensor = std::move(execute(*core_fns().copy, {&seen, 1}, {}, false)[0]);
         }
@@ -351,7 +351,7 @@ void CallList::add(Pattern& pattern, std::span<const Operand> operands, std::spa
         } else {
             const CallGives& given = pattern.given[k];
             StorageRef storage = adopt(nullptr, given.nbytes, listed_marker, this);
-            storage->public_ = false;
+            storage->outside = 0;
             storage->recording_id = int32_t(number);
             tensor = new_tensor(given.dtype, given.sizes, std::move(storage));
         }

@@ -223,12 +223,11 @@ inline void ready_to_read(Tensor& tensor) {
         checked(in_python([] { return PyObject_CallNoArgs(Object::borrow(told_of_reads).get()); }));
     ready(tensor);
 }
-// Values whose memory others get to know: nobody tells when they are done with it.
+// Values whose memory others get to know, on loan or for good.
 inline void ready_for_others(Tensor& tensor) {
     note_value_read(tensor);
     settle(*tensor.storage, true);
     if (is_part(*tensor.storage)) leave_whole(*tensor.storage);
-    tensor.storage->public_ = true;
 }
 
 // The state of the default generator: seed and position give every number.

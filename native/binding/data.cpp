@@ -172,6 +172,8 @@ PyObject* tensor_item(PyObject* self, PyObject*) {
 PyObject* tensor_data_ptr(PyObject* self, PyObject*) {
     const TensorRef x(&asked(tensor_of(self), "data_ptr"));
     ready_for_others(*x);
+    x->storage->below = 0;
+    x->storage->outside = for_good;
     return PyLong_FromVoidPtr(x->data());
 }
 
@@ -199,30 +201,70 @@ DType dtype_of_format(const Py_buffer& view) {
     raise(ErrorKind::type, concat("from_numpy: cannot hold elements of format '", view.format, "'"));
 }
 
-void drop_buffer(void* context) {
-    auto* view = static_cast<Py_buffer*>(context);
-    PyGILState_STATE state = PyGILState_Ensure();
-    PyBuffer_Release(view);
-    PyGILState_Release(state);
-    delete view;
-}
+// An object's buffer.
+struct Borrowed {
+    Py_buffer view = {};
+    // The array, its base, ... to the owner of the memory, each of which keeps the next; empty: not known
+    std::vector<PyObject*> owners;
 
-struct BufferGuard {
-    Py_buffer* view;
-    ~BufferGuard() {
-        if (!view) return;
-        PyBuffer_Release(view);
-        delete view;
+    Borrowed(PyObject* object, int flags) {
+        if (PyObject_GetBuffer(object, &view, flags | PyBUF_WRITABLE) == 0) return;
+        PyErr_Clear();
+        if (PyObject_GetBuffer(object, &view, flags) != 0) throw Error(ErrorKind::python, "");
     }
+    ~Borrowed() { PyBuffer_Release(&view); }
+    Borrowed(const Borrowed&) = delete;
+    Borrowed& operator=(const Borrowed&) = delete;
 };
 
-Py_buffer* open_buffer(PyObject* object, int flags) {
-    auto* view = new Py_buffer();
-    if (PyObject_GetBuffer(object, view, flags | PyBUF_WRITABLE) == 0) return view;
-    PyErr_Clear();
-    if (PyObject_GetBuffer(object, view, flags) == 0) return view;
-    delete view;
-    throw Error(ErrorKind::python, "");
+void drop_borrowed(void* context) {
+    PyGILState_STATE state = PyGILState_Ensure();
+    delete static_cast<Borrowed*>(context);
+    PyGILState_Release(state);
+}
+
+bool is_numpy_array(PyObject* object) {
+    return std::string_view(Py_TYPE(object)->tp_name) == "numpy.ndarray";
+}
+
+// From an array to the object that allocated its memory; empty where that is not found, or others may write
+// to the memory without holding one of them (a mapped file).
+std::vector<PyObject*> owners_of(PyObject* object) {
+    std::vector<PyObject*> owners;
+    while (is_numpy_array(object)) {
+        owners.push_back(object);
+        const Object base = checked(PyObject_GetAttrString(object, "base"));
+        if (base.get() == Py_None) {
+            const Object flags = checked(PyObject_GetAttrString(object, "flags"));
+            const Object owns = checked(PyObject_GetAttrString(flags.get(), "owndata"));
+            return PyObject_IsTrue(owns.get()) == 1 ? owners : std::vector<PyObject*>();
+        }
+        object = base.get();  // the array keeps it
+    }
+    if (!PyBytes_CheckExact(object) && !PyByteArray_CheckExact(object)) return {};
+    owners.push_back(object);
+    return owners;
+}
+
+// Whether someone has a reference, also a weak one, to any of what the memory is borrowed from.
+bool owners_are_held(const Storage& storage) {
+    const auto& owners = static_cast<Borrowed*>(storage.context)->owners;
+    if (PyBytes_CheckExact(owners.back())) return false;  // nobody can write it
+    return std::any_of(owners.begin(), owners.end(), [](PyObject* owner) {
+        const Py_ssize_t weak = Py_TYPE(owner)->tp_weaklistoffset;
+        return Py_REFCNT(owner) > 1 ||
+               (weak > 0 && *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(owner) + weak));
+    });
+}
+
+// nbytes at `data`, in an object's buffer.
+StorageRef borrow(std::unique_ptr<Borrowed> from, void* data, size_t nbytes) {
+    from->owners = owners_of(from->view.obj);
+    const bool known = !from->owners.empty(), read_only = from->view.readonly;
+    StorageRef storage = adopt(data, nbytes, drop_borrowed, from.release(), read_only);
+    storage->borrowed = known;
+    if (known) storage->outside = 0;
+    return storage;
 }
 
 PyObject* wrap_foreign(const TensorRef& tensor) {
@@ -233,8 +275,8 @@ PyObject* wrap_foreign(const TensorRef& tensor) {
 
 // The memory of a NumPy array (or another buffer) as a tensor, not copied.
 PyObject* from_buffer(PyObject*, PyObject* object) {
-    BufferGuard guard{open_buffer(object, PyBUF_FORMAT | PyBUF_STRIDES)};
-    const Py_buffer& view = *guard.view;
+    auto borrowed = std::make_unique<Borrowed>(object, PyBUF_FORMAT | PyBUF_STRIDES);
+    const Py_buffer& view = borrowed->view;
     DType dtype = dtype_of_format(view);
     KILN_CHECK(size_t(view.itemsize) == itemsize(dtype), type, "from_numpy: elements of ",
                int64_t(view.itemsize), " bytes where ", name(dtype), " has ", itemsize(dtype));
@@ -253,10 +295,7 @@ PyObject* from_buffer(PyObject*, PyObject* object) {
                "from_numpy: the array's memory is not aligned to its element size; copy it first");
     auto [low, high] = extent(sizes, strides, 0);
     size_t nbytes = checked_numel(sizes) ? size_t(high - low) * itemsize(dtype) : 0;
-    bool read_only = view.readonly;
-    StorageRef storage = adopt(view.buf, nbytes, drop_buffer, guard.view, read_only);
-    guard.view = nullptr;
-    TensorRef flat = new_tensor(dtype, Dims(), std::move(storage));
+    TensorRef flat = new_tensor(dtype, Dims(), borrow(std::move(borrowed), view.buf, nbytes));
     flat = new_view(*flat, std::move(sizes), std::move(strides), 0);
     return wrap_foreign(flat);
 }
@@ -267,8 +306,8 @@ PyObject* frombuffer(PyObject*, PyObject* args) {
     long long count, offset;
     if (!PyArg_ParseTuple(args, "OOLL:frombuffer", &object, &dtype_arg, &count, &offset)) return nullptr;
     DType dtype = dtype_from(dtype_arg);
-    BufferGuard guard{open_buffer(object, PyBUF_STRIDES)};
-    const Py_buffer& view = *guard.view;
+    auto borrowed = std::make_unique<Borrowed>(object, PyBUF_STRIDES);
+    const Py_buffer& view = borrowed->view;
     KILN_CHECK(PyBuffer_IsContiguous(&view, 'C'), value, "frombuffer: the buffer is not contiguous");
     KILN_CHECK(offset >= 0 && offset <= view.len, value, "offset (", offset,
                " bytes) must be non-negative and no greater than buffer length (", int64_t(view.len),
@@ -283,9 +322,7 @@ PyObject* frombuffer(PyObject*, PyObject* args) {
     std::byte* at = static_cast<std::byte*>(view.buf) + offset;
     KILN_CHECK(reinterpret_cast<uintptr_t>(at) % itemsize(dtype) == 0 || count == 0, value,
                "frombuffer: byte ", offset, " of the buffer is not aligned for ", name(dtype));
-    bool read_only = view.readonly;
-    StorageRef storage = adopt(at, size_t(count) * itemsize(dtype), drop_buffer, guard.view, read_only);
-    guard.view = nullptr;
+    StorageRef storage = borrow(std::move(borrowed), at, size_t(count) * itemsize(dtype));
     return wrap_foreign(new_tensor(dtype, Dims{count}, std::move(storage)));
 }
 
@@ -315,10 +352,11 @@ PyGetSetDef nbytes_getset = {"nbytes", tensor_nbytes, nullptr, "Bytes of all ele
 }  // namespace
 
 PyObject* exporter_of(const Storage& storage) {
-    return storage.deleter == drop_buffer ? static_cast<Py_buffer*>(storage.context)->obj : nullptr;
+    return storage.deleter == drop_borrowed ? static_cast<Borrowed*>(storage.context)->view.obj : nullptr;
 }
 
 int add_tensor_data(PyObject* module) {
+    others_hold = owners_are_held;
     if (add_to_tensor(tensor_methods, {&nbytes_getset, 1}) < 0) return -1;
     return PyModule_AddFunctions(module, functions);
 }

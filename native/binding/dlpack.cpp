@@ -9,6 +9,7 @@
 #include "binding/bind.h"
 
 #include <memory>
+#include <optional>
 #include <type_traits>
 
 namespace kiln {
@@ -79,6 +80,7 @@ template <class M>
 struct Lent {
     M managed = {};
     TensorRef tensor;
+    std::optional<Loan> loan;
     std::vector<int64_t> dims;
 
     static void drop(M* managed) {
@@ -101,6 +103,7 @@ template <class M>
 PyObject* lend(Tensor& x, bool copied) {
     auto lent = std::make_unique<Lent<M>>();
     lent->tensor = alias(x);
+    lent->loan.emplace(x.storage);
     lent->dims.assign(x.sizes.begin(), x.sizes.end());
     lent->dims.insert(lent->dims.end(), x.strides.begin(), x.strides.end());
     DLTensor& tensor = lent->managed.tensor;

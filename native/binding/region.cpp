@@ -193,10 +193,10 @@ Object describe(const Region& region) {
     Object list = checked(PyList_New(0));
     for (const auto& entry : entries_of(region))
         checked_ok(PyList_Append(list.get(), describe_entry(*entry).get()));
-    return checked(Py_BuildValue("{sKszsKsO}", "made", (unsigned long long)region.made, "off",
-                                 region.off.empty() ? nullptr : region.off.c_str(), "rest",
-                                 (unsigned long long)(region.records() ? 0 : region.rest), "recordings",
-                                 list.get()));
+    return checked(Py_BuildValue(
+        "{sKsKszsKsO}", "made", (unsigned long long)region.made, "copied",
+        (unsigned long long)region.last.copied, "off", region.off.empty() ? nullptr : region.off.c_str(),
+        "rest", (unsigned long long)(region.records() ? 0 : region.rest), "recordings", list.get()));
 }
 PyObject* region_describe(PyObject* self, PyObject*) {
     return guarded([&] { return describe(*region_of(self)).release(); });

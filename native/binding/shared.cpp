@@ -54,7 +54,7 @@ StorageRef mapped(int descriptor, size_t nbytes, PyObject* owner) {
                " bytes cannot be mapped: ", std::strerror(errno));
     auto* mapping = new Mapping{data, nbytes, owner == Py_None ? nullptr : Py_NewRef(owner), {}};
     StorageRef storage = adopt(data, nbytes, unmap, mapping);
-    storage->public_ = mapping->owner != nullptr;
+    if (!mapping->owner) storage->outside = 0;
     return storage;
 }
 
@@ -85,7 +85,7 @@ PyObject* lease(PyObject*, PyObject* args) {
     KILN_CHECK(nbytes >= 0 && size_t(nbytes) <= kept->nbytes, runtime, "lease: more than there is");
     auto* mapping = new Mapping{kept->data, 0, Py_NewRef(owner), kept};
     StorageRef storage = adopt(kept->data, size_t(nbytes), unmap, mapping);
-    storage->public_ = false;
+    storage->outside = 0;
     return wrap(bytes_of(std::move(storage)));
 }
 
@@ -111,10 +111,12 @@ PyObject* tensor_share(PyObject* self, PyObject* args) {
     std::swap(storage->size_class, other->size_class);
     std::swap(storage->deleter, other->deleter);
     std::swap(storage->context, other->context);
+    other->borrowed = storage->borrowed;
+    storage->borrowed = false;
     // arrays and addresses of the old memory stay good
-    if (storage->public_) static_cast<Mapping*>(storage->context)->kept = std::move(other);
+    if (storage->outside || other->borrowed) static_cast<Mapping*>(storage->context)->kept = std::move(other);
     storages()[owner] = storage.get();
-    storage->public_ = true;
+    storage->outside = for_good;
     storage->read_only = false;
     storage->below = 0;
     Py_RETURN_NONE;

@@ -140,7 +140,8 @@ PyObject* get_memory(PyObject* self, void*) { return PyLong_FromSize_t(tensor_of
 // Other memory's never, while it lives; the same for the storages that a view of another dtype makes two of.
 PyObject* get_place(PyObject* self, void*) {
     const Storage& storage = *tensor_of(self).storage;
-    return PyLong_FromVoidPtr(storage.public_ ? storage.data : const_cast<Storage*>(&storage));
+    const bool apart = storage.outside || storage.foreign();
+    return PyLong_FromVoidPtr(apart ? storage.data : const_cast<Storage*>(&storage));
 }
 PyObject* get_alone(PyObject* self, void*) {
     const TensorRef x(&tensor_of(self));
@@ -403,7 +404,7 @@ Py_hash_t hash_identity(PyObject* self) { return _Py_HashPointer(self); }
 
 // What a buffer lives on: the tensor may be given other memory before the buffer is released.
 struct Lent {
-    StorageRef storage;
+    Loan loan;
     std::vector<Py_ssize_t> dims;  // sizes, then strides
 };
 
@@ -422,7 +423,7 @@ int tensor_getbuffer(PyObject* self, Py_buffer* view, int flags) {
                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.");
     ready_for_others(x);
     int ndim = x.ndim();
-    auto* lent = new Lent{x.storage, std::vector<Py_ssize_t>(size_t(2 * ndim))};
+    auto* lent = new Lent{Loan(x.storage), std::vector<Py_ssize_t>(size_t(2 * ndim))};
     Py_ssize_t* dims = lent->dims.data();
     for (int d = 0; d < ndim; ++d) {
         dims[d] = x.sizes[d];

@@ -85,7 +85,7 @@ void check_positions(const Fn& fn, std::span<const Operand> operands) {
               : fn.index_dim < 0        ? fn.index_dim + indexed.ndim()
                                         : fn.index_dim;
     int64_t size = dim >= 0 && dim < indexed.ndim() ? indexed.sizes[dim] : 1;
-    if (const uint32_t below = index.storage->below; below && below <= size && !index.storage->public_)
+    if (const uint32_t below = index.storage->below; below && below <= size && !is_public(*index.storage))
         return;
     settle(*index.storage);
     Bound bound{fn.index_negative ? -size : 0, size, fn.index_ignore >= 0, 0};
@@ -97,7 +97,7 @@ void check_positions(const Fn& fn, std::span<const Operand> operands) {
                                                  : false;  // the op's own rule refuses other dtypes
     if (outside) raise(fn.index_error_kind, position_error(fn, found, dim, size));
     const bool all = index.contiguous && size_t(index.numel) * itemsize(index.dtype) == index.storage->nbytes;
-    if (all && bound.low == 0 && !bound.has_ignored && size <= UINT32_MAX)
+    if (all && bound.low == 0 && !bound.has_ignored && size <= UINT32_MAX && !is_public(*index.storage))
         index.storage->below = uint32_t(size);  // seen once, until it is written
 }
 

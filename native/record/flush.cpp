@@ -247,8 +247,12 @@ void run_recording(Recording& recording, const char* cause) {
     double seconds = 0, ops_seconds = 0;
     Stopwatch watch(region.measuring ? &seconds : nullptr);
     const OpList& list = recording.list();
-    region.last = {list.ops.size(), list.args.size(), list.outs.size(), recording.storages().size(),
-                   recording.environment().size()};
+    region.last = {list.ops.size(),
+                   list.args.size(),
+                   list.outs.size(),
+                   recording.storages().size(),
+                   recording.environment().size(),
+                   recording.copied()};
     std::vector<bool> live;
     live.reserve(recording.storages().size());
     for (const RecordedStorage& s : recording.storages())

@@ -240,6 +240,7 @@ bool Recording::wait_until_idle() {
 bool Recording::holds_too_much() {
     if (bytes_ < recount_) [[likely]]
         return false;
+    snapshots_.drop();
     size_t alone = 0;
     for (const RecordedStorage& s : storages_)
         if (s.storage->refcount == 1 && s.storage->nbytes != shape_only) alone += s.storage->nbytes;
@@ -298,8 +299,8 @@ bool Recording::accepts(std::span<const Operand> operands, std::span<const Tenso
     for (const Operand& operand : operands)
         if (operand.tensor && operand.tensor->ndim() > most_dims) return false;
     for (const TensorRef& target : out)
-        if (target->storage->public_ || target->storage->foreign() || overlaps_itself(*target)) {
-            flush(target->storage->foreign() || target->storage->public_
+        if (target->storage->outside || target->storage->foreign() || overlaps_itself(*target)) {
+            flush(target->storage->foreign() || target->storage->outside
                       ? "of a write to memory that others can see"
                       : "of a write to elements that share memory");
             return false;
@@ -437,21 +438,19 @@ void results_of(Fn& fn, std::span<const Operand> operands, bool hidden, SmallVec
         given.push_back({program.outputs[k].dtype, output_sizes(program, k, slots.data())});
 }
 
-// Memory that others can see is read now: what they write later must not be noticed.
-void take_snapshots(Operands& operands, Results& snapshots) {
+}  // namespace
+
+// Replaces what cannot be recorded as it is; `held` keeps what stands for it.
+void Recording::take_snapshots(Operands& operands, Results& held) {
     for (Operand& operand : operands) {
         if (!operand.tensor) continue;
         const Tensor& x = *operand.tensor;
-        if (x.storage && !x.storage->public_) continue;
-        if (x.storage)
-            snapshots.push_back(std::move(execute(*core_fns().copy, {&operand, 1}, {}, false)[0]));
-        else  // stands for its sizes only
-            snapshots.push_back(new_tensor(x.dtype, x.sizes, reserve(shape_only)));
-        operand.tensor = snapshots.back().get();
+        if (x.storage && !is_public(*x.storage)) continue;
+        held.push_back(x.storage ? snapshots_.of(operand)
+                                 : new_tensor(x.dtype, x.sizes, reserve(shape_only)));  // its sizes only
+        operand.tensor = held.back().get();
     }
 }
-
-}  // namespace
 
 bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden,
                        Results& results) {
@@ -556,6 +555,7 @@ void Recording::flush(const char* cause) {
     assert_locked();
     if (flushing_) return;  // from inside its own flush: what is not there yet, settle() refuses
     if (list_.ops.empty()) return clear();
+    snapshots_.drop();  // what holds a value keeps a program from using its memory again
     Flush running(*this);
     const CallNumbers numbers = call_numbers;  // of the call that needs its values
     run_recording(*this, cause);
@@ -578,6 +578,7 @@ void Recording::clear() {
         s.storage->recording_id = -1;
     }
     list_.clear();
+    snapshots_.forget();
     environment_.clear();
     std::vector<RecordedStorage> dying;
     std::swap(dying, storages_);

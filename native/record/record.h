@@ -13,6 +13,7 @@
 #include "call/dispatch.h"
 #include "call/tensor.h"
 #include "record/region.h"
+#include "record/snapshots.h"
 
 namespace kiln {
 
@@ -71,6 +72,7 @@ public:
     const Hash128& hash() const { return hash_; }
     std::span<const SourceLine> lines() const { return lines_; }
     double seconds() const { return seconds_; }
+    size_t copied() const { return snapshots_.copied(); }
     TensorRef tensor_of(const ListedArg& arg) const;
 
 private:
@@ -81,6 +83,7 @@ private:
     void mix_op(const ListedOp& op);
     struct Flush;
     bool wait_until_idle();
+    void take_snapshots(Operands& operands, Results& held);
     bool accepts(std::span<const Operand> operands, std::span<const TensorRef> out);
     void make_room(std::span<const Operand> operands, std::span<const TensorRef> results);
     bool holds_too_much();
@@ -96,6 +99,7 @@ private:
     Hash128 hash_;
     bool keep_lines_ = false, timed_ = false;
     std::vector<SourceLine> lines_;  // of every op, for the check mode
+    Snapshots snapshots_;
     OpList list_;
     std::vector<RecordedStorage> storages_;
     Dims environment_;

@@ -33,6 +33,7 @@ struct RegionTimes {
 // How much the last recording held: so much room the next one starts with.
 struct RegionSizes {
     size_t ops = 0, args = 0, outs = 0, storages = 0, environment = 0;
+    size_t copied = 0;  // bytes of memory that others can see
 };
 
 // What ended a recording, and where.

@@ -196,7 +196,7 @@ void foreign_memory(const Arguments&) {
         allocate(64);  // a deleter may come back to us
     };
     StorageRef storage = adopt(bytes, sizeof bytes, deleter, &deaths, true);
-    expect(storage->public_ && storage->read_only && storage->foreign() && storage->data == bytes,
+    expect(is_public(*storage) && storage->read_only && storage->foreign() && storage->data == bytes,
            "as given");
     StorageRef copy = storage;
     storage = nullptr;
