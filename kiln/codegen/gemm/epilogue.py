@@ -7,12 +7,13 @@ compute   a block of a factor = expression(operands), which no array holds
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from kiln.codegen.gemm.arguments import BATCH, arguments_of
 from kiln.codegen.gemm.element import element_of
 from kiln.codegen.gemm.spec import GemmSpec
-from kiln.codegen.ir.emit import Expression, rare_families
+from kiln.codegen.ir.emit import Expression, rare_families, together
 from kiln.codegen.ir.index import Index, Pointer
 from kiln.codegen.ir.literal import number
 from kiln.codegen.ir.memory import MEMORY, Memory, compute_type
@@ -20,6 +21,7 @@ from kiln.codegen.ir.memory import element as raw
 from kiln.codegen.ir.routine import Routine
 from kiln.codegen.ir.value import Value, llvm_type
 from kiln.codegen.nests.nest import TURN
+from kiln.codegen.nests.overlap import side_by_side
 from kiln.codegen.nests.reduce import Reducer
 from kiln.codegen.nests.rows import grouped
 from kiln.codegen.target import Target
@@ -38,6 +40,16 @@ class _Row(NamedTuple):
     src: Pointer
     row: dict[int, Pointer]
     unit: dict[int, Index]
+
+
+class _Vector(NamedTuple):
+    """Sixteen columns: the first, each operand's place and the block's, how many of them exist."""
+
+    column: Index
+    place: dict[int, Pointer]
+    address: Pointer
+    exist: Index | None
+    mask: Value | None
 
 
 class Block(NamedTuple):
@@ -152,12 +164,19 @@ class _Rectangle:
     def _span(self, at: _Row, start: Index, stop: Index) -> list[Value]:
         """Columns of a row, 16 at a time; the chains of what is folded."""
         code = self.code
+        lanes = [n for n in self.nodes if n.args and self.level[id(n)] == LANE]
+        copies = 1 if self.folds else side_by_side(lanes, code.target)
+        if copies > 1:
+            wide = start + (stop - start) // (LANES * copies) * (LANES * copies)
+            with code.loop(start, wide, LANES * copies) as turn:
+                self._vectors(at, [turn.index + LANES * copy for copy in range(copies)], None, [])
+            start = wide
         whole = start + ((stop - start) & -LANES)
         with code.loop(start, whole, LANES, self._nothing()) as turn:
-            turn.next = self._vector(at, turn.index, None, turn.values)
+            turn.next = self._vectors(at, [turn.index], None, turn.values)
         with code.loop(whole, stop, LANES, turn.values) as turn:
             count = (stop - turn.index).min(LANES)
-            turn.next = self._vector(at, turn.index, count, turn.values)
+            turn.next = self._vectors(at, [turn.index], count, turn.values)
         return turn.values
 
     def _hoist(self, scope: Expression, level: int) -> None:
@@ -171,49 +190,57 @@ class _Rectangle:
     def _read_one(self, node: Scalar, row: dict[int, Pointer]) -> Value:
         return self.memory.read(self.spec.operands[node.data - 1].dtype, row[node.data])
 
-    def _vector(self, at: _Row, c: Index, count: Index | None, chains: list[Value]) -> list[Value]:
-        """Sixteen columns of a row, from column `c` of the block; `count` of them exist (None: all)."""
-        code, memory, block = self.code, self.memory, self.block
-        col, ps = code.indices("col", "ps")
-        outer, src, row, unit = at
-        mask = None if count is None else memory.mask(count)
-        place = {k: row[k][c * unit[k]] for k in self.used if k not in self.folds}
-        address = src[c * block.bytes]
-        if self.fills:  # the panels before, where they are not side by side
-            gap = ps - block.panel * block.bytes
-            address = address[c // block.panel * gap]
-
-        def leaf(node: Scalar) -> Value:
-            if node.op == "index":  # of TURN, which is the same for all 16
-                return (col + c).value
-            k = node.data
-            if k == 0:
-                summed = compute_type(block.dtype)
-                total = address.load(llvm_type(summed, LANES), block.bytes)
-                return Value(total, summed, LANES)
-            operand = self.spec.operands[k - 1]
-            if operand.strides[1] == "1":
-                return memory.read_lanes(operand.dtype, place[k], count, mask)
-            return memory.gather(operand.dtype, place[k], self._positions(k), mask)
-
-        scope = outer.inner(leaf)
-        values = [scope.value(root) for _, root in self.stores]  # all reads before any write: may be in place
+    def _vectors(
+        self, at: _Row, columns: list[Index], count: Index | None, chains: list[Value]
+    ) -> list[Value]:
+        """Sixteen columns of a row from each of `columns` on, of which `count` exist (None: all)."""
+        mask = None if count is None else self.memory.mask(count)
+        vectors = [self._vector_at(at, c, count, mask) for c in columns]
+        scopes = [at.scope.inner(partial(self._read, vector)) for vector in vectors]
+        # all reads before any write: may be in place
+        values = [together(scopes, root) for _, root in self.stores]
         elements: list[Value] = []
-        for (k, _), value in zip(self.stores, values):
-            if k == 0:
-                self._fill(address, value, place, count, mask)
-                continue
-            if k in self.folds:
-                elements.append(memory.machine.spread(value, LANES))
-                continue
-            soon = place[k][self.step[k] * AHEAD]
-            code.prefetch(soon, write=True)
-            operand = self.spec.operands[k - 1]
-            if operand.strides[1] == "1":
-                memory.write_lanes(operand.dtype, place[k], value, count, mask)
-            else:
-                memory.scatter(operand.dtype, place[k], self._positions(k), value, mask)
-        return self._follow(chains, elements, c, mask)
+        for (k, _), found in zip(self.stores, values):
+            for vector, value in zip(vectors, found):
+                if k in self.folds:
+                    elements.append(self.memory.machine.spread(value, LANES))
+                else:
+                    self._write(k, vector, value)
+        return self._follow(chains, elements, columns[0], mask)
+
+    def _vector_at(self, at: _Row, c: Index, count: Index | None, mask: Value | None) -> _Vector:
+        place = {k: at.row[k][c * at.unit[k]] for k in self.used if k not in self.folds}
+        address = at.src[c * self.block.bytes]
+        if self.fills:  # the panels before, where they are not side by side
+            gap = self.code.index("%ps") - self.block.panel * self.block.bytes
+            address = address[c // self.block.panel * gap]
+        return _Vector(c, place, address, count, mask)
+
+    def _read(self, vector: _Vector, node: Scalar) -> Value:
+        """A leaf."""
+        if node.op == "index":  # of TURN, which is the same for all 16
+            return (self.code.index("%col") + vector.column).value
+        k = node.data
+        if k == 0:
+            summed = compute_type(self.block.dtype)
+            total = vector.address.load(llvm_type(summed, LANES), self.block.bytes)
+            return Value(total, summed, LANES)
+        operand = self.spec.operands[k - 1]
+        if operand.strides[1] == "1":
+            return self.memory.read_lanes(operand.dtype, vector.place[k], vector.exist, vector.mask)
+        return self.memory.gather(operand.dtype, vector.place[k], self._positions(k), vector.mask)
+
+    def _write(self, k: int, vector: _Vector, value: Value) -> None:
+        """A store of operand k, 0 being the block."""
+        if k == 0:
+            self._fill(vector, value)
+            return
+        self.code.prefetch(vector.place[k][self.step[k] * AHEAD], write=True)
+        operand = self.spec.operands[k - 1]
+        if operand.strides[1] == "1":
+            self.memory.write_lanes(operand.dtype, vector.place[k], value, vector.exist, vector.mask)
+        else:
+            self.memory.scatter(operand.dtype, vector.place[k], self._positions(k), value, vector.mask)
 
     def _follow(
         self, chains: list[Value], elements: list[Value], c: Index, mask: Value | None
@@ -237,21 +264,14 @@ class _Rectangle:
                 found.append(self.memory.machine.spread(number(0, TURN.type), LANES))
         return found
 
-    def _fill(
-        self,
-        address: Pointer,
-        value: Value,
-        place: dict[int, Pointer],
-        count: Index | None,
-        mask: Value | None,
-    ) -> None:
+    def _fill(self, vector: _Vector, value: Value) -> None:
         """Elements of a factor into the block."""
         for k in self.loads:
             if self.spec.operands[k - 1].strides == ("s", "1"):
-                self.code.prefetch(place[k][self.step[k] * EARLY])
+                self.code.prefetch(vector.place[k][self.step[k] * EARLY])
         machine, dtype = self.memory.machine, self.block.dtype
         stored = machine.convert(machine.spread(value, LANES), compute_type(dtype))
-        self.memory.write_lanes(dtype, address, stored, count, mask)
+        self.memory.write_lanes(dtype, vector.address, stored, vector.exist, vector.mask)
 
     def _positions(self, k: int) -> Value:
         return self.memory.strided(self.code.argument(self.arguments.word("stride", k, "column")))

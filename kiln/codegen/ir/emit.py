@@ -13,6 +13,7 @@ docstring of `kiln.scalars.scalar`. No flag ever allows LLVM to change a roundin
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial, reduce
 
 from kiln.codegen.ir import lacking
 from kiln.codegen.ir.code import Code
@@ -368,27 +369,10 @@ class Expression:
         return Expression(self.code, leaf, self.values)
 
     def value(self, root: Scalar) -> Value:
-        """The value of `root`, writing what this scope does not hold yet; iterative."""
-        stack = [root]
-        while stack:
-            node = stack[-1]
-            if id(node) in self.values:
-                stack.pop()
-                continue
-            rare = node.op == "select" and node.data == "rare"
-            wanted = self._before_branch(node) if rare else node.args
-            waiting = [a for a in wanted if id(a) not in self.values]
-            if waiting:
-                stack.extend(reversed(waiting))
-                continue
-            stack.pop()
-            if rare:
-                self._write_rare(node)
-            else:
-                self.values[id(node)] = self._write(node)
-        return self.values[id(root)]
+        """The value of `root`, writing what this scope does not hold yet."""
+        return together([self], root)[0]
 
-    def _before_branch(self, node: Scalar) -> list[Scalar]:
+    def before_branch(self, node: Scalar) -> list[Scalar]:
         """What must be known before the branch of a rare select's family: all but the rare values."""
         wanted = [node.args[0]]
         for member in self.code.rare.get(id(node), [node]):
@@ -410,34 +394,70 @@ class Expression:
                 stack.extend(node.args)
         return found
 
-    def _write_rare(self, node: Scalar) -> None:
-        """A family of selects whose first operands are computed only if some lane takes them.
+    def usual(self, rare: Scalar) -> Value:
+        """The second operand of a rare select, as wide as what is chosen."""
+        known = [self.values[id(rare.args[0])], self.values[id(rare.args[2])]]
+        known += [self.values[id(x)] for x in self._frontier(rare.args[1])]
+        return self.machine.spread(known[1], max(v.width for v in known))
 
-        y = ...;  if any lane of condition:  x = ...;  picked = select condition, x, y
-        value = phi y, picked
-        """
-        code, machine, condition = self.code, self.machine, self.values[id(node.args[0])]
-        family = [n for n in code.rare.get(id(node), [node]) if id(n) not in self.values]
-        kept = []
-        for n in family:
-            known = [condition, self.values[id(n.args[2])]]
-            known += [self.values[id(x)] for x in self._frontier(n.args[1])]
-            kept.append(machine.spread(known[1], max(v.width for v in known)))
-        before, inside, out = code.block, code.label(), code.label()
-        code.branch(machine.any(condition), inside, out)
-        code.begin(inside)
-        scope = self.inner(self.leaf)
-        picked = [machine.choose(condition, scope.value(n.args[1]), y) for n, y in zip(family, kept)]
-        after = code.block
-        code.jump(out)
-        code.begin(out)
-        for n, x, y in zip(family, picked, kept):
-            text = f"phi {x.llvm} [ {y.text}, %{before} ], [ {x.text}, %{after} ]"
-            self.values[id(n)] = Value(code.op(text), x.type, x.width)
-
-    def _write(self, node: Scalar) -> Value:
+    def write(self, node: Scalar) -> Value:
+        """One node, whose operands are known."""
         if node.op == "const":
             return literal(node)
         if node.op in ("load", "number", "index"):
             return self.leaf(node)
         return self.machine.apply(node, [self.values[id(a)] for a in node.args])
+
+
+def together(scopes: Sequence[Expression], root: Scalar) -> list[Value]:
+    """The value of `root` in each of some scopes, writing what they do not hold yet; iterative.
+
+    The scopes hold values of the same nodes. Each node is written for all of them in turn, so that a
+    processor has several chains of instructions to go on with where one would wait for its own results.
+    """
+    known, stack = scopes[0].values, [root]
+    while stack:
+        node = stack[-1]
+        if id(node) in known:
+            stack.pop()
+            continue
+        rare = node.op == "select" and node.data == "rare"
+        wanted = scopes[0].before_branch(node) if rare else node.args
+        waiting = [a for a in wanted if id(a) not in known]
+        if waiting:
+            stack.extend(reversed(waiting))
+            continue
+        stack.pop()
+        if rare:
+            _write_rare(scopes, node)
+        else:
+            for scope in scopes:
+                scope.values[id(node)] = scope.write(node)
+    return [scope.values[id(root)] for scope in scopes]
+
+
+def _write_rare(scopes: Sequence[Expression], node: Scalar) -> None:
+    """A family of selects whose first operands are computed only if some lane of some scope takes them.
+
+    y = ...;  if any lane of a condition:  x = ...;  picked = select condition, x, y
+    value = phi y, picked
+    """
+    code, machine = scopes[0].code, scopes[0].machine
+    conditions = [scope.values[id(node.args[0])] for scope in scopes]
+    family = [n for n in code.rare.get(id(node), [node]) if id(n) not in scopes[0].values]
+    kept = [[scope.usual(n) for scope in scopes] for n in family]
+    before, inside, out = code.block, code.label(), code.label()
+    code.branch(machine.any(reduce(partial(machine.both, "or"), conditions)), inside, out)
+    code.begin(inside)
+    within = [scope.inner(scope.leaf) for scope in scopes]
+    picked = [
+        [machine.choose(*chosen) for chosen in zip(conditions, together(within, n.args[1]), usual)]
+        for n, usual in zip(family, kept)
+    ]
+    after = code.block
+    code.jump(out)
+    code.begin(out)
+    for n, rare, usual in zip(family, picked, kept):
+        for scope, x, y in zip(scopes, rare, usual):
+            text = f"phi {x.llvm} [ {y.text}, %{before} ], [ {x.text}, %{after} ]"
+            scope.values[id(n)] = Value(code.op(text), x.type, x.width)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from kiln.codegen.ir.code import IOTA64, Code
+from kiln.codegen.ir.code import IOTA64, Code, Loop
 from kiln.codegen.ir.emit import Expression, rare_families
 from kiln.codegen.ir.index import Index, Integer, Pointer
 from kiln.codegen.ir.memory import Memory, element
 from kiln.codegen.ir.value import Value
 from kiln.codegen.nests.nest import Nest, within
+from kiln.codegen.nests.overlap import side_by_side
 from kiln.codegen.nests.stream import Streams
 from kiln.codegen.target import Target
 from kiln.scalars.scalar import REDUCE, Scalar, topological
@@ -321,6 +322,19 @@ class Frame:
 
     # -- loops over lanes ---------------------------------------------------------------------------
 
+    @contextmanager
+    def turns(self, start: Integer, limit: Index, copies: int, carried: list[Value]) -> Iterator[Loop]:
+        """for v in start .. limit - 16*copies, which goes on as long as all of so many vectors exist."""
+        with self.code.loop(start, limit - (LANES * copies - 1), LANES * copies, carried) as turn:
+            yield turn
+            self.settle()
+
+    def in_flight(self, roots: list[Scalar], dims: frozenset[int]) -> int:
+        """How many vectors a body that computes `roots` at positions along `dims` does side by side."""
+        apart = {"load", *REDUCE}
+        nodes = [n for n in topological(roots) if n.args and n.op not in apart and self.varies(n, dims)]
+        return side_by_side(nodes, self.target)
+
     def lanes(
         self,
         start: Integer,
@@ -342,12 +356,10 @@ class Frame:
         if not self.target.masks:
             wide = [*wide, 1]
         for copies in wide:
-            stop = limit - (LANES * copies - 1)
-            with code.loop(start, stop, LANES * copies, carried) as turn:
+            with self.turns(start, limit, copies, carried) as turn:
                 values = turn.values
                 for copy in range(copies):
                     values = body(turn.index + LANES * copy, None, None, values)
-                self.settle()
                 turn.next = values
             start, carried = turn.index, turn.values
         self.in_tail = bool(wide)

@@ -11,7 +11,9 @@ of at most 4 elements go element by element, as scalars.
 
 from __future__ import annotations
 
-from kiln.codegen.ir.emit import Expression
+from functools import partial
+
+from kiln.codegen.ir.emit import Expression, together
 from kiln.codegen.ir.index import Index, Integer, Pointer
 from kiln.codegen.ir.memory import element
 from kiln.codegen.ir.value import Value
@@ -21,6 +23,7 @@ from kiln.codegen.nests.nest import Nest
 from kiln.codegen.nests.rows import SHORT
 from kiln.codegen.nests.tiles import Tiles, transposed
 from kiln.codegen.target import Target
+from kiln.table.order import LANES
 
 
 def emit_map(nest: Nest, target: Target) -> str:
@@ -103,20 +106,29 @@ def _row(
     cheap = frame.cost(frame.roots, lanes) < EXPENSIVE
     frame.fetches = cheap
 
-    def body(v: Index, count: Index | None, mask: Value | None, values: list[Value]) -> list[Value]:
-        def pointer(k: int) -> Pointer:
-            kind = nest.operands[k].strides[lane_dim]
-            if kind == "0":
-                return bases[k]
-            return bases[k].element(element(nest.operands[k].dtype), v * frame.stride[k][lane_dim])
+    def pointer(v: Index, k: int) -> Pointer:
+        kind = nest.operands[k].strides[lane_dim]
+        if kind == "0":
+            return bases[k]
+        return bases[k].element(element(nest.operands[k].dtype), v * frame.stride[k][lane_dim])
 
-        step = Step(index, pointer, lane_dim, v, count, mask)
+    def bodies(at: list[Index], count: Index | None = None, mask: Value | None = None) -> None:
+        steps = [Step(index, partial(pointer, v), lane_dim, v, count, mask) for v in at]
         if not cheap:
-            frame.fetch(step)
-        inside = frame.scope(scope, step)
-        results = [(k, inside.value(value)) for k, value in nest.stores]
-        for k, value in results:
-            frame.store(k, value, step)
+            for step in steps:
+                frame.fetch(step)
+        scopes = [frame.scope(scope, step) for step in steps]
+        results = [(k, together(scopes, value)) for k, value in nest.stores]
+        for k, values in results:
+            for value, step in zip(values, steps):
+                frame.store(k, value, step)
+
+    def body(v: Index, count: Index | None, mask: Value | None, values: list[Value]) -> list[Value]:
+        bodies([v], count, mask)
         return values
 
+    if not cheap and not transposed(nest) and (copies := frame.in_flight(frame.roots, lanes)) > 1:
+        with frame.turns(start, limit, copies, []) as turn:
+            bodies([turn.index + LANES * copy for copy in range(copies)])
+        start = turn.index
     frame.lanes(start, limit, [], 4 if cheap and not transposed(nest) else 1, body)

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from kiln.codegen.ir.emit import Expression
+from kiln.codegen.ir.emit import Expression, together
 from kiln.codegen.ir.index import Index, Pointer
 from kiln.codegen.ir.memory import element
 from kiln.codegen.ir.value import Value
@@ -45,6 +45,7 @@ class Rows:
 
     row_step = 1  # a point's row and the next one's
     has_short = True  # whether rows may be short: one dim in memory
+    steps_are_alike = True  # each vector is at its place in memory
 
     def __init__(self, nest: Nest, target: Target) -> None:
         self.frame = Frame(nest, target)
@@ -119,8 +120,13 @@ class Rows:
         found = self.plan.reductions[q]
         cheap = frame.cost(roots, frame.reduced) < EXPENSIVE
         if not found:
+            start = self.code.index(0)
+            if (copies := self._copies(q)) > 1:
+                with frame.turns(0, self.length, copies, []) as turn:
+                    self._steps(spread, q, [turn.index + LANES * copy for copy in range(copies)])
+                start = turn.index
             frame.lanes(
-                0,
+                start,
                 self.length,
                 [],
                 2 if cheap else 1,
@@ -178,32 +184,57 @@ class Rows:
             frame.memory.write(operands[k].dtype, pointer(k), value)
         return elements
 
+    def _copies(self, q: int) -> int:
+        """How many vectors pass q computes side by side, of those that a group holds."""
+        roots = self.plan.roots(q)
+        if not self.steps_are_alike or self.frame.cost(roots, self.frame.reduced) < EXPENSIVE:
+            return 1
+        return min(CHAIN // 2, self.frame.in_flight(roots, self.frame.reduced))
+
     def _step(
         self, scope: Expression, q: int, v: Index, count: Index | None, mask: Value | None
     ) -> list[Value]:
         """Pass q at 16 positions: its point stores; the elements of its reductions."""
+        return self._steps(scope, q, [v], count, mask)[0]
+
+    def _steps(
+        self,
+        scope: Expression,
+        q: int,
+        at: list[Index],
+        count: Index | None = None,
+        mask: Value | None = None,
+    ) -> list[list[Value]]:
+        """The same at 16 positions from each of `at`, side by side."""
         frame, plan = self.frame, self.plan
-        step = self.step_at(q, v, count, mask)
+        taken = [self.step_at(q, v, count, mask) for v in at]
         if q == self.fetching:
-            self._fetch_next_row(step)
-        inside = frame.scope(scope, step)
+            for step in taken:
+                self._fetch_next_row(step)
+        scopes = [frame.scope(scope, step) for step in taken]
         if plan.parked is not None and q > plan.parked_in:
             parked = plan.parked_at
-            inside.values[id(plan.parked)] = frame.memory.read_lanes(
-                self.nest.operands[parked].dtype, step.pointer(parked), count, mask
-            )
-        elements: list[Value] = []
+            for inside, step in zip(scopes, taken):
+                inside.values[id(plan.parked)] = frame.memory.read_lanes(
+                    self.nest.operands[parked].dtype, step.pointer(parked), count, mask
+                )
+        elements: list[list[Value]] = []
         for node in plan.reductions[q]:
-            elements.append(inside.value(node.args[0]))
+            elements.append(together(scopes, node.args[0]))
             if node.op in ("argmax", "argmin"):
-                elements.append(frame.lane_positions(inside, v))
-        results = [(k, self.stored(k, inside.value(value), step)) for k, value in plan.stores[q]]
+                elements.append([frame.lane_positions(inside, v) for inside, v in zip(scopes, at)])
+        results: list[tuple[int, list[Value]]] = []
+        for k, value in plan.stores[q]:
+            found = together(scopes, value)
+            results.append((k, [self.stored(k, x, step) for x, step in zip(found, taken)]))
         if plan.parked is not None and q == plan.parked_in:
-            results.append((plan.parked_at, inside.value(plan.parked)))
-        for k, value in results:
-            frame.store(k, value, step)
-        self.finish_step(step)
-        return [inside.machine.spread(e, LANES) for e in elements]
+            results.append((plan.parked_at, together(scopes, plan.parked)))
+        for k, found in results:
+            for x, step in zip(found, taken):
+                frame.store(k, x, step)
+        for step in taken:
+            self.finish_step(step)
+        return [[scopes[0].machine.spread(e[n], LANES) for e in elements] for n in range(len(at))]
 
     def _busiest(self) -> int:
         """The pass that asks for the next row: of those that read a row again, the one that computes most."""
@@ -297,13 +328,21 @@ class Rows:
         self, scope: Expression, q: int, reducers: list[Reducer], start: Index, limit: Index
     ) -> list[Value]:
         """The chains of one group, tails included."""
+        carried = identities(reducers)
+        if (copies := self._copies(q)) > 1:
+            with self.frame.turns(start, limit, copies, carried) as turn:
+                chain = turn.values
+                for elements in self._steps(scope, q, [turn.index + LANES * copy for copy in range(copies)]):
+                    chain = steps(reducers, chain, elements)
+                turn.next = chain
+            start, carried = turn.index, turn.values
 
         def body(v: Index, count: Index | None, mask: Value | None, values: list[Value]) -> list[Value]:
             elements = self._step(scope, q, v, count, mask)
             parts = zip(reducers, grouped(reducers, elements))
             return steps(reducers, values, [v for r, e in parts for v in r.present(e, mask)])
 
-        return self.frame.lanes(start, limit, identities(reducers), 1, body)
+        return self.frame.lanes(start, limit, carried, 1, body)
 
 
 def identities(reducers: list[Reducer]) -> list[Value]:

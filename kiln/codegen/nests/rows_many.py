@@ -28,6 +28,7 @@ class ManyRows(Rows):
     """A nest of schedule "rows" with several reduced dims, being written."""
 
     has_short = False
+    steps_are_alike = False
 
     def row_length(self) -> Index:
         """The product of the reduced sizes."""
