@@ -139,6 +139,25 @@ def test_rows(several: int, seed: int, rng: np.random.Generator) -> None:
     del several
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_columns(several: int, seed: int, rng: np.random.Generator) -> None:
+    """Down the columns, then a pass that reads what was reduced."""
+    value = body(seed)
+    mean = reduce("sum", value)
+    operands = (
+        reads("float32", "s1"),
+        reads("float32", "0s"),
+        writes("float32", "s1"),
+        writes("float32", "01"),
+    )
+    nest = Nest(("r", "p"), operands, (), ((2, chain(value - mean * 0.01, 8)), (3, mean)))
+    assert nest.schedule() == "columns"
+    for n, c in zip((1, 5, 16, 17, 130, 33), (3, 64, 65, 127, 200, 300)):
+        x, y = draw(rng, (n, c), "float32", special=n < 100), draw(rng, (1, c), "float32", special=False)
+        check(nest, [n, c], [x, y, output((n, c), "float32"), output((n, c), "float32", (1,))], cuts=[1])
+    del several
+
+
 def test_in_place(several: int, rng: np.random.Generator) -> None:
     """Vectors side by side are read before any of them is written."""
     nest = Nest(

@@ -19,7 +19,9 @@ is kept of each column a unit has fewer of them (`Nest.column_block`).
 
 from __future__ import annotations
 
-from kiln.codegen.ir.emit import Expression
+from collections.abc import Callable
+
+from kiln.codegen.ir.emit import Expression, together
 from kiln.codegen.ir.index import Condition, Index, Integer, Pointer
 from kiln.codegen.ir.memory import element
 from kiln.codegen.ir.value import LLVM, Value, llvm_type
@@ -172,24 +174,49 @@ class Columns:
         count: Index | None, mask: Value | None,
     ) -> list[Value]:  # fmt: skip
         """Pass q at 16 columns of one row: its point stores; the elements of its reductions."""
+        return self._at_each(unit, q, row, flat, [j], count, mask)[0]
+
+    def _at_each(
+        self, unit: Expression, q: int, row: tuple[list[Pointer], dict[int, Index]], flat: Index,
+        columns: list[Index], count: Index | None = None, mask: Value | None = None,
+    ) -> list[list[Value]]:  # fmt: skip
+        """The same at 16 columns from each of `columns`, side by side."""
         plan = self.plan
-        step = self._step(row[0], row[1], j, count, mask)
-        scope = self._scope(unit, step, plan.roots(q), j)
+        taken = [self._step(row[0], row[1], j, count, mask) for j in columns]
+        scopes = [self._scope(unit, step, plan.roots(q), j) for step, j in zip(taken, columns)]
         if plan.parked is not None and q > plan.parked_in:
             dtype = self.nest.operands[plan.parked_at].dtype
-            parked = self.frame.memory.read_lanes(dtype, step.pointer(plan.parked_at), count, mask)
-            scope.values[id(plan.parked)] = parked
-        elements: list[Value] = []
+            for scope, step in zip(scopes, taken):
+                parked = self.frame.memory.read_lanes(dtype, step.pointer(plan.parked_at), count, mask)
+                scope.values[id(plan.parked)] = parked
+        elements: list[list[Value]] = []
         for node in plan.reductions[q]:
-            elements.append(scope.value(node.args[0]))
+            elements.append(together(scopes, node.args[0]))
             if node.op in ("argmax", "argmin"):
-                elements.append(flat.value)
-        results = [(k, scope.value(value)) for k, value in plan.stores[q]]
+                elements.append([flat.value] * len(columns))
+        results = [(k, together(scopes, value)) for k, value in plan.stores[q]]
         if plan.parked is not None and q == plan.parked_in:
-            results.append((plan.parked_at, scope.value(plan.parked)))
-        for k, value in results:
-            self.frame.store(k, value, step)
-        return [scope.machine.spread(e, LANES) for e in elements]
+            results.append((plan.parked_at, together(scopes, plan.parked)))
+        for k, values in results:
+            for value, step in zip(values, taken):
+                self.frame.store(k, value, step)
+        return [[scopes[0].machine.spread(e[n], LANES) for e in elements] for n in range(len(columns))]
+
+    def _copies(self, q: int) -> int:
+        """How many vectors pass q computes side by side."""
+        roots = self.plan.roots(q)
+        inner = frozenset({self.column, POINT})
+        if self.frame.cost(roots, inner) < EXPENSIVE:
+            return 1
+        return self.frame.in_flight(roots, inner)
+
+    def _side_by_side(self, q: int, do: Callable[[list[Index]], None]) -> Index:
+        """Several vectors of columns at a time, where pass q had better; the column where that ends."""
+        if (copies := self._copies(q)) == 1:
+            return self.code.index(0)
+        with self.frame.turns(0, self.columns, copies, []) as turn:
+            do([turn.index + LANES * copy for copy in range(copies)])
+        return turn.index
 
     # -- passes -------------------------------------------------------------------------------------
 
@@ -209,10 +236,13 @@ class Columns:
         with code.loop(0, self.length, 1) as turn:
             row = self._row(turn.index)
 
+            def several(columns: list[Index]) -> None:
+                self._at_each(scope, q, row, turn.index, columns)
+
             def body(j: Index, count: Index | None, mask: Value | None, values: list[Value]) -> list[Value]:
                 return self._at(scope, q, row, turn.index, j, count, mask) or values
 
-            frame.lanes(0, self.columns, [], 1, body)
+            frame.lanes(self._side_by_side(q, several), self.columns, [], 1, body)
 
     def _works_by_row(self, q: int) -> bool:
         """Whether pass q computes anything once per row, or too much per element to be unrolled."""
@@ -330,15 +360,19 @@ class Columns:
             inner = frame.scope(scope, Step(index, row[0].__getitem__))
             frame.hoist(inner, self.plan.roots(q), frozenset({self.column, POINT}), True)
 
+            def several(columns: list[Index], count: Index | None = None, mask: Value | None = None) -> None:
+                for j in columns:
+                    self._fetch_next_row(q, row[0], j)
+                for j, elements in zip(columns, self._at_each(inner, q, row, flat, columns, count, mask)):
+                    old = [self._get(b, j, v.type) for b, v in zip(chains, identities(reducers))]
+                    for buffer, value in zip(chains, steps(reducers, old, elements)):
+                        self._put(buffer, j, value)
+
             def body(j: Index, count: Index | None, mask: Value | None, values: list[Value]) -> list[Value]:
-                self._fetch_next_row(q, row[0], j)
-                elements = self._at(inner, q, row, flat, j, count, mask)
-                old = [self._get(b, j, v.type) for b, v in zip(chains, identities(reducers))]
-                for buffer, value in zip(chains, steps(reducers, old, elements)):
-                    self._put(buffer, j, value)
+                several([j], count, mask)
                 return values
 
-            frame.lanes(0, self.columns, [], 1, body)
+            frame.lanes(self._side_by_side(q, several), self.columns, [], 1, body)
         with code.loop(0, self.columns, LANES) as turn:
             chain = [self._get(b, turn.index, v.type) for b, v in zip(chains, identities(reducers))]
             self._accumulate(reducers, kept, begins, turn.index, chain)
