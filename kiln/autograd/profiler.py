@@ -34,7 +34,7 @@ from kiln.autograd.profiler_memory import Held, changes_of, loose_events
 
 __all__ = ["EventList", "FunctionEvent", "FunctionEventAvg", "profile", "record_function"]
 
-PROGRAM = "region"  # what launches of a recording's program are counted under
+PROGRAM = "region: "  # begins the names of launches of a recording's program
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -167,10 +167,10 @@ def _look(*call: Any) -> None:
 
 def _finder(calls: watch.Calls, launches: list[Any]) -> Callable[[str, int], tuple[watch.Call, ...]]:
     """Which calls a launch did, by its name and number: the one, or all of a recording's program."""
-    programs = calls.of_programs(number for name, *_, number, _ in launches if name == PROGRAM)
+    programs = calls.of_programs(number for name, *_, number, _ in launches if name.startswith(PROGRAM))
 
     def find(name: str, number: int) -> tuple[watch.Call, ...]:
-        if name == PROGRAM:
+        if name.startswith(PROGRAM):
             return programs.get(number, ())
         return (calls.of[number],) if number in calls.of else ()
 

@@ -164,7 +164,8 @@ def _step(step: Step, slots: Slots, own: list[int], kernels: dict[bytes, int]) -
     scratch = -1 if step.scratch == 0 else slots.of(step.scratch)
     args = [slots.of(a) for a in step.args]
     split = -1 if step.split is None else tuple(slots.of(d) for d in step.split)
-    return own[step.kernel], slots.of(step.grid), slots.of(step.grain), scratch, split, pointers, args
+    units = slots.of(step.grid), slots.of(step.grain)
+    return own[step.kernel], step.label, *units, scratch, split, pointers, args
 
 
 # ---- pointwise functions ----------------------------------------------------------------------------

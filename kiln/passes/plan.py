@@ -2,7 +2,7 @@
 
     plan   := kernels buffers steps outputs
     buffer := "input" i | "output" j | "temp"             an array's memory; temps are made at their first use
-    step   := Launch kernel pointers args grid grain scratch split
+    step   := Launch kernel label pointers args grid grain scratch split
                                                           pointers: (buffer, offset in elements, item size)
             | Call graphs inputs outputs sizes                   control flow: graphs that are planned in turn
             | Free temp                                   right after its last use
@@ -20,16 +20,18 @@ from kiln.graph.graph import Shape
 from kiln.graph.size import Dim
 from kiln.graph.text import dim_text, type_text
 from kiln.passes.explore import Array
-from kiln.passes.group import Fusion
+from kiln.passes.group import Fusion, Group
 from kiln.passes.launch import Called, Kernel, Lowered, Memory, Split
 from kiln.passes.layout import numel
 from kiln.passes.lower import lower_group
 from kiln.passes.order import ordered
+from kiln.table.kinds import VIEWS
 
 ITEMSIZE = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
 }  # fmt: skip
+LONGEST_LABEL = 60  # letters of what a launch computes
 
 
 class Buffer(NamedTuple):
@@ -48,6 +50,7 @@ class Launch(NamedTuple):
     """
 
     kernel: int
+    label: str  # the ops that it computes, as profiles show it
     pointers: tuple[tuple[int, Dim, int], ...]
     args: tuple[Dim, ...]
     grid: Dim
@@ -158,8 +161,11 @@ class _Planner:
     def plan(self) -> Plan:
         """The plan."""
         launches: list[Launch | Call] = []
+        places = {id(node): place for place, node in enumerate(self.fusion.graph.nodes)}
         for group in ordered(self.fusion):
-            launches += [self._launch(lowered) for lowered in lower_group(self.fusion, group)]
+            lowered = list(lower_group(self.fusion, group))
+            label = _label(group, places)
+            launches += [self._launch(one, label) for one in lowered]
         outputs = tuple((self._array(a), a.value.dtype, a.value.shape) for a in self.fusion.outputs)
         return Plan(tuple(self.kernels), tuple(self.buffers), tuple(self._freed(launches)), outputs)
 
@@ -189,7 +195,7 @@ class _Planner:
     def _pointer(self, memory: Memory) -> tuple[int, Dim, int]:
         return self._memory(memory), memory.offset, ITEMSIZE[memory.value.dtype]
 
-    def _launch(self, lowered: Lowered | Called) -> Launch | Call:
+    def _launch(self, lowered: Lowered | Called, label: str) -> Launch | Call:
         if isinstance(lowered, Called):
             inputs = tuple(map(self._pointer, lowered.inputs))
             outputs = tuple(None if m is None else self._pointer(m) for m in lowered.outputs)
@@ -201,6 +207,7 @@ class _Planner:
         pointers = tuple(map(self._pointer, lowered.pointers))
         return Launch(
             self._numbers[key],
+            label,
             pointers,
             lowered.args,
             lowered.grid,
@@ -220,3 +227,12 @@ class _Planner:
         for buffer, end in sorted(last.items()):
             ended[end].append(Free(buffer))
         return [step for launch, frees in zip(launches, ended) for step in (launch, *frees)]
+
+
+def _label(group: Group, places: dict[int, int]) -> str:
+    """The ops of a group in the order of the graph, each once, as many as a table has room for."""
+    values = [*group.inline.values(), *(root.value for root in group.roots)]
+    nodes = {id(n): n for n in (*group.nodes, *(v.node for v in values), *(f.node for f in group.folds)) if n}
+    in_order = sorted(nodes.values(), key=lambda n: places.get(id(n), -1))
+    text = " ".join(dict.fromkeys(n.op.name for n in in_order if n.op.kind not in VIEWS))
+    return text if len(text) <= LONGEST_LABEL else f"{text[:LONGEST_LABEL]}..."

@@ -314,7 +314,6 @@ auto variant_reader(const Recording& recording, const std::vector<bool>& live) {
         auto made = std::make_shared<RegionVariant>();
         made->live = live;
         made->program = read_program(answer, inputs);
-        made->program->name = "region";
         made->outputs = answer.slots(0, int64_t(storages));
         answer.end();
         return made;

@@ -164,6 +164,7 @@ std::shared_ptr<Program> read_body(Answer& answer, const std::vector<Kernel*>& k
             program->controls.push_back(read_control(answer, *program, depth));
             return step;
         }
+        step.label = answer.text();
         step.units = slot();
         step.grain = slot();
         step.scratch = int32_t(answer.integer(-1, slots));

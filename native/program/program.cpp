@@ -76,14 +76,15 @@ void run_range(KernelFunction function, void* const* pointers, const int64_t* ar
 // Of a grain of 0 every unit is more work than threads need to be worth it.
 bool worth_threads(int64_t units, int64_t grain) { return units > grains_worth_it * grain; }
 
-// Runs `body`; the profile counts it under `name`.
+// Runs `body`; the profile counts it under `name`, or what a kernel of a recording computes.
 template <class Body>
-void timed(const std::string& name, Body body) {
+void timed(const std::string& name, const std::string& label, Body body) {
     if (!profile().on) [[likely]]
         return body();
     const auto start = std::chrono::steady_clock::now();
     body();
-    note_launch(name, start.time_since_epoch(), std::chrono::steady_clock::now() - start);
+    note_launch(name.empty() ? concat("region: ", label) : name, start.time_since_epoch(),
+                std::chrono::steady_clock::now() - start);
 }
 
 void run_units(KernelFunction function, void* const* pointers, const int64_t* args, int64_t units,
@@ -107,7 +108,7 @@ void launch(Kernel& kernel, const std::string& name, void* const* pointers, cons
             int64_t units, int64_t grain) {
     if (units <= 0) return;
     KernelFunction function = code_of(kernel);
-    timed(name, [&] { run_units(function, pointers, args, units, grain); });
+    timed(name, name, [&] { run_units(function, pointers, args, units, grain); });
 }
 
 void evaluate(std::span<const SizeExpr> exprs, uint32_t environment, int64_t* slots) {
@@ -309,7 +310,7 @@ void launch_steps(const Program& program, const int64_t* slots, const SmallVecto
         for (size_t i = 0; i < step.args.size(); ++i) args[i] = slots[step.args[i]];
         const KernelFunction function = code_of(*program.kernels[step.kernel]);
         const Scratch* own = step.scratch < 0 ? nullptr : &scratch;
-        timed(run.name, [&] {
+        timed(run.name, step.label, [&] {
             if (work.at_once)
                 run_segments(function, pointers.data(), &args[args.size() - 2], args.data(), work, own);
             else

@@ -66,6 +66,7 @@ struct Step {
     static constexpr int32_t free = -1, control = -2;  // in the place of a kernel
     int32_t kernel = free;
     uint32_t buffer = 0;   // of a free; of a control its number
+    std::string label;     // the ops it computes
     int32_t units = 0;     // slot
     int32_t grain = 0;     // slot
     int32_t scratch = -1;  // slot: 64-bit words of each thread's own, behind one more pointer; -1: none
@@ -123,7 +124,7 @@ struct TempPlan {
 
 // Slots 0..environment-1 are filled by the caller, then one per expression.
 struct Program {
-    std::string name;
+    std::string name;  // of the op; of what was recorded none: each kernel is known by its ops
     uint32_t environment = 0;
     std::vector<SizeExpr> exprs;
     std::vector<Check> checks;
