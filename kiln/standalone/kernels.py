@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from kiln.codegen.compile import unbundled
 from kiln.codegen.target import Target
@@ -12,29 +13,35 @@ from kiln.standalone.elf_object import LOCAL, UNDEFINED, ObjectFile, read_object
 
 def linked(kernels: Iterable[tuple[str, Kernel]], target: Target) -> list[ObjectFile]:
     """The objects of kernels, compiled or from the cache: `kernel` is called by the kernel's symbol, and its
-    other functions behind that. An object that several kernels have, and that calls none of the others, is
-    there once.
+    other functions behind that. An object that several kernels have, and that calls the same functions in
+    each, is there once.
     """
-    shared: dict[bytes, tuple[str, dict[str, str]]] = {}
     found: list[ObjectFile] = []
+    known: dict[tuple[Any, ...], dict[str, str]] = {}  # by content and callees: its names
     for symbol, kernel in kernels:
-        own: list[ObjectFile] = []
         names: dict[str, str] = {}
-        for data in unbundled(kernel.object(target)):
-            read = read_object(data)
-            defined = [s.name for s in read.symbols if s.section != UNDEFINED and s.binding != LOCAL]
-            calls_others = any(s.section == UNDEFINED and s.name for s in read.symbols)
-            if "kernel" in defined or calls_others:
-                names.update({n: symbol if n == "kernel" else f"{symbol}.{n}" for n in defined})
-                own.append(read)
-                continue
-            prefix, known = shared.setdefault(data, (f"{symbol}.", {}))
-            if not known:
-                known.update({n: f"{prefix}{n}" for n in defined})
-                found.append(renamed(read, known))
-            names.update(known)
-        found += [renamed(read, names) for read in own]
+        left = [(data, read_object(data)) for data in unbundled(kernel.object(target))]
+        while left:
+            ready = [one for one in left if names.keys() >= {*callees(one[1])}]
+            for data, read in ready or left:  # of those that call each other, each is one of its own
+                called = tuple(names.get(name, f"{symbol}.{name}") for name in callees(read))
+                key = data, called, symbol if "kernel" in defined(read) else ""
+                if key not in known:
+                    known[key] = {n: symbol if n == "kernel" else f"{symbol}.{n}" for n in defined(read)}
+                    found.append(renamed(read, dict(zip(callees(read), called)) | known[key]))
+                names.update(known[key])
+            left = [one for one in left if one not in ready] if ready else []
     return found
+
+
+def defined(read: ObjectFile) -> list[str]:
+    """The functions that an object has for others."""
+    return [s.name for s in read.symbols if s.section != UNDEFINED and s.binding != LOCAL]
+
+
+def callees(read: ObjectFile) -> list[str]:
+    """The functions of others that it calls."""
+    return [s.name for s in read.symbols if s.section == UNDEFINED and s.name]
 
 
 def renamed(read: ObjectFile, names: dict[str, str]) -> ObjectFile:

@@ -37,11 +37,18 @@ class Routine(Code):
 
     def run(self, name: str, *arguments: Argument) -> None:
         """Call another routine."""
-        typed = [f"i64 {x}" if isinstance(x, int) else f"{x.llvm} {x.text}" for x in arguments]
-        self.line(f"call void @{name}({', '.join(typed)})")
+        self._call(f"@{name}", arguments)
         if name not in self.declared:
             types = ("i64" if isinstance(x, int) else x.llvm for x in arguments)
             self.declared[name] = f"declare void @{name}({', '.join(types)})"
+
+    def run_at(self, address: Pointer, *arguments: Argument) -> None:
+        """Call the routine that lies at an address."""
+        self._call(address.text, arguments)
+
+    def _call(self, callee: str, arguments: Sequence[Argument]) -> None:
+        typed = [f"i64 {x}" if isinstance(x, int) else f"{x.llvm} {x.text}" for x in arguments]
+        self.line(f"call void {callee}({', '.join(typed)})")
 
     @contextmanager
     def times(self, limit: Integer, step: int = 1) -> Iterator[Index]:
@@ -79,8 +86,8 @@ class Routine(Code):
         self.begin(out)
 
     def routine(self) -> str:
-        """The finished function."""
-        return "\n".join(["define " + self.head, "entry:", *self.slots, *self.lines, "  ret void", "}"])
+        """The finished function; hidden, so that code names its address relative to itself."""
+        return "\n".join(["define hidden " + self.head, "entry:", *self.slots, *self.lines, "  ret void", "}"])
 
 
 def module(target: Target, routines: Sequence[Routine], constants: Sequence[str] = ()) -> str:
