@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kiln.codegen.compile import unbundled
 from kiln.codegen.target import Target
 from kiln.passes.launch import Kernel
-from kiln.standalone.elf_object import LOCAL, UNDEFINED, ObjectFile, read_object
+from kiln.standalone.elf_object import ALLOC, LOCAL, UNDEFINED, ObjectFile, Symbol, read_object
 
 
 def linked(kernels: Iterable[tuple[str, Kernel]], target: Target) -> list[ObjectFile]:
@@ -48,3 +48,39 @@ def renamed(read: ObjectFile, names: dict[str, str]) -> ObjectFile:
     """An object whose symbols have other names."""
     symbols = [s if s.binding == LOCAL else s._replace(name=names.get(s.name, s.name)) for s in read.symbols]
     return read._replace(symbols=symbols)
+
+
+def reached(objects: Sequence[ObjectFile], roots: Sequence[str]) -> list[ObjectFile]:
+    """The objects without the sections that nothing needs: those of `roots`, and what they name, stay."""
+    where = {
+        symbol.name: (o, symbol.section)
+        for o, read in enumerate(objects)
+        for symbol in read.symbols
+        if symbol.section != UNDEFINED and symbol.binding != LOCAL
+    }
+    changes: dict[tuple[int, int], list[Symbol]] = {}
+    for o, read in enumerate(objects):
+        for r in read.relocations:
+            changes.setdefault((o, r.section), []).append(read.symbols[r.symbol])
+    left = [where[root] for root in roots]
+    found = {*left}
+    while left:
+        o, n = left.pop()
+        for symbol in changes.get((o, n), ()):
+            place = (o, symbol.section) if symbol.binding == LOCAL else where.get(symbol.name)
+            if place is not None and place not in found:
+                found.add(place)
+                left.append(place)
+    return [
+        _without(read, {n for n in range(len(read.sections)) if (o, n) not in found})
+        for o, read in enumerate(objects)
+    ]
+
+
+def _without(read: ObjectFile, left_out: set[int]) -> ObjectFile:
+    """An object whose sections of these numbers are no part of a library."""
+    sections = [
+        s._replace(flags=s.flags & ~ALLOC) if n in left_out else s for n, s in enumerate(read.sections)
+    ]
+    relocations = [r for r in read.relocations if r.section not in left_out]
+    return read._replace(sections=sections, relocations=relocations)

@@ -15,7 +15,7 @@ from kiln.standalone.driver import Driver
 from kiln.standalone.elf import Library as SharedLibrary
 from kiln.standalone.elf_object import MACHINES, read_object
 from kiln.standalone.header import c_example, c_header, python_example
-from kiln.standalone.kernels import linked
+from kiln.standalone.kernels import linked, reached
 from kiln.standalone.library import Library, check_name, write
 from kiln.standalone.relocatable import merged_object
 from kiln.tracing.captured import Captured
@@ -47,8 +47,8 @@ def library_of(found: Captured, name: str, target: str | None = None, weights: s
         data = {f"{name}.data": content}
     driver = Driver(found, graph, places, name, level, beside)
     own = Machine(level, quick=True).object(driver.text())
-    objects = [read_object(own), *linked(driver.kernels.values(), level)]
     exports = [f"{name}_{what}" for what in ("run", "workspace", "shape", "message")]
+    objects = reached([read_object(own), *linked(driver.kernels.values(), level)], exports)
     library = SharedLibrary(objects, data, exports, f"lib{name}.so", ISA.get(level.name, 0))
     machine = MACHINES[level.triple.split("-")[0]]
     files[f"lib{name}.so"] = b"".join(library.parts())

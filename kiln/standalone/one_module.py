@@ -6,14 +6,15 @@ Each kernel's functions and tables get names of their own; parts that several ke
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kiln.codegen.target import Target
 from kiln.passes.launch import Kernel
 
 _NAME = re.compile(r"@([\w.]+)")
 _DEFINED = re.compile(r"^(?:define [^@]*|)@([\w.]+)(?: = |\()", re.MULTILINE)
-_DEFINES = re.compile(r"^define (?:hidden )?void @", re.MULTILINE)
+_DEFINES = re.compile(r"^define (?:hidden )?(void @.*?)(?: section \"[^\"]*\")? {", re.MULTILINE)
+_ONE = re.compile(r"^(?:define .*?^}$|@[\w.]+ = [^\n]*)", re.MULTILINE | re.DOTALL)
 _HEAD = re.compile(r"^(?:target |attributes |declare |!0 ).*\n?", re.MULTILINE)
 _DECLARED = re.compile(r"^declare .*@([\w.]+)\(.*$", re.MULTILINE)
 
@@ -30,7 +31,7 @@ def one_module(driver: str, kernels: Iterable[tuple[str, Kernel]], target: Targe
                 declared[match[1]] = match[0]
         text = _HEAD.sub("", text)
         text = _NAME.sub(lambda m: f"@{names.get(m[1], m[1])}", text)
-        bodies.append(_DEFINES.sub("define internal void @", text))
+        bodies.extend(_ONE.findall(_DEFINES.sub(r"define internal \1 {", text)))
 
     for symbol, kernel in kernels:
         names: dict[str, str] = {}
@@ -49,7 +50,22 @@ def one_module(driver: str, kernels: Iterable[tuple[str, Kernel]], target: Targe
     kept = [line for line in driver.splitlines() if not line.startswith("declare hidden void @")]
     for match in _DECLARED.finditer("\n".join(kept)):
         declared.pop(match[1], None)
-    return "\n".join([*kept, *bodies, *declared.values(), "!0 = !{i32 1}", ""])
+    used = _used("\n".join(kept), bodies)
+    return "\n".join([*kept, *used, *declared.values(), "!0 = !{i32 1}", ""])
+
+
+def _used(driver: str, bodies: Sequence[str]) -> list[str]:
+    """The functions and constants that the driver needs."""
+    owner = {name: body for body in bodies for name in _DEFINED.findall(body)[:1]}
+    found: dict[str, None] = {}
+    left = [driver]
+    while left:
+        for name in _NAME.findall(left.pop()):
+            body = owner.get(name)
+            if body is not None and body not in found:
+                found[body] = None
+                left.append(body)
+    return [body for body in bodies if body in found]
 
 
 def _called(text: str) -> list[str]:

@@ -12,9 +12,9 @@ Memory, from address 0 on:
     `data`          each at a multiple of 64
     __heap_base     from here on memory is the caller's; `memory.grow` adds to it
 
-Exports are the functions that are named, `memory` and `__heap_base`. Functions whose addresses are taken lie in a
-table, from 1 on. The object is LLVM's for wasm32 in its
-static model: one module, every address known here. Whether code is well formed is the engine's to check.
+Exports are the functions that are named, `memory` and `__heap_base`. Functions whose addresses are taken lie
+in a table, from 1 on. The object is LLVM's for wasm32 in its static model: one module, every address known
+here. Whether code is well formed is the engine's to check.
 """
 
 from __future__ import annotations
@@ -457,7 +457,7 @@ def _placed(at: int) -> bytes:
 
 
 def _addresses(read: ObjectFile) -> dict[int, int]:
-    """The functions whose addresses are taken, each with its own: a place in the table, of which 0 is none."""
+    """The functions whose addresses are taken, each with its own: a place in the table, where 0 is none's."""
     taken = {
         read.symbols[r.symbol].where
         for found in read.relocations.values()

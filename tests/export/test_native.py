@@ -287,6 +287,38 @@ def test_gradients_of_while_loops_are_refused() -> None:
         library_of(gradient._runs().captured, "f")
 
 
+def test_a_library_holds_only_what_its_launches_need(tmp_path: Path) -> None:
+    """Of a product's tiles and packing those that some launch goes to, and a driver for each."""
+    model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10))
+    x = kiln.randn(32, 128)
+    program = export(model, (x,), dynamic_shapes=({0: BATCH},))
+    made = library(program, tmp_path, "m")
+    for rows in (0, 1, 2, 9, 24, 32, 300):
+        assert_same_bits(made, program, (kiln.randn(rows, 128),), threads=2)
+    weights = sum(p.numel() * 4 for p in model.parameters())
+    assert (tmp_path / "libm.so").stat().st_size - weights < 30_000
+
+
+@pytest.mark.parametrize("dims", [(7, 40, 520), (7, 40, 3), (0, 40, 5), (3, 0, 5), (130, 600, 70)])
+def test_products_are_written_for_their_sizes(dims: tuple[int, int, int], tmp_path: Path) -> None:
+    """Sizes that do not vary, none among them; factors in each layout; one kernel of two launches."""
+    m, k, n = dims
+
+    def function(a: Any, b: Any, c: Any) -> Any:
+        return (
+            (a @ b + 1).relu(),
+            a @ c.T,
+            (c @ a.T).T,
+            (b.T @ a.T).T,
+            a[:, ::2] @ b[::2],
+            a.T.contiguous().T @ b,
+        )
+
+    given = kiln.randn(m, k), kiln.randn(k, n), kiln.randn(n, k)
+    program = export(function, given)
+    assert_same_bits(library(program, tmp_path), program, given, threads=3)
+
+
 # -- callers ----------------------------------------------------------------------------------------------
 
 

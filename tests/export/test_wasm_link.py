@@ -141,10 +141,16 @@ def test_only_what_is_named_is_exported_and_nothing_is_imported(tmp_path: Path) 
 
 def test_functions_are_called_by_their_addresses(tmp_path: Path) -> None:
     """Address 0 and those past the last are no function's."""
-    found = in_node(tmp_path, module(), """
-        return [e.called(0), e.called(1), traps(() => e.nowhere(0)), traps(() => e.nowhere(99))];""")
+    found = in_node(
+        tmp_path,
+        module(),
+        """
+        return [e.called(0), e.called(1), traps(() => e.nowhere(0)), traps(() => e.nowhere(99))];""",
+    )
     assert found == [255, 3, "RuntimeError", "RuntimeError"]
-    alone = wasm_module(compiled("{head}\ndefine void @f(ptr %g) { call void %g() ret void }", WASM), {}, ["f"])
+    alone = wasm_module(
+        compiled("{head}\ndefine void @f(ptr %g) { call void %g() ret void }", WASM), {}, ["f"]
+    )
     assert in_node(tmp_path, alone, "return traps(() => e.f(0));") == "RuntimeError"
 
 

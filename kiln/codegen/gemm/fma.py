@@ -17,8 +17,8 @@ from kiln.codegen.compile import Part
 from kiln.codegen.gemm.driver import Blocks
 from kiln.codegen.gemm.element import element_of
 from kiln.codegen.gemm.epilogue import Block
-from kiln.codegen.gemm.frame import Frame
 from kiln.codegen.gemm.fma_tile import nothing, tile, tile_indirect, tile_masked
+from kiln.codegen.gemm.frame import Frame
 from kiln.codegen.gemm.pack import clear, copy, transpose, zeros
 from kiln.codegen.gemm.problem import Problem, Run
 from kiln.codegen.gemm.swapped import Swapped

@@ -16,14 +16,14 @@ transposed goes through all segments before the next columns do: their k follow 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import mul
 
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm.arguments import BATCH
 from kiln.codegen.gemm.element import Element, element_of, multiply_add
-from kiln.codegen.gemm.frame import Frame
+from kiln.codegen.gemm.frame import PRODUCT, Frame
 from kiln.codegen.gemm.grid import row_columns
 from kiln.codegen.gemm.pack import interleave, load, side_by_side, stored_type, widen
 from kiln.codegen.gemm.problem import Batch, batch_indices
@@ -253,12 +253,12 @@ class RowDriver:
     """The routine kernel under construction."""
 
     def __init__(self, target: Target, frame: Frame) -> None:
-        self.code = Routine(target, frame.name, frame.params, quick=True)
+        self.frame, self.code = frame, Routine(target, PRODUCT, frame.params, quick=True)
         self.element, self.masks, self.arguments = element_of(frame.dtype), target.masks, frame.arguments
         self.buffer = self.code.slot("i8", RUN_COLUMNS * self.element.bytes)
 
     def _word(self, *path: int | str) -> Index:
-        return self.code.argument(self.arguments.word(*path))
+        return self.frame.word(self.code, *path)
 
     def write(self) -> Routine:
         """What of the product the launch is for: segments' sums to be added, or units."""
@@ -346,15 +346,10 @@ class RowDriver:
             ("row_transposed", panels, turns),
             ("gathered", LANES, code.condition(True)),
         ]
-        out = code.label()
-        for name, columns, fits in ways:
-            chosen, other = code.label(), code.label()
-            code.branch(fits, chosen, other)
-            code.begin(chosen)
-            code.run(name, *arguments, cols if name == "gathered" else columns, first)
-            count.set(columns)
-            code.jump(out)
-            code.begin(other)
-        code.jump(out)
-        code.begin(out)
+        with ExitStack() as others:
+            for name, columns, fits in ways:
+                other = others.enter_context(code.either(fits))
+                code.run(name, *arguments, cols if name == "gathered" else columns, first)
+                count.set(columns)
+                next(other)
         return count.get()

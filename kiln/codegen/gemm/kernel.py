@@ -14,7 +14,7 @@ from kiln.codegen.gemm.amx import Amx
 from kiln.codegen.gemm.driver import Blocks, GemmDriver
 from kiln.codegen.gemm.epilogue import compute, finish
 from kiln.codegen.gemm.fma import Fma
-from kiln.codegen.gemm.frame import entry, frame_of
+from kiln.codegen.gemm.frame import PRODUCT, Launches, entry, frame_of
 from kiln.codegen.gemm.problem import Problem
 from kiln.codegen.gemm.spec import GemmSpec, verify
 from kiln.codegen.gemm.window import nowhere
@@ -22,29 +22,31 @@ from kiln.codegen.ir.routine import module, own_parts
 from kiln.codegen.target import Target
 
 
-def blocks_of(spec: GemmSpec, target: Target) -> Blocks:
+def blocks_of(spec: GemmSpec, target: Target, launches: Launches | None = None) -> Blocks:
     """What multiplies."""
-    problem = Problem(target, frame_of(spec, target))
+    problem = Problem(target, frame_of(spec, target, launches))
     return Amx(problem) if spec.tiled(target) else Fma(problem)
 
 
-def gemm_parts(spec: GemmSpec, target: Target) -> list[Part]:
-    """The parts of the kernel: what is fused, and those it shares, the driver first.
+def gemm_parts(spec: GemmSpec, target: Target, launches: Launches | None = None) -> list[Part]:
+    """The parts of the kernel: what is fused, and those it shares, the driver first, which may be for some
+    launches alone.
 
     Raises ValueError for a pattern that breaks the grammar, and AssertionError for bool factors.
     """
     verify(spec, target)
-    frame = frame_of(spec, target)
-    routines, constants = [entry(target, frame), finish(target, spec)], []
+    frame = frame_of(spec, target, launches)
+    driver: gemv.RowDriver | GemmDriver
+    routines, constants = [entry(target, frame), finish(target, spec, launches)], []
     if spec.row and not spec.tiled(target):
         driver, shared = gemv.RowDriver(target, frame), gemv.shared_parts(frame, target)
     else:
-        blocks = blocks_of(spec, target)
+        blocks = blocks_of(spec, target, launches)
         driver, shared = GemmDriver(blocks), blocks.parts()
-        routines += [compute(target, spec, name, blocks.block_of(name)) for name in spec.prologues]
+        routines += [compute(target, spec, name, blocks.block_of(name), launches) for name in spec.prologues]
         constants = [*([nowhere()] if spec.window else []), *blocks.constants()]
 
     def product() -> str:
         return module(target, [driver.write()], constants)
 
-    return [*own_parts(target, routines), Part((frame.name,), product, True, str(frame)), *shared]
+    return [*own_parts(target, routines), Part((PRODUCT,), product, launches is None, str(frame)), *shared]

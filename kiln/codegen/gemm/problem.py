@@ -12,7 +12,7 @@ from typing import NamedTuple, Union
 
 from kiln.codegen.gemm.arguments import BATCH, EVENLY
 from kiln.codegen.gemm.element import element_of
-from kiln.codegen.gemm.frame import Frame
+from kiln.codegen.gemm.frame import PRODUCT, Frame
 from kiln.codegen.gemm.split_k import Segments
 from kiln.codegen.ir.index import Condition, Index, Integer, Pointer
 from kiln.codegen.ir.routine import Routine
@@ -46,6 +46,12 @@ class Matrix:
 
 def batch_indices(code: Routine, batch: Index, sizes: list[Index]) -> Batch:
     """The index along each of the batch's dims, of the sizes."""
+    if any(size.text == "1" for size in sizes):  # it has one index
+        left = batch_indices(code, batch, several) if (several := [s for s in sizes if s.text != "1"]) else ()
+        rest = iter(left)
+        return tuple(code.index(0) if size.text == "1" else next(rest) for size in sizes)
+    if len(sizes) == 1:
+        return (batch,)
     found = [*(code.variable(0) for _ in sizes[1:]), code.variable(batch)]
     with code.when(batch >= sizes[-1]):
         for place, size in zip(reversed(found), reversed(sizes[1:])):
@@ -67,18 +73,19 @@ class Problem:
     def __init__(self, target: Target, frame: Frame) -> None:
         self.frame, self.output = frame, frame.output
         self.element, self.arguments = element_of(frame.dtype), frame.arguments
-        self.code = Routine(target, frame.name, frame.params, quick=True)
+        self.code = Routine(target, PRODUCT, frame.params, quick=True)
         self.size: dict[str, Index] = {}
 
     # -- arguments ----------------------------------------------------------------------------------
 
     def word(self, *path: int | str) -> Index:
         """An argument."""
-        return self.code.argument(self.arguments.word(*path))
+        return self.frame.word(self.code, *path)
 
     def read(self) -> None:
         """Sizes and strides; without k, both factors become one zero read everywhere, and k is 1."""
         code, size, window = self.code, self.element.stored_bytes, self.frame.window
+        launches = self.frame.launches
         self.empty = empty = self.word("size", "k").equals(0)
         zero = code.slot("i64")
         zero.put(0)
@@ -86,7 +93,7 @@ class Problem:
         many = self.batch[-1] if window else reduce(mul, self.batch)
         self.size = {"batch": many, "m": self.word("size", "m"), "n": self.word("size", "n")}
         self.size["k"] = empty.choose(1, self.word("size", "k"))
-        self.stretch = self.word("stretch", "rows")
+        self.stretch = self.size["m"] if launches and launches.evenly else self.word("stretch", "rows")
         self.a = self._factor("a", ("row", "k"), zero)
         self.b = self._factor("b", ("k", "column"), zero)
         self.a.stride["stretch"] = empty.choose(0, self.word("stretch", "stride") * size)
@@ -125,7 +132,7 @@ class Problem:
     def rows_of_a(self, run: Run, k: Index) -> tuple[Pointer, Condition]:
         """Where the first of a run's rows has a k in A, and whether they are of several stretches."""
         place, left = self._row_of_a(run.batch, run.row, k)
-        return place, run.rows > left
+        return place, self.code.condition(False) if left is None else run.rows > left
 
     @contextmanager
     def stretches(self, run: Run, k: Index) -> Iterator[tuple[Index, Pointer, Index]]:
@@ -136,12 +143,14 @@ class Problem:
         done = code.variable(0)
         with code.during(done, run.rows) as at:
             place, left = self._row_of_a(run.batch, run.row + at, k)
-            rows = left.min(run.rows - at)
+            rows = run.rows - at if left is None else left.min(run.rows - at)
             yield at, place, rows
             done.set(at + rows)
 
-    def _row_of_a(self, batch: Batch, row: Index, k: Index) -> tuple[Pointer, Index]:
-        """Where a row of A has a k, and how many rows of its stretch are left."""
+    def _row_of_a(self, batch: Batch, row: Index, k: Index) -> tuple[Pointer, Index | None]:
+        """Where a row of A has a k, and how many rows of its stretch are left, if that is not all."""
+        if self.stretch.text == self.size["m"].text:
+            return self.a.at(batch, row=row, k=k), None
         stretch, inside = batch_indices(self.code, row, [self.stretch, self.stretch])
         return self.a.at(batch, stretch=stretch, row=inside, k=k), self.stretch - inside
 

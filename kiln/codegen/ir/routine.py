@@ -69,25 +69,13 @@ class Routine(Code):
         self.jump(head)
         self.begin(out)
 
-    @contextmanager
-    def either(self, condition: Condition) -> Iterator[Iterator[None]]:
-        """if/else: yields an iterator; `next` on it ends the first half and begins the second."""
-        then, other, out = self.label(), self.label(), self.label()
-        self.branch(condition, then, other)
-        self.begin(then)
-
-        def turn() -> Iterator[None]:
-            self.jump(out)
-            self.begin(other)
-            yield
-
-        yield turn()
-        self.jump(out)
-        self.begin(out)
-
     def routine(self) -> str:
-        """The finished function; hidden, so that code names its address relative to itself."""
-        return "\n".join(["define hidden " + self.head, "entry:", *self.slots, *self.lines, "  ret void", "}"])
+        """The finished function; hidden, so that code names its address relative to itself, and in a section
+        of its own, so that a linker can leave it out.
+        """
+        section = f' section ".text.{self.title}" {{'
+        head = f"define hidden {self.head.removesuffix(' {')}{section}"
+        return "\n".join([head, "entry:", *self.slots, *self.lines, "  ret void", "}"])
 
 
 def module(target: Target, routines: Sequence[Routine], constants: Sequence[str] = ()) -> str:
