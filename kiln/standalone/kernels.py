@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
-from kiln.codegen.compile import unbundled
+from kiln.codegen.compile import objects_for, unbundled
 from kiln.codegen.target import Target
 from kiln.passes.launch import Kernel
 from kiln.standalone.elf_object import ALLOC, LOCAL, UNDEFINED, ObjectFile, Symbol, read_object
@@ -18,9 +19,11 @@ def linked(kernels: Iterable[tuple[str, Kernel]], target: Target) -> list[Object
     """
     found: list[ObjectFile] = []
     known: dict[tuple[Any, ...], dict[str, str]] = {}  # by content and callees: its names
-    for symbol, kernel in kernels:
+    listed = [*kernels]
+    objects = objects_for([(kernel.text(), partial(kernel.parts, target)) for _, kernel in listed], target)
+    for (symbol, _), object in zip(listed, objects):
         names: dict[str, str] = {}
-        left = [(data, read_object(data)) for data in unbundled(kernel.object(target))]
+        left = [(data, read_object(data)) for data in unbundled(object)]
         while left:
             ready = [one for one in left if names.keys() >= {*callees(one[1])}]
             for data, read in ready or left:  # of those that call each other, each is one of its own

@@ -39,7 +39,8 @@ def shared_parts(frame: Frame, target: Target) -> list[Part]:
     element = element_of(frame.dtype)
     wide = element_of(element.total)
     parts = [shared_part(target, element, offsets, window)] if frame.window else []
-    parts += [shared_part(target, element, zeros, copy, transpose), shared_part(target, wide, tile)]
+    parts += [shared_part(target, element, zeros, copy), shared_part(target, element, transpose)]
+    parts.append(shared_part(target, wide, tile))
     if masked_panels(frame, target):
         parts.append(shared_part(target, wide, tile_masked))
     if frame.indirect:

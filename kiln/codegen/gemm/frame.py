@@ -16,7 +16,7 @@ goes are not there, nor the packing and the tiles that only they call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kiln.codegen.arguments import Arguments
 from kiln.codegen.gemm.arguments import arguments
@@ -25,7 +25,6 @@ from kiln.codegen.gemm.spec import GemmSpec
 from kiln.codegen.ir.index import Index
 from kiln.codegen.ir.routine import Routine
 from kiln.codegen.target import Target
-from kiln.graph.size import Dim
 
 PRODUCT = "product"
 KERNEL = "ptr %ptr, ptr %arg, i64 %begin, i64 %end"
@@ -38,8 +37,8 @@ class Launches(NamedTuple):
     evenly: bool  # all rows of A lie evenly
 
 
-def same(launches: Sequence[Sequence[Dim]], names: Arguments) -> Launches:
-    """What is, of launches that have these words."""
+def same(launches: Sequence[Sequence[Any]], names: Arguments) -> Launches:
+    """What is, of launches that have these words, ints or sizes that vary."""
     words = tuple(
         (place, first)
         for place, (first, *others) in enumerate(zip(*launches))

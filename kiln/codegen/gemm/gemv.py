@@ -47,7 +47,11 @@ PARAMS = "ptr %a, i64 %ak, ptr %b, i64 %bk, i64 %bs, ptr %c, i64 %k, i64 %cols, 
 
 def shared_parts(frame: Frame, target: Target) -> list[Part]:
     """What all kernels of one row share."""
-    return [shared_part(target, element_of(frame.dtype), contiguous, row_transposed, crowded, gathered)]
+    element = element_of(frame.dtype)
+    return [
+        shared_part(target, element, contiguous, gathered),
+        shared_part(target, element, row_transposed, crowded),
+    ]
 
 
 class _Sums:

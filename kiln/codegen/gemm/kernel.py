@@ -8,6 +8,8 @@ packing, tiles           shared by all kernels of the same elements
 
 from __future__ import annotations
 
+from functools import cache
+
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm import gemv
 from kiln.codegen.gemm.amx import Amx
@@ -46,7 +48,12 @@ def gemm_parts(spec: GemmSpec, target: Target, launches: Launches | None = None)
         routines += [compute(target, spec, name, blocks.block_of(name), launches) for name in spec.prologues]
         constants = [*([nowhere()] if spec.window else []), *blocks.constants()]
 
+    written = cache(driver.write)
+    if launches is not None:  # of what is shared, only what it calls
+        called = written().declared.keys()
+        shared = [part for part in shared if not called.isdisjoint(part.functions)]
+
     def product() -> str:
-        return module(target, [driver.write()], constants)
+        return module(target, [written()], constants)
 
     return [*own_parts(target, routines), Part((PRODUCT,), product, launches is None, str(frame)), *shared]
