@@ -14,6 +14,7 @@ whatever they are given, so that what is wrong is known before anyone uses the r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from kiln.capture.programs import Slots
 from kiln.codegen.ir.index import Condition, Integer, Pointer
@@ -258,17 +259,13 @@ class Driver:
 
     def _by_size(self, f: Function, sizes: Sizes, write: Callable[[Body], None]) -> None:
         """Code for the body that is for the sizes of the call."""
-        done = f.label()
-        for slot, body in self.of_one.items():
-            own, other = f.label(), f.label()
-            f.branch(f.index(sizes.of(symbol(slot))).equals(1), own, other)
-            f.begin(own)
-            write(body)
-            f.jump(done)
-            f.begin(other)
-        write(self.body)
-        f.jump(done)
-        f.begin(done)
+        with ExitStack() as others:
+            for slot, body in self.of_one.items():
+                one = f.index(sizes.of(symbol(slot))).equals(1)
+                other = others.enter_context(f.either(one))
+                write(body)
+                next(other)
+            write(self.body)
 
     def _environment(self, f: Function, sizes: Sizes) -> Pointer:
         """The integers that the body is given: sizes, then random numbers."""
