@@ -16,7 +16,7 @@ import mmap
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from kiln import _core
 from kiln.codegen.fork import GENERATOR, at_fork
@@ -58,15 +58,20 @@ def object_for(text_key: str, parts: Callable[[], Sequence[Part]], target: Targe
     refuse, and RuntimeError if LLVM cannot parse it.
     """
     target = host_target() if target is None else target
-    key = kernel_key(text_key)
-    found = _kept(key, target)
-    if found is None:
-        with _lock:
-            found = _memory.get((key, target))
-            if found is None:
-                found = compile_parts(parts(), target)
-                _keep(key, target, found)
-    return found
+    found = _kept(kernel_key(text_key), target)
+    return found or objects_for([(text_key, parts)], target)[0]
+
+
+def objects_for(kernels: Sequence[tuple[str, Callable[[], Sequence[Part]]]], target: Target) -> list[bytes]:
+    """The same of several patterns: what nobody kept is made together."""
+    keys = [kernel_key(text) for text, _ in kernels]
+    with _lock:
+        found = {key: kept for key in keys if (kept := _kept(key, target)) is not None}
+        left = {key: parts for key, (_, parts) in zip(keys, kernels) if key not in found}
+        for key, made in zip(left, compile_kernels([parts() for parts in left.values()], target)):
+            _keep(key, target, made)
+            found[key] = made
+    return [found[key] for key in keys]
 
 
 def _kept(key: bytes, target: Target) -> bytes | None:
@@ -111,28 +116,46 @@ def compile_parts(parts: Sequence[Part], target: Target) -> bytes:
 
     What takes longest stands last: the other thread begins there.
     """
+    return compile_kernels([parts], target)[0]
+
+
+def compile_kernels(kernels: Sequence[Sequence[Part]], target: Target) -> list[bytes]:
+    """The same of several kernels."""
     with _lock:
-        work = _Work(parts, target)
+        work = _Work(kernels, target)
         work.run()
-    objects = [work.made[part.functions] for part in parts]
-    return objects[0] if len(objects) == 1 else bundle(objects)
+    made = [[work.made[_name(n, part)] for part in parts] for n, parts in enumerate(kernels)]
+    return [objects[0] if len(objects) == 1 else bundle(objects) for objects in made]
+
+
+_Name: TypeAlias = tuple[int, tuple[str, ...]] | str  # of a part: its kernel and functions, or what is shared
+
+
+def _name(n: int, part: Part) -> _Name:
+    """The name of a part of kernel n."""
+    return part.shared or (n, part.functions)
 
 
 class _Work:
-    """The parts of a kernel, by their functions; those that nobody kept are made."""
+    """The parts of some kernels, by their names; those that nobody kept are made."""
 
-    def __init__(self, parts: Sequence[Part], target: Target) -> None:
-        self.target, self.left = target, []
-        self.made: dict[tuple[str, ...], bytes] = {}
+    def __init__(self, kernels: Sequence[Sequence[Part]], target: Target) -> None:
+        self.target = target
+        self.left: list[tuple[_Name, Part, tuple[str, ...]]] = []  # with the functions of their kernels
+        self.made: dict[_Name, bytes] = {}
         self.error: BaseException | None = None
         self.room = ROOM  # what must be there for all threads that work
-        self.names = tuple(name for part in parts for name in part.functions)
-        for part in parts:
-            found = _kept(kernel_key(part.shared), target) if part.shared else None
-            if found is None:
-                self.left.append(part)
-            else:
-                self.made[part.functions] = found
+        asked: set[_Name] = set()
+        for n, parts in enumerate(kernels):
+            names = tuple(name for part in parts for name in part.functions)
+            for part in parts:
+                name = _name(n, part)
+                found = _kept(kernel_key(part.shared), target) if part.shared else None
+                if found is not None:
+                    self.made[name] = found
+                elif name not in asked:
+                    self.left.append((name, part, names))
+                asked.add(name)
 
     def run(self) -> None:
         """Makes what is missing, with another thread if that is more than one part."""
@@ -158,23 +181,23 @@ class _Work:
         """Makes parts from one end of those that are left."""
         while self.error is None:
             try:
-                part = self.left.pop(end)
+                name, part, names = self.left.pop(end)
             except IndexError:
                 return
             try:
-                self.made[part.functions] = self._object(part, end)
+                self.made[name] = self._object(part, names, end)
             except BaseException as error:  # raised by `run`
                 self.error = error
 
-    def _object(self, part: Part, end: int) -> bytes:
+    def _object(self, part: Part, names: tuple[str, ...], end: int) -> bytes:
         text, target = part.text(), self.target
-        verify_text(text, target, self.names)
+        verify_text(text, target, names)
         _expect_memory(self.room + ROOM_OF_TEXT * len(text))
         machine = _machines.get((target, part.quick, end))
         if machine is None:
             machine = _machines[target, part.quick, end] = Machine(target, part.quick)
         data = machine.object(text)
-        verify_object(data, part.functions, self.names)
+        verify_object(data, part.functions, names)
         if part.shared:
             _keep(kernel_key(part.shared), target, data)
         return data

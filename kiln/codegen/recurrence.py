@@ -28,6 +28,7 @@ from kiln.codegen.compile import Part
 from kiln.codegen.gemm import fma
 from kiln.codegen.gemm.element import element_of, multiply_add
 from kiln.codegen.gemm.fma_tile import nothing
+from kiln.codegen.gemm.frame import frame_of
 from kiln.codegen.gemm.spec import product
 from kiln.codegen.ir.index import Index, Pointer
 from kiln.codegen.ir.memory import Memory
@@ -126,7 +127,7 @@ def recurrence_parts(spec: RecurrenceSpec, target: Target) -> list[Part]:
     return [
         *driver,
         Part(("cell",), lambda: _cell_text(spec, target)),
-        *fma.shared_parts(product(spec.dtype), target),
+        *fma.shared_parts(frame_of(product(spec.dtype), target), target),
     ]
 
 

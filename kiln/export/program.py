@@ -112,7 +112,9 @@ class ExportedProgram(Module):
         is called, and examples in C and Python.
 
         `name`: an identifier, with which the functions begin. `target`: "x86-64-v3", "x86-64-v4" or
-        "aarch64", this machine's unless given; results have the bits of kiln on that level. `weights`:
+        "aarch64", this machine's unless given; results have the bits of kiln on that level. Of
+        "x86_64-windows", "x86_64-macos" and "aarch64-macos" an object for that system's linker and the header
+        are written, and the path is the object's, NAME.obj or NAME.o; nobody has run one there. `weights`:
         "inside", or "beside" in NAME.safetensors, which callers read; inside up to 1 GiB unless given.
         `verify`: runs the library at the sizes that `verify` takes and prints how far its outputs are away.
 

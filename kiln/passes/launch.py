@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kiln.codegen.compile import Part, object_for, whole
@@ -29,6 +30,7 @@ class Kernel(NamedTuple):
     """A kernel of a plan; each pattern's is a class below this one, which knows how to write it."""
 
     spec: Any  # the pattern
+    launches: Any = None  # what is known of all its launches, if it is written for them alone
 
     def text(self) -> str:
         """The canonical text: the key of every cache."""
@@ -38,6 +40,10 @@ class Kernel(NamedTuple):
     def parts(self, target: Target) -> list[Part]:
         """The LLVM text."""
         raise NotImplementedError
+
+    def among(self, launches: Sequence[Sequence[Dim]]) -> Kernel:
+        """The kernel for a library, where these are the arguments of all its launches."""
+        return self
 
     def object(self, target: Target | None = None) -> bytes:
         """The machine code for this host (or `target`), generated or from the cache."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm.arguments import BATCH, arguments_of
 from kiln.codegen.gemm.element import element_of
+from kiln.codegen.gemm.frame import same
 from kiln.codegen.gemm.kernel import gemm_parts
 from kiln.codegen.gemm.spec import GemmSpec, Prologue, accumulates
 from kiln.codegen.nests.nest import Operand
@@ -28,8 +31,15 @@ WORD_COST = 20  # ... and 64 bits of a segment's sums, where many rows share wha
 class GemmKernel(Kernel):
     """A product as a kernel."""
 
+    def text(self) -> str:
+        known = "" if self.launches is None else f"\nof {self.launches}"
+        return super().text() + known
+
     def parts(self, target: Target) -> list[Part]:
-        return gemm_parts(self.spec, target)
+        return gemm_parts(self.spec, target, self.launches)
+
+    def among(self, launches: Sequence[Sequence[Dim]]) -> GemmKernel:
+        return GemmKernel(self.spec, same(launches, arguments_of(self.spec)))
 
 
 def lower_product(fusion: Fusion, group: Group) -> Lowered:

@@ -40,7 +40,11 @@ class Body:
         for at, step in enumerate(self.plan.steps):
             if isinstance(step, Call):
                 self.controls[at] = Control(driver, step, self.slots)
-        self.kernels = [driver.kernel(k) for k in self.plan.kernels]
+        launches = [step for step in self.plan.steps if isinstance(step, Launch)]
+        self.kernels = [
+            driver.kernel(kernel, [step.args for step in launches if step.kernel == k])
+            for k, kernel in enumerate(self.plan.kernels)
+        ]
         self.symbol = driver.new_symbol("p")
         for dim in self._dims():
             self.slots.of(dim)

@@ -6,10 +6,10 @@ ends in the second, it is copied. A result that nobody reads has memory for it, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kiln.capture.programs import Slots
-from kiln.codegen.ir.index import Integer, Pointer
+from kiln.codegen.ir.index import Condition, Integer, Pointer
 from kiln.graph.size import Dim, Size, substitute
 from kiln.passes.control import with_condition
 from kiln.passes.plan import Call
@@ -135,21 +135,17 @@ class _Call:
         size = self.control._exactly(self.sizes, k)
         self.f.call_for("void", self.control.driver.mover, to, source, size)
 
-    def _either(self, flag: Pointer, yes: Callable[[], None], no: Callable[[], None]) -> None:
-        """One of both, by a bool in memory."""
-        f = self.f
-        then, other, out = f.label(), f.label(), f.label()
-        f.branch(f.condition(f.op(f"icmp ne i8 {flag.load('i8')}, 0")), then, other)
-        for label, write in ((then, yes), (other, no)):
-            f.begin(label)
-            write()
-            f.jump(out)
-        f.begin(out)
+    def _holds(self, flag: Pointer) -> Condition:
+        """A bool in memory."""
+        return self.f.condition(self.f.op(f"icmp ne i8 {flag.load('i8')}, 0"))
 
     def branch(self, inputs: list[Pointer], outputs: list[Pointer]) -> None:
         """cond"""
         given, to = self._list(inputs[1:]), self._list(outputs)
-        self._either(inputs[0], lambda: self._run(0, given, to), lambda: self._run(1, given, to))
+        with self.f.either(self._holds(inputs[0])) as other:
+            self._run(0, given, to)
+            next(other)
+            self._run(1, given, to)
 
     def loop(self, inputs: list[Pointer], first: list[Pointer], second: list[Pointer]) -> None:
         """while_loop"""
@@ -159,31 +155,20 @@ class _Call:
         from_first = self._list([*first, *inputs[state:]])
         from_second = self._list([*second, *inputs[state:]])
         self._run(0, given, self._list([self.flag]))
-
-        def stay() -> None:
-            for k in range(state):
-                self._move(first[k], inputs[k], k)
-
-        def go() -> None:
-            steps = f.slot("i64")
+        with f.either(self._holds(self.flag)) as stay:
             self._run(1, given, to_first)
-            steps.put(1)
-            head, body, out = f.label(), f.label(), f.label()
-            f.jump(head)
-            f.begin(head)
-            f.branch(f.condition(f.op(f"icmp ne i8 {self.flag.load('i8')}, 0")), body, out)
-            f.begin(body)
-            at = steps.word()
-            odd = (at & 1).equals(1)
-            self._run(1, odd.choose(from_first, from_second), odd.choose(to_second, to_first))
-            steps.put(at + 1)
-            f.jump(head)
-            f.begin(out)
-            ends_first = (steps.word() & 1).equals(1)
+            with f.repeat([f.index(1)], lambda _: self._holds(self.flag)) as turn:
+                (steps,) = turn.indices
+                odd = (steps & 1).equals(1)
+                self._run(1, odd.choose(from_first, from_second), odd.choose(to_second, to_first))
+                turn.next = [steps + 1]
+            (steps,) = turn.indices
+            ends_first = (steps & 1).equals(1)
             for k in range(state):
                 self._move(first[k], ends_first.choose(first[k], second[k]), k)
-
-        self._either(self.flag, go, stay)
+            next(stay)
+            for k in range(state):
+                self._move(first[k], inputs[k], k)
 
     def scan(
         self,

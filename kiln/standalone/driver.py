@@ -14,6 +14,7 @@ whatever they are given, so that what is wrong is known before anyone uses the r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from kiln.capture.programs import Slots
 from kiln.codegen.ir.index import Condition, Integer, Pointer
@@ -52,6 +53,7 @@ class Driver:
         self.name, self.target, self.beside = name, target, beside
         self.functions: list[Function] = []
         self.kernels: dict[str, tuple[str, Kernel]] = {}
+        self._launches: dict[str, list[Sequence[Dim]]] = {}  # arguments, by the kernel's text
         self.messages = ["no error"]
         self.threads = not target.triple.startswith("wasm")  # whether callers may have some
         self.blobs: dict[str, bytes] = {}  # further read-only data, by symbol
@@ -78,6 +80,7 @@ class Driver:
             if s.least <= 1
         }
         self.slots = Slots(graph.slots)  # of what is asked around it
+        self._for_launches()
         self.asked: list[Asked] = asked(found, graph, self)
         for dim in self._dims():
             self.slots.of(dim)
@@ -126,12 +129,18 @@ class Driver:
         self._symbols += 1
         return f"{self.name}.{kind}{self._symbols}"
 
-    def kernel(self, kernel: Kernel) -> str:
-        """The symbol of a kernel."""
+    def kernel(self, kernel: Kernel, launches: Sequence[Sequence[Dim]]) -> str:
+        """The symbol of a kernel, which has launches with such arguments."""
         text = kernel.text()
         if text not in self.kernels:
             self.kernels[text] = f"{self.name}.k{len(self.kernels)}", kernel
+        self._launches.setdefault(text, []).extend(launches)
         return self.kernels[text][0]
+
+    def _for_launches(self) -> None:
+        """Replaces kernels by those that are written for the launches there are."""
+        for text, (name, kernel) in self.kernels.items():
+            self.kernels[text] = name, kernel.among(self._launches[text])
 
     def data_at(self, f: Function) -> Pointer:
         """Where the data begins: in the library, or in what the caller gives behind the inputs."""
@@ -250,17 +259,13 @@ class Driver:
 
     def _by_size(self, f: Function, sizes: Sizes, write: Callable[[Body], None]) -> None:
         """Code for the body that is for the sizes of the call."""
-        done = f.label()
-        for slot, body in self.of_one.items():
-            own, other = f.label(), f.label()
-            f.branch(f.index(sizes.of(symbol(slot))).equals(1), own, other)
-            f.begin(own)
-            write(body)
-            f.jump(done)
-            f.begin(other)
-        write(self.body)
-        f.jump(done)
-        f.begin(done)
+        with ExitStack() as others:
+            for slot, body in self.of_one.items():
+                one = f.index(sizes.of(symbol(slot))).equals(1)
+                other = others.enter_context(f.either(one))
+                write(body)
+                next(other)
+            write(self.body)
 
     def _environment(self, f: Function, sizes: Sizes) -> Pointer:
         """The integers that the body is given: sizes, then random numbers."""

@@ -85,8 +85,8 @@ def _size_lines(driver: Driver) -> Iterator[str]:
         at += 1
 
 
-def c_header(driver: Driver) -> str:
-    """The header."""
+def c_header(driver: Driver, file: str) -> str:
+    """The header of what lies in a file."""
     name = driver.name
     guard = f"{name.upper()}_H"
     about = [f"inputs[{k}]  {array}" for k, array in enumerate(inputs_of(driver))]
@@ -96,7 +96,7 @@ def c_header(driver: Driver) -> str:
     about += [f"outputs[{k}]  {array}" for k, array in enumerate(outputs_of(driver))]
     listed = "\n".join(f" *     {in_comment(line)}" for line in about)
     codes = "\n".join(f" *     {k}  {in_comment(m)}" for k, m in enumerate(driver.messages))
-    return f"""/* lib{name}.so, made by kiln {__version__} for {driver.target.name}.
+    return f"""/* {file}, made by kiln {__version__} for {driver.target.name}.
  *
  * Arrays are contiguous, the last dim innermost, and aligned as their elements are. bool is a byte, 0 or 1;
  * float16 and bfloat16 are their 16 bits.
@@ -161,7 +161,7 @@ def _example_sizes(driver: Driver) -> list[int]:
     return sizes + [0] * len(driver.numbers)
 
 
-def c_example(driver: Driver) -> str:
+def c_example(driver: Driver, command: str) -> str:
     """A program that runs the library on zeros."""
     name, sizes = driver.name, _example_sizes(driver)
     inputs, outputs = inputs_of(driver), outputs_of(driver)
@@ -187,7 +187,7 @@ def c_example(driver: Driver) -> str:
         f"    outputs[{k}] = calloc(count ? count : 1, {ITEMSIZE[a.dtype]}); /* {in_comment(str(a))} */\n"
         for k, a in enumerate(outputs)
     )
-    return f"""/* cc {name}_example.c -L. -l{name} -Wl,-rpath,. -o {name}_example */
+    return f"""/* {command} */
 #include "{name}.h"
 #include <stdio.h>
 #include <stdlib.h>

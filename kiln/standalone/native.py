@@ -1,6 +1,8 @@
 """A program as a native library: an ELF file, a C header, examples in C and Python.
 
 captured -> primitives -> constants -> driver (LLVM text) + kernels -> elf.py -> NAME.so
+
+For other systems it is an object (foreign.py) and the header.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from kiln.standalone.constants import folded, in_file, laid_out
 from kiln.standalone.driver import Driver
 from kiln.standalone.elf import Library as SharedLibrary
 from kiln.standalone.elf_object import MACHINES, read_object
+from kiln.standalone.foreign import FOREIGN, file_of, object_of
 from kiln.standalone.header import c_example, c_header, python_example
-from kiln.standalone.kernels import linked
+from kiln.standalone.kernels import linked, reached
 from kiln.standalone.library import Library, check_name, write
 from kiln.standalone.relocatable import merged_object
 from kiln.tracing.captured import Captured
@@ -46,15 +49,22 @@ def library_of(found: Captured, name: str, target: str | None = None, weights: s
         places, content = laid_out(arrays)
         data = {f"{name}.data": content}
     driver = Driver(found, graph, places, name, level, beside)
+    if level.name in FOREIGN:
+        file = file_of(name, level)
+        files[file] = object_of(driver, b"" if beside else data[f"{name}.data"])
+        files[f"{name}.h"] = c_header(driver, file).encode()
+        files[f"{name}_example.c"] = c_example(driver, f"cc {name}_example.c {file}").encode()
+        return Library(name, files, driver)
     own = Machine(level, quick=True).object(driver.text())
-    objects = [read_object(own), *linked(driver.kernels.values(), level)]
     exports = [f"{name}_{what}" for what in ("run", "workspace", "shape", "message")]
+    objects = reached([read_object(own), *linked(driver.kernels.values(), level)], exports)
     library = SharedLibrary(objects, data, exports, f"lib{name}.so", ISA.get(level.name, 0))
     machine = MACHINES[level.triple.split("-")[0]]
     files[f"lib{name}.so"] = b"".join(library.parts())
     files[f"{name}.o"] = merged_object(machine, objects, data, exports)
-    files[f"{name}.h"] = c_header(driver).encode()
-    files[f"{name}_example.c"] = c_example(driver).encode()
+    files[f"{name}.h"] = c_header(driver, f"lib{name}.so").encode()
+    command = f"cc {name}_example.c -L. -l{name} -Wl,-rpath,. -o {name}_example"
+    files[f"{name}_example.c"] = c_example(driver, command).encode()
     files[f"{name}_example.py"] = python_example(driver).encode()
     return Library(name, files, driver)
 
@@ -64,9 +74,10 @@ def target_of(target: str | None) -> Target:
     if target is None:
         host = host_target()
         return LEVELS["x86-64-v4"] if host.tiles else host
-    if target not in TARGETS:
-        raise ValueError(f"to_native: expected a target among {', '.join(TARGETS)}, got {target!r:.60}")
-    return TARGETS[target]
+    known = TARGETS | FOREIGN
+    if target not in known:
+        raise ValueError(f"to_native: expected a target among {', '.join(known)}, got {target!r:.60}")
+    return known[target]
 
 
 def to_native(
@@ -76,7 +87,7 @@ def to_native(
     made = library_of(program._captured, name, target, weights)
     if verify and not host_target().includes(made.driver.target):
         raise ValueError(f"to_native: verify runs the library, and this machine runs no {target}")
-    path = next(path for path in write(made, folder) if path.endswith(".so"))
+    path = next(path for path in write(made, folder) if path.endswith((".so", ".o", ".obj")))
     if verify:
         print(f"{program._captured.name} as a library: {_verified(program, path, made.driver)}")
     return path

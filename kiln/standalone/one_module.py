@@ -6,20 +6,22 @@ Each kernel's functions and tables get names of their own; parts that several ke
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kiln.codegen.target import Target
 from kiln.passes.launch import Kernel
 
 _NAME = re.compile(r"@([\w.]+)")
 _DEFINED = re.compile(r"^(?:define [^@]*|)@([\w.]+)(?: = |\()", re.MULTILINE)
+_DEFINES = re.compile(r"^define (?:hidden )?(void @.*?)(?: section \"[^\"]*\")? {", re.MULTILINE)
+_ONE = re.compile(r"^(?:define .*?^}$|@[\w.]+ = [^\n]*)", re.MULTILINE | re.DOTALL)
 _HEAD = re.compile(r"^(?:target |attributes |declare |!0 ).*\n?", re.MULTILINE)
 _DECLARED = re.compile(r"^declare .*@([\w.]+)\(.*$", re.MULTILINE)
 
 
 def one_module(driver: str, kernels: Iterable[tuple[str, Kernel]], target: Target) -> str:
     """The module of a driver and the kernels it calls, by their symbols."""
-    shared: dict[str, dict[str, str]] = {}  # by the text of a part: its names
+    known: dict[tuple[str, ...], dict[str, str]] = {}  # by the text of a part and its callees: its names
     declared: dict[str, str] = {}
     bodies: list[str] = []
 
@@ -29,25 +31,43 @@ def one_module(driver: str, kernels: Iterable[tuple[str, Kernel]], target: Targe
                 declared[match[1]] = match[0]
         text = _HEAD.sub("", text)
         text = _NAME.sub(lambda m: f"@{names.get(m[1], m[1])}", text)
-        bodies.append(text.replace("define void @", "define internal void @"))
+        bodies.extend(_ONE.findall(_DEFINES.sub(r"define internal \1 {", text)))
 
     for symbol, kernel in kernels:
         names: dict[str, str] = {}
-        own: list[str] = []
-        for part in kernel.parts(target):
-            text = part.text()
-            defined = _DEFINED.findall(text)
-            if part.shared and not any(not n.startswith("llvm.") for n in _DECLARED.findall(text)):
-                if text not in shared:
-                    shared[text] = {n: f"{symbol}.{n}" for n in defined}
-                    take(text, shared[text])
-                names.update(shared[text])
-            else:
-                names.update({n: symbol if n == "kernel" else f"{symbol}.{n}" for n in defined})
-                own.append(text)
-        for text in own:
-            take(text, names)
+        left = [part.text() for part in kernel.parts(target)]
+        while left:
+            ready = [text for text in left if names.keys() >= {*_called(text)}]
+            for text in ready or left:  # of those that call each other, each is one of its own
+                called = {name: names.get(name, f"{symbol}.{name}") for name in _called(text)}
+                defined = _DEFINED.findall(text)
+                key = text, *called.values(), symbol if "kernel" in defined else ""
+                if key not in known:
+                    known[key] = {n: symbol if n == "kernel" else f"{symbol}.{n}" for n in defined}
+                    take(text, called | known[key])
+                names.update(known[key])
+            left = [text for text in left if text not in ready] if ready else []
     kept = [line for line in driver.splitlines() if not line.startswith("declare hidden void @")]
     for match in _DECLARED.finditer("\n".join(kept)):
         declared.pop(match[1], None)
-    return "\n".join([*kept, *bodies, *declared.values(), "!0 = !{i32 1}", ""])
+    used = _used("\n".join(kept), bodies)
+    return "\n".join([*kept, *used, *declared.values(), "!0 = !{i32 1}", ""])
+
+
+def _used(driver: str, bodies: Sequence[str]) -> list[str]:
+    """The functions and constants that the driver needs."""
+    owner = {name: body for body in bodies for name in _DEFINED.findall(body)[:1]}
+    found: dict[str, None] = {}
+    left = [driver]
+    while left:
+        for name in _NAME.findall(left.pop()):
+            body = owner.get(name)
+            if body is not None and body not in found:
+                found[body] = None
+                left.append(body)
+    return [body for body in bodies if body in found]
+
+
+def _called(text: str) -> list[str]:
+    """The functions of other parts that a part calls."""
+    return [name for name in _DECLARED.findall(text) if not name.startswith("llvm.")]

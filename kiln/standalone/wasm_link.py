@@ -12,8 +12,9 @@ Memory, from address 0 on:
     `data`          each at a multiple of 64
     __heap_base     from here on memory is the caller's; `memory.grow` adds to it
 
-Exports are the functions that are named, `memory` and `__heap_base`. The object is LLVM's for wasm32 in its
-static model: one module, every address known here. Whether code is well formed is the engine's to check.
+Exports are the functions that are named, `memory` and `__heap_base`. Functions whose addresses are taken lie
+in a table, from 1 on. The object is LLVM's for wasm32 in its static model: one module, every address known
+here. Whether code is well formed is the engine's to check.
 """
 
 from __future__ import annotations
@@ -26,10 +27,9 @@ from kiln.tuples import NamedTuple
 
 MAGIC = b"\0asm\x01\0\0\0"
 # sections of a module
-CUSTOM, TYPE, IMPORT, FUNCTION, MEMORY, GLOBAL, EXPORT = 0, 1, 2, 3, 5, 6, 7
+CUSTOM, TYPE, IMPORT, FUNCTION, TABLE, MEMORY, GLOBAL, EXPORT, ELEMENT = 0, 1, 2, 3, 4, 5, 6, 7, 9
 CODE, DATA, DATA_COUNT = 10, 11, 12
-UNLIKE = {4: "a table", 5: "a memory", 6: "globals", 7: "exports", 8: "a start function",
-          9: "addresses of functions", 13: "exceptions"}  # fmt: skip
+UNLIKE = {4: "a table", 5: "a memory", 6: "globals", 7: "exports", 8: "a start function", 13: "exceptions"}
 # parts of the section `linking`
 LINKING_VERSION, SEGMENTS, STARTERS, SYMBOLS = 2, 5, 6, 8
 # kinds of symbols, and their flags
@@ -37,12 +37,13 @@ OF_FUNCTION, OF_DATA, OF_GLOBAL, OF_SECTION, OF_TAG, OF_TABLE = range(6)
 LOCAL, UNDEFINED, NAMED, ABSOLUTE, THREAD = 0x02, 0x10, 0x40, 0x200, 0x100
 STACK_POINTER = "__stack_pointer"
 HEAP_BASE = "__heap_base"
+ADDRESSES = "__indirect_function_table"  # whose places are the addresses of functions
 PAGE = 1 << 16
 LARGEST_MEMORY = 1 << 31  # what an address below 0 wraps to lies past it
 LARGEST_MODULE = 1 << 30
 DATA_ALIGNMENT = 64
 STACK = 256 << 10
-CONST, END, FUNCTIONS = 0x41, 0x0B, 1
+CONST, END, FUNCTIONS, FUNCREF = 0x41, 0x0B, 1, 0x70
 WORD = Struct("<I")
 
 
@@ -147,7 +148,7 @@ def _word(image: bytearray, at: int, value: int) -> None:
 
 KINDS = {
     0: Kind("R_WASM_FUNCTION_INDEX_LEB", _padded),
-    1: Kind("R_WASM_TABLE_INDEX_SLEB"),
+    1: Kind("R_WASM_TABLE_INDEX_SLEB", _padded),
     2: Kind("R_WASM_TABLE_INDEX_I32"),
     3: Kind("R_WASM_MEMORY_ADDR_LEB", _padded, True),
     4: Kind("R_WASM_MEMORY_ADDR_SLEB", _padded, True),
@@ -156,9 +157,10 @@ KINDS = {
     7: Kind("R_WASM_GLOBAL_INDEX_LEB", _padded),
     10: Kind("R_WASM_TAG_INDEX_LEB"),
     11: Kind("R_WASM_MEMORY_ADDR_REL_SLEB", None, True),
-    20: Kind("R_WASM_TABLE_NUMBER_LEB"),
+    20: Kind("R_WASM_TABLE_NUMBER_LEB", _padded),
 }
-OF_TYPE = 6
+OF_ADDRESS, OF_TYPE = 1, 6
+ASKS = {0: OF_FUNCTION, OF_ADDRESS: OF_FUNCTION, 7: OF_GLOBAL, 20: OF_TABLE}  # of other kinds: data
 
 
 class ObjectFile(NamedTuple):
@@ -173,7 +175,7 @@ class ObjectFile(NamedTuple):
 
 def read_object(data: bytes) -> ObjectFile:
     """A relocatable object, every part of it checked. LinkError if it is damaged, or has what no module here
-    may: functions of others, data that is written, addresses of functions.
+    may: functions of others, data that is written.
     """
     file = Reader(data, "object")
     if file.take(len(MAGIC)) != MAGIC:
@@ -224,24 +226,25 @@ def read_object(data: bytes) -> ObjectFile:
 
 
 def _check_imports(section: Reader) -> None:
-    """That the object asks for a memory and a stack, and for nothing else; a LinkError names the rest."""
+    """That the object asks for a memory, a stack and a table, and for nothing else; a LinkError names the
+    rest.
+    """
     undefined = []
     for _ in range(section.number()):
         module, name, kind = section.name(), section.name(), section.byte()
         if kind == 0:
             section.number()
-        elif kind == 2:
+        elif kind in (1, 2):
+            if kind == 1 and section.byte() != FUNCREF:
+                raise LinkError(f"{module}.{name}: a table of what is no function")
             flags = section.byte()
             for _ in range(1 + (flags & 1)):
                 section.number()
-            continue
         elif kind == 3:
             section.take(2)
-        elif kind == 1:
-            raise LinkError(f"object: {UNLIKE[9]}, which code of kiln's has not")
         else:
             raise LinkError(f"{module}.{name}: an import of kind {kind}")
-        if (kind, name) != (3, STACK_POINTER):
+        if kind != 2 and (kind, name) not in ((3, STACK_POINTER), (1, ADDRESSES)):
             undefined.append(name)
     if undefined:
         raise LinkError(f"undefined: {', '.join(sorted(undefined))}")
@@ -322,8 +325,9 @@ def _check_symbols(symbols: Sequence[Symbol], functions: int, parts: Sequence[Pa
             raise LinkError(f"{s.name}: damaged: function {s.where} of {functions}")
         if s.kind == OF_DATA and s.defined and (s.where >= len(parts) or s.offset > parts[s.where].size):
             raise LinkError(f"{s.name}: damaged: it lies outside of its segment")
-        if s.kind == OF_GLOBAL and s.where:
-            raise LinkError(f"{s.name}: damaged: global {s.where} of 1")
+        if s.kind in (OF_GLOBAL, OF_TABLE) and s.where:
+            what = "global" if s.kind == OF_GLOBAL else "table"
+            raise LinkError(f"{s.name}: damaged: {what} {s.where} of 1")
 
 
 def _relocations(
@@ -387,7 +391,7 @@ def wasm_module(
     its `memory`, and `__heap_base`, where memory that nobody uses begins. `stack`: bytes of the stack.
 
     LinkError if the object is damaged or asks for what a module here has not: functions that nobody defines,
-    data that is written, addresses of functions, more than 2 GB of memory or a module of more than 1 GB.
+    data that is written, more than 2 GB of memory or a module of more than 1 GB.
     """
     read = read_object(object)
     views = {name: memoryview(blob).cast("B") for name, blob in data.items()}
@@ -404,10 +408,11 @@ def wasm_module(
     if stack <= 0 or heap > LARGEST_MEMORY:
         raise LinkError(f"a stack of {stack} bytes and {heap - stack_top} of data; memory has at most 2 GB")
     functions = _exported(read, exports, views)
+    addresses = _addresses(read)
     code, stored = bytearray(read.code), bytearray(read.data)
     for image, kind in ((code, CODE), (stored, DATA)):
         for r in read.relocations[kind]:
-            _apply(read, r, image, places, data_places)
+            _apply(read, r, image, places, data_places, addresses)
     segments = [
         (at, memoryview(stored)[p.start : p.start + p.size]) for at, p in zip(places, read.parts, strict=True)
     ]
@@ -424,9 +429,11 @@ def wasm_module(
         MAGIC,
         *_section(TYPE, read.types),
         *_section(FUNCTION, _vector([leb(type_) for type_ in read.functions])),
+        *(_table(len(addresses)) if any(s.kind == OF_TABLE for s in read.symbols) else []),
         *_section(MEMORY, b"\1\1" + leb(-(-heap // PAGE)) + leb(LARGEST_MEMORY // PAGE)),
         *_section(GLOBAL, _vector([b"\x7f\1" + _constant(stack_top), b"\x7f\0" + _constant(heap)])),
         *_section(EXPORT, _vector(first)),
+        *_elements(addresses),
         *_section(CODE, code),
         *_section(DATA, leb(len(segments)), *filled),
         *_section(CUSTOM, _name("name"), bytes([FUNCTIONS]), leb(len(named)), named),
@@ -447,6 +454,28 @@ def _constant(value: int) -> bytes:
 def _placed(at: int) -> bytes:
     """How a segment of data begins."""
     return b"\0" + _constant(at)
+
+
+def _addresses(read: ObjectFile) -> dict[int, int]:
+    """The functions whose addresses are taken, each with its own: a place in the table, where 0 is none's."""
+    taken = {
+        read.symbols[r.symbol].where
+        for found in read.relocations.values()
+        for r in found
+        if r.kind == OF_ADDRESS and read.symbols[r.symbol].kind == OF_FUNCTION
+    }
+    return {function: place for place, function in enumerate(sorted(taken), 1)}
+
+
+def _table(count: int) -> list[bytes | bytearray | memoryview]:
+    """The table of so many functions."""
+    size = leb(count + 1)
+    return _section(TABLE, b"\1" + bytes([FUNCREF, 1]) + size + size)
+
+
+def _elements(addresses: Mapping[int, int]) -> list[bytes | bytearray | memoryview]:
+    """What the table holds."""
+    return _section(ELEMENT, b"\1" + _placed(1) + _vector(list(map(leb, addresses)))) if addresses else []
 
 
 def _exported(read: ObjectFile, exports: Sequence[str], data: Mapping[str, memoryview]) -> dict[str, int]:
@@ -471,16 +500,19 @@ def _apply(
     image: bytearray,
     places: Sequence[int],
     data: Mapping[str, int],
+    addresses: Mapping[int, int],
 ) -> None:
     """Writes what one relocation asks for."""
     kind = KINDS[relocation.kind]
-    asks = {0: OF_FUNCTION, 7: OF_GLOBAL}.get(relocation.kind, OF_DATA)
+    asks = ASKS.get(relocation.kind, OF_DATA)
     name, value = "a type", relocation.symbol
     if relocation.kind != OF_TYPE:
         symbol = read.symbols[relocation.symbol]
         name, value = symbol.name, symbol.where
         if symbol.kind != asks:
             raise LinkError(f"{kind.name} of {name}: damaged: a symbol of kind {symbol.kind}")
+        if relocation.kind == OF_ADDRESS:
+            value = addresses[symbol.where]
         if asks == OF_DATA:
             value = places[symbol.where] + symbol.offset if symbol.defined else data[name]
             value += relocation.addend

@@ -15,6 +15,7 @@ from kiln.codegen.compile import compile_text
 from kiln.codegen.ir.code import Code
 from kiln.codegen.ir.index import Condition, Index, Pointer, every
 from kiln.codegen.ir.routine import Routine
+from kiln.codegen.llvm import Machine
 from kiln.codegen.target import host_target
 
 TARGET = host_target()
@@ -45,7 +46,7 @@ def test_an_address_is_written_where_it_stands_from_left_to_right() -> None:
 
 @pytest.mark.parametrize(
     "write",
-    [lambda x: x + 0, lambda x: 0 + x, lambda x: x - 0, lambda x: x * 1, lambda x: 1 * x],
+    [lambda x: x + 0, lambda x: 0 + x, lambda x: x - 0, lambda x: x * 1, lambda x: 1 * x, lambda x: x // 1],
 )
 def test_what_changes_nothing_is_not_written(write: Callable[[Index], Index]) -> None:
     lines, found = written(write, "x")
@@ -55,7 +56,6 @@ def test_what_changes_nothing_is_not_written(write: Callable[[Index], Index]) ->
 @pytest.mark.parametrize(
     ("write", "line"),
     [
-        (lambda x: x * 0, "mul i64 %x, 0"),
         (lambda x: 0 - x, "sub i64 0, %x"),
         (lambda x: 5 * x, "mul i64 5, %x"),
         (lambda x: 5 + x, "add i64 5, %x"),
@@ -64,7 +64,8 @@ def test_what_changes_nothing_is_not_written(write: Callable[[Index], Index]) ->
         (lambda x: 7 >> x, "lshr i64 7, %x"),
         (lambda x: 1 << x, "shl i64 1, %x"),
         (lambda x: x & -16, "and i64 %x, -16"),
-        (lambda x: x.code.index(2) * 3, "mul i64 2, 3"),
+        (lambda x: x // 0, "sdiv i64 %x, 0"),
+        (lambda x: x.code.index(2) // 0, "sdiv i64 2, 0"),
     ],
 )
 def test_an_int_stands_on_its_side(write: Callable[[Index], Index], line: str) -> None:
@@ -113,6 +114,32 @@ def test_a_routine_is_called_and_declared_by_the_types_of_its_arguments() -> Non
     assert code.declared == {"inner": "declare void @inner(ptr, i64, i64, i1, i64)"}
 
 
+def test_a_condition_that_is_known_writes_one_half() -> None:
+    """Of the other no instruction, no memory on the stack and no declaration is left, and blocks go on."""
+    for known in (True, False):
+        code = Routine(TARGET, "outer", "i64 %n")
+        with code.either(code.condition(known)) as other:
+            code.run("first")
+            with code.times(code.index("%n")):
+                code.variable(1)
+            next(other)
+            code.run("second")
+            code.variable(2)
+        with code.when(code.condition(not known)):
+            code.run("third")
+        with code.either(code.condition(known)):
+            code.run("alone")
+        with code.loop(0, 3, 1):
+            pass
+        expected = {"first", "alone"} if known else {"second", "third"}
+        assert {*code.declared} == expected and len(code.slots) == 1
+        calls = [line.split("@")[1][:-2] for line in code.lines if "call" in line]
+        assert {*calls} == expected
+        declared = "\n".join(code.declared.values())
+        text = f"{code.routine()}\nattributes #0 = {{ nounwind }}\n{declared}".replace("@outer", "@kernel")
+        assert Machine(TARGET, True).object(f"{TARGET.head()}\n{text}\n")  # phis name the blocks before them
+
+
 # -- what it computes ---------------------------------------------------------------------------------
 
 # Each of two i64 that are not negative, y not 0: what is written, and what Python says of the same.
@@ -154,6 +181,21 @@ def test_operators_compute_what_python_does() -> None:
             arguments = np.array([a, b], np.int64)
             function(ctypes.cast(pointers, ctypes.c_void_p), arguments.ctypes.data, 0, 1)
             assert found.tolist() == [int(say(a, b)) for _, say in COMPUTED], (a, b)
+
+
+def test_what_is_known_is_computed_when_it_is_written() -> None:
+    """The same of literals: no instruction, and the number that the kernel would have found."""
+    for a in (0, 1, 2, 6, 7, 16, 100, 255):
+        for b in (1, 2, 7, 16, 99, 255):
+            code = Code(TARGET)
+            x, y = code.index(a), code.index(b)
+            found = [write(x, y) for write, _ in COMPUTED]
+            assert [int(n.text) for n in found] == [int(say(a, b)) for _, say in COMPUTED] and not code.lines
+    for a, b in ((-7, 2), (7, -2), (-7, -2)):  # towards zero
+        code = Code(TARGET)
+        assert (code.index(a) // b).text == str(int(a / b)) and (code.index(a) % b).text == str(
+            a - int(a / b) * b
+        )
 
 
 def test_places_are_read_and_written() -> None:

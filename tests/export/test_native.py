@@ -4,6 +4,7 @@ is refused.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import kiln
 from kiln import nn
 from kiln.export import Dim, export
 from kiln.nn import functional as F
+from kiln.standalone import running
 from kiln.standalone.native import TARGETS, library_of, target_of
 from kiln.testing import mode_cases
 from kiln.tracing.recorder import TracingError
@@ -287,6 +289,38 @@ def test_gradients_of_while_loops_are_refused() -> None:
         library_of(gradient._runs().captured, "f")
 
 
+def test_a_library_holds_only_what_its_launches_need(tmp_path: Path) -> None:
+    """Of a product's tiles and packing those that some launch goes to, and a driver for each."""
+    model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10))
+    x = kiln.randn(32, 128)
+    program = export(model, (x,), dynamic_shapes=({0: BATCH},))
+    made = library(program, tmp_path, "m")
+    for rows in (0, 1, 2, 9, 24, 32, 300):
+        assert_same_bits(made, program, (kiln.randn(rows, 128),), threads=2)
+    weights = sum(p.numel() * 4 for p in model.parameters())
+    assert (tmp_path / "libm.so").stat().st_size - weights < 30_000
+
+
+@pytest.mark.parametrize("dims", [(7, 40, 520), (7, 40, 3), (0, 40, 5), (3, 0, 5), (130, 600, 70)])
+def test_products_are_written_for_their_sizes(dims: tuple[int, int, int], tmp_path: Path) -> None:
+    """Sizes that do not vary, none among them; factors in each layout; one kernel of two launches."""
+    m, k, n = dims
+
+    def function(a: Any, b: Any, c: Any) -> Any:
+        return (
+            (a @ b + 1).relu(),
+            a @ c.T,
+            (c @ a.T).T,
+            (b.T @ a.T).T,
+            a[:, ::2] @ b[::2],
+            a.T.contiguous().T @ b,
+        )
+
+    given = kiln.randn(m, k), kiln.randn(k, n), kiln.randn(n, k)
+    program = export(function, given)
+    assert_same_bits(library(program, tmp_path), program, given, threads=3)
+
+
 # -- callers ----------------------------------------------------------------------------------------------
 
 
@@ -357,6 +391,33 @@ def test_headers_say_what_a_call_takes(tmp_path: Path) -> None:
                  "sizes[0]  rows, from 1 to 50", "outputs[0]  output[0]: float32 [rows, 8], float",
                  "outputs[1]  output[1]: bool [8], uint8_t", "1  rows must be from 1 to 50"):  # fmt: skip
         assert line in text, line
+
+
+@pytest.mark.parametrize("rows", [1, 30, 200, 700])
+def test_products_are_split_among_the_threads_of_a_caller(
+    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By rows and columns, where there is work for several: bits do not depend on who computes what."""
+    given: list[tuple[int, int]] = []
+
+    class Noted(running._Threads):
+        def __init__(self, count: int) -> None:
+            def run(context: Any, body: Any, task: Any, units: int, grain: int) -> None:
+                given.append((units, grain))
+                for n, begin in enumerate(range(0, units, grain)):
+                    body(task, begin, min(begin + grain, units), n % count)
+
+            ctypes.Structure.__init__(self, count, None, running._RUN(run))
+
+    monkeypatch.setattr(running, "_Threads", Noted)
+    program = export(nn.Linear(600, 5000), (kiln.ones(3, 600),), dynamic_shapes=({0: BATCH},))
+    made = library(program, tmp_path)
+    x = kiln.randn(rows, 600)
+    alone = made([x])[0].tobytes()
+    for count in (2, 3, 7):
+        assert made([x], None, count)[0].tobytes() == alone
+    assert_same_bits(made, program, (x,), threads=2)
+    assert given and all(units >= 5 * grain for units, grain in given)
 
 
 def test_several_threads_call_one_library(tmp_path: Path) -> None:

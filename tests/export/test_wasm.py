@@ -256,3 +256,11 @@ def test_verified_modules_are_within_bounds(tmp_path: Path, capsys: Any) -> None
     program.to_wasm(tmp_path, verify=True)
     told = capsys.readouterr().out
     assert "by Node.js: " in told and "within the bounds" in told
+
+
+def test_a_module_holds_only_what_its_launches_need() -> None:
+    """As a native library does."""
+    model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10))
+    program = export(model, (kiln.randn(32, 128),), dynamic_shapes=({0: Dim("batch")},))
+    weights = sum(p.numel() * 4 for p in model.parameters())
+    assert len(wasm_of(program._captured, "m").files["m.wasm"]) - weights < 20_000

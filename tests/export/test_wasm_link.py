@@ -46,6 +46,24 @@ define i32 @other() nounwind {
   ret i32 %v
 }
 
+define i32 @third() nounwind noinline {
+  ret i32 3
+}
+
+; calls one of two functions by its address
+define i32 @called(i32 %n) nounwind {
+  %odd = trunc i32 %n to i1
+  %f = select i1 %odd, ptr @third, ptr @other
+  %v = call i32 %f()
+  ret i32 %v
+}
+
+; calls what lies at an address that is no function's
+define void @nowhere(ptr %f) nounwind {
+  call void %f()
+  ret void
+}
+
 define void @doubled(ptr %x, i32 %n) nounwind {
 entry:
   br label %loop
@@ -97,7 +115,7 @@ define void @copied(ptr %to, ptr %from, i32 %n) nounwind {
   ret void
 }
 """
-EXPORTS = ["square", "weight", "place", "other", "doubled", "deep", "endless", "copied"]
+EXPORTS = ["square", "weight", "place", "other", "called", "nowhere", "doubled", "deep", "endless", "copied"]
 DATA = {"weights": struct.pack("<5f", 1.0, 2.5, 4.0, -8.0, 0.5), "more": b"\x01\x02\x03\xff"}
 
 
@@ -119,6 +137,21 @@ def test_only_what_is_named_is_exported_and_nothing_is_imported(tmp_path: Path) 
             .map(x => [x.name, x.kind])];""")  # fmt: skip
     assert found == [[], [["memory", "memory"], ["__heap_base", "global"], ["square", "function"],
                           ["other", "function"]]]  # fmt: skip
+
+
+def test_functions_are_called_by_their_addresses(tmp_path: Path) -> None:
+    """Address 0 and those past the last are no function's."""
+    found = in_node(
+        tmp_path,
+        module(),
+        """
+        return [e.called(0), e.called(1), traps(() => e.nowhere(0)), traps(() => e.nowhere(99))];""",
+    )
+    assert found == [255, 3, "RuntimeError", "RuntimeError"]
+    alone = wasm_module(
+        compiled("{head}\ndefine void @f(ptr %g) { call void %g() ret void }", WASM), {}, ["f"]
+    )
+    assert in_node(tmp_path, alone, "return traps(() => e.f(0));") == "RuntimeError"
 
 
 def test_data_is_aligned_and_the_heap_begins_behind_it(tmp_path: Path) -> None:
@@ -193,8 +226,10 @@ def linked(text: str, exports: Sequence[str] = ("f",), data: Mapping[str, bytes]
         ("@g = global i64 3\ndefine ptr @f() { ret ptr @g }", r"\.data\.g: data that is written"),
         ("@g = global i64 0\ndefine ptr @f() { ret ptr @g }", r"\.bss\.g: data that is written"),
         ("@g = thread_local global i64 1\ndefine ptr @f() { ret ptr @g }", "data that is written|thread"),
-        ("define ptr @f() { ret ptr @f }", "addresses of functions"),
-        ("define void @f(ptr %g) { call void %g() ret void }", "addresses of functions"),
+        (
+            "@t = constant ptr @f\ndefine ptr @f() { %g = load ptr, ptr @t ret ptr %g }",
+            "R_WASM_TABLE_INDEX_I32 is not for code that stands alone",
+        ),
         (
             "@llvm.global_ctors = appending global [1 x { i32, ptr, ptr }] "
             "[{ i32, ptr, ptr } { i32 65535, ptr @f, ptr null }]\ndefine void @f() { ret void }",

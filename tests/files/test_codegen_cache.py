@@ -229,26 +229,39 @@ def test_llvm_says_why_it_refuses(text: str) -> None:
 
 
 def test_shared_parts_are_made_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a plain product for a window's and for another dtype's with such sums, in memory and from disk."""
+    """By a plain product for another epilogue, a window's, another dtype's with such sums: in memory, from
+    disk, and among kernels that are made together.
+    """
     made: list[str] = []
     real = compiler._Work._object
 
-    def noted(work: Any, part: compiler.Part, end: int) -> bytes:
+    def noted(work: Any, part: compiler.Part, names: tuple[str, ...], end: int) -> bytes:
         made.extend(part.functions)
-        return real(work, part, end)
+        return real(work, part, names, end)
 
     monkeypatch.setattr(compiler._Work, "_object", noted)
     host, plain = LEVELS["x86-64-v3"], product("int32")
     compiler.compile_parts(gemm_parts(plain, host), host)
-    assert sorted(made) == ["copy", "finish", "kernel", "tile", "tile_transposed", "transpose", "zeros"]
+    tiles = ["tile", "tile_transposed", "transpose", "zeros"]
+    assert sorted(made) == ["copy", "finish", "kernel", "product", *tiles]
+    ((k, value),) = plain.stores
+    negated = plain._replace(stores=((k, Scalar("neg", (value,), value.type)),), accumulator=1)
+    other = negated._replace(stores=((k, Scalar("abs", (value,), value.type)),))
     for spec, own in (
-        (plain._replace(window=True), ["finish", "kernel", "offsets", "tile_indirect", "window"]),
-        (product("int16"), ["copy", "finish", "kernel", "transpose", "zeros"]),
+        (negated, ["finish", "kernel", "product"]),
+        (other, ["finish", "kernel"]),
+        (plain._replace(window=True), ["finish", "kernel", "offsets", "product", "tile_indirect", "window"]),
+        (product("int16"), ["copy", "finish", "kernel", "product", "transpose", "zeros"]),
     ):
         made.clear()
         compiler._memory.clear()
         compiler.compile_parts(gemm_parts(spec, host), host)
         assert sorted(made) == own
+    made.clear()
+    both = [gemm_parts(product(dtype), host) for dtype in ("int64", "int64")]
+    first, second = compiler.compile_kernels(both, host)
+    assert first == second
+    assert sorted(made) == ["copy", "finish", "finish", "kernel", "kernel", "product", *tiles]
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])

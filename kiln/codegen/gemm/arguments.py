@@ -29,14 +29,15 @@ EVENLY = ("evenly", "evenly columns", "evenly elements")
 
 @lru_cache(maxsize=64)
 def arguments_of(spec: GemmSpec) -> Arguments:
-    """The names of the kernel's arguments. The core adds the parts of a launch cut along k, and scratch
-    memory.
-    """
-    return _arguments(len(spec.operands), len(spec.numbers), spec.window)
+    """The names of the kernel's arguments."""
+    return arguments(len(spec.operands), len(spec.numbers), spec.window)
 
 
 @lru_cache
-def _arguments(operands: int, numbers: int, window: bool) -> Arguments:
+def arguments(operands: int, numbers: int, window: bool) -> Arguments:
+    """The names, of so many operands and numbers. The core adds the parts of a launch cut along k, and
+    scratch memory.
+    """
     batch, own = range(BATCH), range(1, operands + 1)
     stride: dict[int | str, tuple[int | str, ...]] = {"a": (*batch, "row", "k"), "b": (*batch, "k", "column")}
     stride.update(dict.fromkeys(own, (*batch, "row", "column")))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from kiln.codegen.gemm.arguments import BATCH, arguments_of
 from kiln.codegen.gemm.element import element_of
+from kiln.codegen.gemm.frame import Launches, frame_of
 from kiln.codegen.gemm.spec import GemmSpec
 from kiln.codegen.ir.emit import Expression, rare_families, together
 from kiln.codegen.ir.index import Index, Pointer
@@ -68,7 +69,13 @@ class _Rectangle:
     """A routine under construction; operand 0, which it loads or stores, is the block."""
 
     def __init__(
-        self, target: Target, name: str, spec: GemmSpec, block: Block, stores: tuple[tuple[int, Scalar], ...]
+        self,
+        target: Target,
+        name: str,
+        spec: GemmSpec,
+        block: Block,
+        stores: tuple[tuple[int, Scalar], ...],
+        launches: Launches | None,
     ) -> None:
         batch = ", ".join(f"i64 %b{d}" for d in range(BATCH))
         params = f"{batch}, i64 %row, i64 %rows, i64 %col, i64 %cols, ptr %src, i64 %ss"
@@ -78,6 +85,7 @@ class _Rectangle:
         )
         self.memory = Memory(self.code)
         self.spec, self.arguments = spec, arguments_of(spec)
+        self.frame = frame_of(spec, target, launches)
         self.block, self.stores = block, stores
         self.nodes = topological([value for _, value in stores])
         self.level: dict[int, int] = {}
@@ -113,7 +121,7 @@ class _Rectangle:
         kind = "s" if isinstance(dim, int) else operand.strides[dim == "column"]
         if kind in "01":
             return self.code.index(size if kind == "1" else 0)
-        return self.code.argument(self.arguments.word("stride", k, dim)) * size
+        return self.frame.word(self.code, "stride", k, dim) * size
 
     def write(self) -> Routine:
         """Numbers; each row: what varies by row; each 16 columns: the expression and its stores."""
@@ -274,10 +282,10 @@ class _Rectangle:
         self.memory.write_lanes(dtype, vector.address, stored, vector.exist, vector.mask)
 
     def _positions(self, k: int) -> Value:
-        return self.memory.strided(self.code.argument(self.arguments.word("stride", k, "column")))
+        return self.memory.strided(self.frame.word(self.code, "stride", k, "column"))
 
 
-def finish(target: Target, spec: GemmSpec) -> Routine:
+def finish(target: Target, spec: GemmSpec, launches: Launches | None = None) -> Routine:
     """The routine finish: rows x cols sums at src become outputs from (*batch, row, col) on.
 
     each row:  each 16 columns:  sum = load src;  x_k = load operand k;  store outputs, expression(sum, x)
@@ -285,14 +293,17 @@ def finish(target: Target, spec: GemmSpec) -> Routine:
                each 128 columns: store accumulators, chain
     """
     block = Block(element_of(spec.dtype).total)
-    return _Rectangle(target, "finish", spec, block, spec.stores).write()
+    return _Rectangle(target, "finish", spec, block, spec.stores, launches).write()
 
 
-def compute(target: Target, spec: GemmSpec, factor: str, block: Block) -> Routine:
+def compute(
+    target: Target, spec: GemmSpec, factor: str, block: Block, launches: Launches | None = None
+) -> Routine:
     """The routine that computes a block of a factor: rows x cols elements at src, from (*batch, row, col) on.
 
     each row:  each 16 columns:  x_k = load operand k;  store src, expression(x)
 
     Panels of columns lie `ps` bytes apart: side by side in a block of rows.
     """
-    return _Rectangle(target, f"compute_{factor}", spec, block, ((0, spec.prologues[factor].value),)).write()
+    stores = ((0, spec.prologues[factor].value),)
+    return _Rectangle(target, f"compute_{factor}", spec, block, stores, launches).write()

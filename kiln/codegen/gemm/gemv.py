@@ -16,17 +16,17 @@ transposed goes through all segments before the next columns do: their k follow 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import mul
 
 from kiln.codegen.compile import Part
-from kiln.codegen.gemm.arguments import BATCH, arguments_of
+from kiln.codegen.gemm.arguments import BATCH
 from kiln.codegen.gemm.element import Element, element_of, multiply_add
+from kiln.codegen.gemm.frame import PRODUCT, Frame
 from kiln.codegen.gemm.grid import row_columns
 from kiln.codegen.gemm.pack import interleave, load, side_by_side, stored_type, widen
-from kiln.codegen.gemm.problem import KERNEL, Batch, batch_indices
-from kiln.codegen.gemm.spec import GemmSpec
+from kiln.codegen.gemm.problem import Batch, batch_indices
 from kiln.codegen.gemm.split_k import Segments
 from kiln.codegen.gemm.transposed import COLUMN_AT, row_transposed
 from kiln.codegen.ir.code import IOTA64, Loop
@@ -45,9 +45,13 @@ CROWDED_LINE = 32  # k of them before the others have their turn: two cache line
 PARAMS = "ptr %a, i64 %ak, ptr %b, i64 %bk, i64 %bs, ptr %c, i64 %k, i64 %cols, i1 %first"
 
 
-def shared_parts(spec: GemmSpec, target: Target) -> list[Part]:
+def shared_parts(frame: Frame, target: Target) -> list[Part]:
     """What all kernels of one row share."""
-    return [shared_part(target, element_of(spec.dtype), contiguous, row_transposed, crowded, gathered)]
+    element = element_of(frame.dtype)
+    return [
+        shared_part(target, element, contiguous, gathered),
+        shared_part(target, element, row_transposed, crowded),
+    ]
 
 
 class _Sums:
@@ -252,13 +256,13 @@ def _one_by_one(made: _Sums, b: Pointer) -> str:
 class RowDriver:
     """The routine kernel under construction."""
 
-    def __init__(self, target: Target, spec: GemmSpec) -> None:
-        self.code = Routine(target, "kernel", KERNEL, quick=True)
-        self.element, self.masks, self.arguments = element_of(spec.dtype), target.masks, arguments_of(spec)
+    def __init__(self, target: Target, frame: Frame) -> None:
+        self.frame, self.code = frame, Routine(target, PRODUCT, frame.params, quick=True)
+        self.element, self.masks, self.arguments = element_of(frame.dtype), target.masks, frame.arguments
         self.buffer = self.code.slot("i8", RUN_COLUMNS * self.element.bytes)
 
     def _word(self, *path: int | str) -> Index:
-        return self.code.argument(self.arguments.word(*path))
+        return self.frame.word(self.code, *path)
 
     def write(self) -> Routine:
         """What of the product the launch is for: segments' sums to be added, or units."""
@@ -280,7 +284,8 @@ class RowDriver:
         self._finish(at, row, rows, 0, self.size["n"], sums, self.segments.pitch)
 
     def _finish(self, batch: Batch, *rectangle_and_sums: Argument) -> None:
-        self.code.run("finish", self.code.ptr, self.code.arg, *batch, *rectangle_and_sums)
+        code = self.code
+        code.run_at(code.pointer("%finish"), code.ptr, code.arg, *batch, *rectangle_and_sums)
 
     def _runs(self) -> None:
         """Units in runs of neighbours: each segment, then the epilogue, from a buffer on the stack."""
@@ -345,15 +350,10 @@ class RowDriver:
             ("row_transposed", panels, turns),
             ("gathered", LANES, code.condition(True)),
         ]
-        out = code.label()
-        for name, columns, fits in ways:
-            chosen, other = code.label(), code.label()
-            code.branch(fits, chosen, other)
-            code.begin(chosen)
-            code.run(name, *arguments, cols if name == "gathered" else columns, first)
-            count.set(columns)
-            code.jump(out)
-            code.begin(other)
-        code.jump(out)
-        code.begin(out)
+        with ExitStack() as others:
+            for name, columns, fits in ways:
+                other = others.enter_context(code.either(fits))
+                code.run(name, *arguments, cols if name == "gathered" else columns, first)
+                count.set(columns)
+                next(other)
         return count.get()

@@ -9,7 +9,6 @@ ROW_COLUMNS columns. `GemmSpec` says how many there are.
 from __future__ import annotations
 
 from kiln.codegen.gemm.element import Element
-from kiln.codegen.nests.nest import Operand
 from kiln.table.order import GROUP
 
 UNIT_ROWS = 24
@@ -22,12 +21,12 @@ EVEN_COLUMNS = 8  # of a window that lie evenly, at least, to be rows of the tra
 TILED = ("bfloat16", "int8", "uint8")  # dtypes of products that run on AMX where there is one
 
 
-def unit_columns(element: Element, operands: tuple[Operand, ...]) -> int:
-    """The columns of a unit: whole groups of those whose accumulators it leaves."""
+def unit_columns(element: Element, folds: bool = False) -> int:
+    """The columns of a unit: whole groups of those whose accumulators it leaves, if it `folds` its rows."""
     columns = UNIT_BYTES // element.bytes
-    return max(columns, GROUP) if any(o.folds for o in operands) else columns
+    return max(columns, GROUP) if folds else columns
 
 
 def row_columns(element: Element) -> int:
     """The columns of a unit of one row; of bfloat16 those of all products: tiles of AMX may multiply it."""
-    return unit_columns(element, ()) if element.dtype == "bfloat16" else ROW_COLUMNS
+    return unit_columns(element) if element.dtype == "bfloat16" else ROW_COLUMNS

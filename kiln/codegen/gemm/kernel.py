@@ -1,11 +1,14 @@
 """A GEMM kernel: its parts, some its own and some shared with other products.
 
-kernel(begin .. end):    the driver, over units of work (grid.py)
+kernel(begin .. end)     product, with what it calls
 finish                   the epilogue; compute_a, compute_b: factors that are computed (epilogue.py)
+product                  the driver, over units of work (grid.py), shared by all kernels of a frame (frame.py)
 packing, tiles           shared by all kernels of the same elements
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm import gemv
@@ -13,31 +16,44 @@ from kiln.codegen.gemm.amx import Amx
 from kiln.codegen.gemm.driver import Blocks, GemmDriver
 from kiln.codegen.gemm.epilogue import compute, finish
 from kiln.codegen.gemm.fma import Fma
+from kiln.codegen.gemm.frame import PRODUCT, Launches, entry, frame_of
 from kiln.codegen.gemm.problem import Problem
 from kiln.codegen.gemm.spec import GemmSpec, verify
 from kiln.codegen.gemm.window import nowhere
-from kiln.codegen.ir.routine import own_parts
+from kiln.codegen.ir.routine import module, own_parts
 from kiln.codegen.target import Target
 
 
-def blocks_of(spec: GemmSpec, target: Target) -> Blocks:
-    """What multiplies: on AMX no sums go to an output before they are finished."""
-    if spec.tiled(target):
-        return Amx(Problem(target, spec, None))
-    return Fma(Problem(target, spec, spec.plain_output or spec.accumulator))
+def blocks_of(spec: GemmSpec, target: Target, launches: Launches | None = None) -> Blocks:
+    """What multiplies."""
+    problem = Problem(target, frame_of(spec, target, launches))
+    return Amx(problem) if spec.tiled(target) else Fma(problem)
 
 
-def gemm_parts(spec: GemmSpec, target: Target) -> list[Part]:
-    """The parts of the kernel: its own, the driver and what is fused, and those it shares.
+def gemm_parts(spec: GemmSpec, target: Target, launches: Launches | None = None) -> list[Part]:
+    """The parts of the kernel: what is fused, and those it shares, the driver first, which may be for some
+    launches alone.
 
     Raises ValueError for a pattern that breaks the grammar, and AssertionError for bool factors.
     """
     verify(spec, target)
+    frame = frame_of(spec, target, launches)
+    driver: gemv.RowDriver | GemmDriver
+    routines, constants = [entry(target, frame), finish(target, spec, launches)], []
     if spec.row and not spec.tiled(target):
-        routines = [finish(target, spec), gemv.RowDriver(target, spec).write()]
-        return own_parts(target, routines) + gemv.shared_parts(spec, target)
-    blocks = blocks_of(spec, target)
-    driver = GemmDriver(blocks).write()
-    computed = [compute(target, spec, name, blocks.block_of(name)) for name in spec.prologues]
-    constants = [*([nowhere()] if spec.window else []), *blocks.constants()]
-    return own_parts(target, [finish(target, spec), driver, *computed], constants) + blocks.parts()
+        driver, shared = gemv.RowDriver(target, frame), gemv.shared_parts(frame, target)
+    else:
+        blocks = blocks_of(spec, target, launches)
+        driver, shared = GemmDriver(blocks), blocks.parts()
+        routines += [compute(target, spec, name, blocks.block_of(name), launches) for name in spec.prologues]
+        constants = [*([nowhere()] if spec.window else []), *blocks.constants()]
+
+    written = cache(driver.write)
+    if launches is not None:  # of what is shared, only what it calls
+        called = written().declared.keys()
+        shared = [part for part in shared if not called.isdisjoint(part.functions)]
+
+    def product() -> str:
+        return module(target, [written()], constants)
+
+    return [*own_parts(target, routines), Part((PRODUCT,), product, launches is None, str(frame)), *shared]

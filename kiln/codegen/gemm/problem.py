@@ -10,15 +10,14 @@ from functools import reduce
 from operator import mul
 from typing import NamedTuple, Union
 
-from kiln.codegen.gemm.arguments import BATCH, EVENLY, arguments_of
+from kiln.codegen.gemm.arguments import BATCH, EVENLY
 from kiln.codegen.gemm.element import element_of
-from kiln.codegen.gemm.spec import GemmSpec
+from kiln.codegen.gemm.frame import PRODUCT, Frame
 from kiln.codegen.gemm.split_k import Segments
 from kiln.codegen.ir.index import Condition, Index, Integer, Pointer
 from kiln.codegen.ir.routine import Routine
 from kiln.codegen.target import Target
 
-KERNEL = "ptr %ptr, ptr %arg, i64 %begin, i64 %end"
 Batch = tuple[Index, ...]  # along the dims of a batch
 Strides = dict[Union[int, str], Index]  # by dim of the batch, or name
 
@@ -47,6 +46,12 @@ class Matrix:
 
 def batch_indices(code: Routine, batch: Index, sizes: list[Index]) -> Batch:
     """The index along each of the batch's dims, of the sizes."""
+    if any(size.text == "1" for size in sizes):  # it has one index
+        left = batch_indices(code, batch, several) if (several := [s for s in sizes if s.text != "1"]) else ()
+        rest = iter(left)
+        return tuple(code.index(0) if size.text == "1" else next(rest) for size in sizes)
+    if len(sizes) == 1:
+        return (batch,)
     found = [*(code.variable(0) for _ in sizes[1:]), code.variable(batch)]
     with code.when(batch >= sizes[-1]):
         for place, size in zip(reversed(found), reversed(sizes[1:])):
@@ -65,35 +70,35 @@ class Problem:
     c: Matrix  # the output that takes sums, if one does
     segments: Segments  # which k are to be taken
 
-    def __init__(self, target: Target, spec: GemmSpec, output: int | None) -> None:
-        """`output`: the operand (from 1) that takes sums, if one does."""
-        self.spec, self.output = spec, output
-        self.element, self.arguments = element_of(spec.dtype), arguments_of(spec)
-        self.code = Routine(target, "kernel", KERNEL, quick=True)
+    def __init__(self, target: Target, frame: Frame) -> None:
+        self.frame, self.output = frame, frame.output
+        self.element, self.arguments = element_of(frame.dtype), frame.arguments
+        self.code = Routine(target, PRODUCT, frame.params, quick=True)
         self.size: dict[str, Index] = {}
 
     # -- arguments ----------------------------------------------------------------------------------
 
     def word(self, *path: int | str) -> Index:
         """An argument."""
-        return self.code.argument(self.arguments.word(*path))
+        return self.frame.word(self.code, *path)
 
     def read(self) -> None:
         """Sizes and strides; without k, both factors become one zero read everywhere, and k is 1."""
-        code, size, spec = self.code, self.element.stored_bytes, self.spec
+        code, size, window = self.code, self.element.stored_bytes, self.frame.window
+        launches = self.frame.launches
         self.empty = empty = self.word("size", "k").equals(0)
         zero = code.slot("i64")
         zero.put(0)
         self.batch = [self.word("size", d) for d in range(BATCH)]
-        many = self.batch[-1] if spec.window else reduce(mul, self.batch)
+        many = self.batch[-1] if window else reduce(mul, self.batch)
         self.size = {"batch": many, "m": self.word("size", "m"), "n": self.word("size", "n")}
         self.size["k"] = empty.choose(1, self.word("size", "k"))
-        self.stretch = self.word("stretch", "rows")
+        self.stretch = self.size["m"] if launches and launches.evenly else self.word("stretch", "rows")
         self.a = self._factor("a", ("row", "k"), zero)
         self.b = self._factor("b", ("k", "column"), zero)
         self.a.stride["stretch"] = empty.choose(0, self.word("stretch", "stride") * size)
         self.scratch = code.operand(self.arguments.pointer("scratch"))
-        if spec.window:
+        if window:
             self._read_window()
         if self.output is not None:
             dims = (*range(BATCH), "row")
@@ -127,7 +132,7 @@ class Problem:
     def rows_of_a(self, run: Run, k: Index) -> tuple[Pointer, Condition]:
         """Where the first of a run's rows has a k in A, and whether they are of several stretches."""
         place, left = self._row_of_a(run.batch, run.row, k)
-        return place, run.rows > left
+        return place, self.code.condition(False) if left is None else run.rows > left
 
     @contextmanager
     def stretches(self, run: Run, k: Index) -> Iterator[tuple[Index, Pointer, Index]]:
@@ -138,12 +143,14 @@ class Problem:
         done = code.variable(0)
         with code.during(done, run.rows) as at:
             place, left = self._row_of_a(run.batch, run.row + at, k)
-            rows = left.min(run.rows - at)
+            rows = run.rows - at if left is None else left.min(run.rows - at)
             yield at, place, rows
             done.set(at + rows)
 
-    def _row_of_a(self, batch: Batch, row: Index, k: Index) -> tuple[Pointer, Index]:
-        """Where a row of A has a k, and how many rows of its stretch are left."""
+    def _row_of_a(self, batch: Batch, row: Index, k: Index) -> tuple[Pointer, Index | None]:
+        """Where a row of A has a k, and how many rows of its stretch are left, if that is not all."""
+        if self.stretch.text == self.size["m"].text:
+            return self.a.at(batch, row=row, k=k), None
         stretch, inside = batch_indices(self.code, row, [self.stretch, self.stretch])
         return self.a.at(batch, stretch=stretch, row=inside, k=k), self.stretch - inside
 
@@ -154,13 +161,14 @@ class Problem:
         one on; pitches are the bytes from row to row, and from panel to panel.
         """
         code = self.code
-        code.run(f"compute_{factor}", code.ptr, code.arg, *rectangle, into, pitch, panel_pitch)
+        address = code.pointer(f"%compute_{factor}")
+        code.run_at(address, code.ptr, code.arg, *rectangle, into, pitch, panel_pitch)
 
     # -- where sums go ------------------------------------------------------------------------------
 
     def indices(self, batch: Index) -> Batch:
         """The index along each dim of the batch; over a window of the last, as images are columns."""
-        if self.spec.window:
+        if self.frame.window:
             return self.code.index(0), self.code.index(0), batch
         return batch_indices(self.code, batch, self.batch)
 
@@ -173,7 +181,7 @@ class Problem:
 
         A window's images stand side by side: each has an index of its own.
         """
-        if not self.spec.window:
+        if not self.frame.window:
             return batch, column, self.code.condition(True)
         image, inside = divmod(column, self.image)
         inner = inside + columns <= self.image
@@ -187,7 +195,7 @@ class Problem:
         with code.during(done, run.columns) as at:
             left = run.columns - at
             batch, column, _ = self.place(run.batch, run.column + at, left)
-            columns = left.min(self.image - column) if self.spec.window else left
+            columns = left.min(self.image - column) if self.frame.window else left
             yield at, Run(batch, run.row, run.rows, column, columns)
             done.set(at + columns)
 
@@ -196,9 +204,9 @@ class Problem:
         code = self.code
         with self.images(run) as (at, part):
             src = sums[at * self.element.bytes]
-            code.run(
-                "finish", code.ptr, code.arg, *part.batch, part.row, part.rows, part.column, part.columns,
-                src, pitch,
+            code.run_at(
+                code.pointer("%finish"), code.ptr, code.arg, *part.batch, part.row, part.rows,
+                part.column, part.columns, src, pitch,
             )  # fmt: skip
 
     def finish_rows(self, batch: Index, row: Index, rows: Index, sums: Pointer) -> None:

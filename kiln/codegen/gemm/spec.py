@@ -89,6 +89,11 @@ class GemmSpec(NamedTuple):
         return _text(self)
 
     @property
+    def folds(self) -> bool:
+        """Whether an operand takes a reduction of its rows."""
+        return any(o.folds for o in self.operands)
+
+    @property
     def prologues(self) -> dict[str, Prologue]:
         """The factors that are computed, by name."""
         return {name: made for name, made in (("a", self.a), ("b", self.b)) if made is not None}
@@ -106,7 +111,7 @@ class GemmSpec(NamedTuple):
         if self.row:
             columns = row_columns(element)
             return batch * ((n + columns - 1) // columns)
-        columns = unit_columns(element, self.operands)
+        columns = unit_columns(element, self.folds)
         return batch * ((m + UNIT_ROWS - 1) // UNIT_ROWS) * ((n + columns - 1) // columns)
 
     def segments(self, k: Any) -> Any:

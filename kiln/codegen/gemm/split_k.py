@@ -47,10 +47,12 @@ class Segments:
 
     def divide(self, at: Index, units: Index) -> Index:
         """Settles which k the unit `at` takes, of so many units in a segment; the unit inside it."""
-        code, k, found = self.code, self.size["k"], self.code.variable(0)
-        with code.when(self.cut):
-            found.set(at // units)
-        segment = found.get()
+        code, k, segment = self.code, self.size["k"], self.code.index(0)
+        if self.cut.text != "false":
+            found = code.variable(0)
+            with code.when(self.cut):
+                found.set(at // units)
+            segment = found.get()
         self.from_k = (self.first + segment) * SEGMENT
         self.to_k = self.cut.choose((self.from_k + SEGMENT).min(k), k)
         self.into = self.parts[(segment + 1) * self.part]

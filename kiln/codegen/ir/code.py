@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from kiln.codegen.ir.index import Condition, Index, Integer, Named, Pointer
+from kiln.codegen.ir.index import KNOWN, Condition, Index, Integer, Named, Pointer
 from kiln.codegen.ir.value import Value, llvm_type
 from kiln.codegen.target import Target, intrinsic_allowed
 from kiln.scalars.scalar import Scalar
@@ -20,6 +20,7 @@ from kiln.table.order import LANES
 
 new = object.__new__
 Carried: TypeAlias = Value | Index  # round a loop
+Mark: TypeAlias = tuple[int, int, dict[str, str], str]  # how much of a kernel is written: see `Code.mark`
 IOTA32 = "<" + ", ".join(f"i32 {n}" for n in range(LANES)) + ">"
 IOTA64 = "<" + ", ".join(f"i64 {n}" for n in range(LANES)) + ">"
 
@@ -214,15 +215,61 @@ class Code:
         self.jump(head)
         self.begin(out)
 
+    def mark(self) -> Mark:
+        """What is written so far."""
+        return len(self.lines), len(self.slots), dict(self.declared), self.block
+
+    def cut(self, mark: Mark) -> None:
+        """Takes back what was written since, which would never run."""
+        lines, slots, self.declared, self.block = mark
+        del self.lines[lines:], self.slots[slots:]
+
     @contextmanager
     def when(self, condition: Condition) -> Iterator[None]:
         """Run what is written inside only where `condition` holds."""
+        if condition.text in KNOWN:
+            before = self.mark()
+            yield
+            if condition.text == "false":
+                self.cut(before)
+            return
         inside, out = self.label(), self.label()
         self.branch(condition, inside, out)
         self.begin(inside)
         yield
         self.jump(out)
         self.begin(out)
+
+    @contextmanager
+    def either(self, condition: Condition) -> Iterator[Iterator[None]]:
+        """if/else: yields an iterator; `next` on it ends the first half and begins the second."""
+        if condition.text in KNOWN:
+            halves = self._one_of(condition.text == "true", self.mark())
+            yield halves
+            for _ in halves:
+                pass
+            return
+        then, other, out = self.label(), self.label(), self.label()
+        self.branch(condition, then, other)
+        self.begin(then)
+
+        def turn() -> Iterator[None]:
+            self.jump(out)
+            self.begin(other)
+            yield
+
+        yield turn()
+        self.jump(out)
+        self.begin(out)
+
+    def _one_of(self, first: bool, before: Mark) -> Iterator[None]:
+        """The same of a condition that is known: one half is taken back."""
+        if not first:
+            self.cut(before)
+        after = self.mark()
+        yield
+        if first:
+            self.cut(after)
 
     def text(self) -> str:
         """The module: one function `kernel` and the intrinsics it names."""

@@ -5,7 +5,8 @@
                                         %v3 = getelementptr i8, ptr %b, i64 %v2
 
 An operator writes its instruction where it stands, its operands before, from left to right. A Python int may
-stand on either side. Adding 0, subtracting it and multiplying by 1 write nothing.
+stand on either side. What is known when the kernel is written is computed then: operators on two literals,
+adding 0, multiplying by 0 or 1, comparisons of literals and what they choose write nothing.
 
 `==` asks of Python whether two are one object, and is no instruction: `equals` is. A driver has thousands of
 these, so an operator makes one call, `Code.make`, which writes the instruction and makes its result.
@@ -13,11 +14,42 @@ these, so an operator makes one call, `Code.make`, which writes the instruction 
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import NoReturn, Protocol, TypeAlias, TypeVar, overload
 
 from kiln.codegen.ir.value import Value
 
 Named = TypeVar("Named", "Index", "Pointer", "Condition")
+
+WORDS = 1 << 64  # an i64 without a sign is below it
+COMPUTED: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "sdiv": lambda x, y: abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1),
+    "srem": lambda x, y: abs(x) % abs(y) * (1 if x >= 0 else -1),
+    "udiv": lambda x, y: x % WORDS // (y % WORDS),
+    "urem": lambda x, y: x % WORDS % (y % WORDS),
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "shl": operator.lshift,
+    "lshr": lambda x, y: x % WORDS >> y,
+    "ashr": operator.rshift,
+    "slt": operator.lt,
+    "sle": operator.le,
+    "sgt": operator.gt,
+    "sge": operator.ge,
+    "ult": lambda x, y: x % WORDS < y % WORDS,
+    "ule": lambda x, y: x % WORDS <= y % WORDS,
+    "ugt": lambda x, y: x % WORDS > y % WORDS,
+    "uge": lambda x, y: x % WORDS >= y % WORDS,
+    "eq": operator.eq,
+    "ne": operator.ne,
+}
+KNOWN = ("true", "false")
+DIVISIONS = ("sdiv", "srem", "udiv", "urem")
 
 
 class Code(Protocol):
@@ -48,38 +80,40 @@ class Index:
         return Value(self.text, "i64")
 
     def _with(self, how: str, other: Integer) -> Index:
-        code = self.code
-        return code.make(Index, f"{how} i64 {self.text}, {text_of(other)}")
+        x, y = self.text, other.text if other.__class__ is Index else str(other)
+        if x[0] != "%" and y[0] != "%" and (y != "0" or how not in DIVISIONS):
+            found = COMPUTED[how](int(x), int(y))
+            return Index(self.code, str((found + WORDS // 2) % WORDS - WORDS // 2))
+        return self.code.make(Index, f"{how} i64 {x}, {y}")
 
     # -- arithmetic ---------------------------------------------------------------------------------
 
     def __add__(self, other: Integer) -> Index:
-        code, x, y = self.code, self.text, other.text if other.__class__ is Index else str(other)
+        x, y = self.text, other.text if other.__class__ is Index else str(other)
         if y == "0":
             return self
-        return Index(code, y) if x == "0" else code.make(Index, f"add i64 {x}, {y}")
+        return Index(self.code, y) if x == "0" else self._with("add", other)
 
     def __radd__(self, other: int) -> Index:
         return self.code.index(other) + self
 
     def __sub__(self, other: Integer) -> Index:
-        code, y = self.code, other.text if other.__class__ is Index else str(other)
-        return self if y == "0" else code.make(Index, f"sub i64 {self.text}, {y}")
+        return self if text_of(other) == "0" else self._with("sub", other)
 
     def __rsub__(self, other: int) -> Index:
         return self.code.index(other) - self
 
     def __mul__(self, other: Integer) -> Index:
-        code, x, y = self.code, self.text, other.text if other.__class__ is Index else str(other)
-        if y == "1":
+        x, y = self.text, other.text if other.__class__ is Index else str(other)
+        if y == "1" or x == "0":
             return self
-        return Index(code, y) if x == "1" else code.make(Index, f"mul i64 {x}, {y}")
+        return Index(self.code, y) if x == "1" or y == "0" else self._with("mul", other)
 
     def __rmul__(self, other: int) -> Index:
         return self.code.index(other) * self
 
     def __floordiv__(self, other: Integer) -> Index:
-        return self._with("sdiv", other)
+        return self if text_of(other) == "1" or self.text == "0" else self._with("sdiv", other)
 
     def __rfloordiv__(self, other: int) -> Index:
         return self.code.index(other) // self
@@ -112,9 +146,7 @@ class Index:
         return self._chosen("sgt", other)
 
     def _chosen(self, relation: str, other: Integer) -> Index:
-        code, x, y = self.code, self.text, text_of(other)
-        found = code.op(f"icmp {relation} i64 {x}, {y}")
-        return code.make(Index, f"select i1 {found}, i64 {x}, i64 {y}")
+        return self._compared(relation, other).choose(self, other)
 
     # -- bits ---------------------------------------------------------------------------------------
 
@@ -151,8 +183,12 @@ class Index:
     # -- comparisons --------------------------------------------------------------------------------
 
     def _compared(self, relation: str, other: Integer) -> Condition:
-        code, y = self.code, other.text if other.__class__ is Index else str(other)
-        return code.make(Condition, f"icmp {relation} i64 {self.text}, {y}")
+        x, y = self.text, other.text if other.__class__ is Index else str(other)
+        if x == y:
+            return Condition(self.code, KNOWN[not COMPUTED[relation](0, 0)])
+        if x[0] != "%" and y[0] != "%":
+            return Condition(self.code, KNOWN[not COMPUTED[relation](int(x), int(y))])
+        return self.code.make(Condition, f"icmp {relation} i64 {x}, {y}")
 
     def __lt__(self, other: Integer) -> Condition:
         return self._compared("slt", other)
@@ -209,16 +245,24 @@ class Condition:
         return Value(self.text, "i1")
 
     def __and__(self, other: Condition) -> Condition:
+        if self.text in KNOWN or other.text in KNOWN:
+            return self if self.text == "false" or other.text == "true" else other
         return self.code.make(Condition, f"and i1 {self.text}, {other.text}")
 
     def __or__(self, other: Condition) -> Condition:
+        if self.text in KNOWN or other.text in KNOWN:
+            return self if self.text == "true" or other.text == "false" else other
         return self.code.make(Condition, f"or i1 {self.text}, {other.text}")
 
     def __invert__(self) -> Condition:
+        if self.text in KNOWN:
+            return Condition(self.code, KNOWN[self.text == "true"])
         return self.code.make(Condition, f"xor i1 {self.text}, true")
 
     def index(self) -> Index:
         """1 where it holds, else 0."""
+        if self.text in KNOWN:
+            return Index(self.code, str(int(self.text == "true")))
         return self.code.make(Index, f"zext i1 {self.text} to i64")
 
     @overload
@@ -233,6 +277,9 @@ class Condition:
     ) -> Index | Pointer | Condition:
         """x where it holds, else y."""
         kind = Index if isinstance(x, int) else x.__class__
+        if self.text in KNOWN or f"{x}" == f"{y}":
+            found = y if self.text == "false" else x
+            return Index(self.code, str(found)) if isinstance(found, int) else found
         return kind(self.code, self.code.op(f"select i1 {self.text}, {kind.llvm} {x}, {kind.llvm} {y}"))
 
 

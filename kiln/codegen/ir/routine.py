@@ -37,11 +37,18 @@ class Routine(Code):
 
     def run(self, name: str, *arguments: Argument) -> None:
         """Call another routine."""
-        typed = [f"i64 {x}" if isinstance(x, int) else f"{x.llvm} {x.text}" for x in arguments]
-        self.line(f"call void @{name}({', '.join(typed)})")
+        self._call(f"@{name}", arguments)
         if name not in self.declared:
             types = ("i64" if isinstance(x, int) else x.llvm for x in arguments)
             self.declared[name] = f"declare void @{name}({', '.join(types)})"
+
+    def run_at(self, address: Pointer, *arguments: Argument) -> None:
+        """Call the routine that lies at an address."""
+        self._call(address.text, arguments)
+
+    def _call(self, callee: str, arguments: Sequence[Argument]) -> None:
+        typed = [f"i64 {x}" if isinstance(x, int) else f"{x.llvm} {x.text}" for x in arguments]
+        self.line(f"call void {callee}({', '.join(typed)})")
 
     @contextmanager
     def times(self, limit: Integer, step: int = 1) -> Iterator[Index]:
@@ -62,25 +69,13 @@ class Routine(Code):
         self.jump(head)
         self.begin(out)
 
-    @contextmanager
-    def either(self, condition: Condition) -> Iterator[Iterator[None]]:
-        """if/else: yields an iterator; `next` on it ends the first half and begins the second."""
-        then, other, out = self.label(), self.label(), self.label()
-        self.branch(condition, then, other)
-        self.begin(then)
-
-        def turn() -> Iterator[None]:
-            self.jump(out)
-            self.begin(other)
-            yield
-
-        yield turn()
-        self.jump(out)
-        self.begin(out)
-
     def routine(self) -> str:
-        """The finished function."""
-        return "\n".join(["define " + self.head, "entry:", *self.slots, *self.lines, "  ret void", "}"])
+        """The finished function; hidden, so that code names its address relative to itself, and in a section
+        of its own, so that a linker can leave it out.
+        """
+        section = f' section ".text.{self.title}" {{'
+        head = f"define hidden {self.head.removesuffix(' {')}{section}"
+        return "\n".join([head, "entry:", *self.slots, *self.lines, "  ret void", "}"])
 
 
 def module(target: Target, routines: Sequence[Routine], constants: Sequence[str] = ()) -> str:
