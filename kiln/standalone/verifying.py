@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,8 @@ def in_node(path: str, driver: Driver) -> Iterator[Run]:
                 sizes = {own.name: lengths[own.slot] for own in driver.stated}
                 for k, array in enumerate(arrays.values()):
                     np.ascontiguousarray(array).tofile(f"{folder}/in{k}")
-                print(json.dumps({"folder": folder, "sizes": sizes}), file=given, flush=True)
+                with suppress(BrokenPipeError):  # it ended, which its silence tells
+                    print(json.dumps({"folder": folder, "sizes": sizes}), file=given, flush=True)
                 said = json.loads(answers.readline() or '"it ended"')
                 if isinstance(said, str):
                     raise RuntimeError(f"to_wasm: Node.js: {said}")
@@ -92,4 +93,8 @@ def in_node(path: str, driver: Driver) -> Iterator[Run]:
                     for k, (dtype, shape) in enumerate(zip(dtypes, said))
                 ]
 
-            yield run
+            try:
+                yield run
+            finally:
+                with suppress(BrokenPipeError):
+                    given.close()
