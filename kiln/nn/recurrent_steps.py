@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 from kiln import ops
 from kiln._core import Tensor, float32, float64, grad_enabled
 from kiln.autograd.function import Function
-from kiln.graph.size import Size
 from kiln.late import later
 from kiln.nn.dropouts import dropout
 from kiln.ops.nn import recurrent_cells as r
 from kiln.ops.nn import recurrent_layers
+from kiln.table.arguments import is_symbolic
 from kiln.table.callables import hide_frames, named
 
 innermost = later("kiln.func.batched", "innermost")  # the level of vmap that tensors are of
@@ -115,8 +115,7 @@ class Even(NamedTuple):
 
 def even(count: Any, rows: Any) -> Any:
     """The rows of each of `count` steps that have the same."""
-    varies = isinstance(count, Size) or isinstance(rows, Size)
-    return Even(count, rows) if varies else [rows] * count
+    return Even(count, rows) if is_symbolic((count, rows)) else [rows] * count
 
 
 class _Rows:
