@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from kiln.standalone.running import Loaded
 # How far results of WebAssembly may be away, in ULP of the largest element of an output: products and
 # polynomials round twice a step there.
 BOUNDS = {"float64": 256.0, "float32": 256.0, "float16": 4.0, "bfloat16": 4.0}
+RELAXED = "--experimental-wasm-relaxed-simd"  # what relaxed SIMD asks of an engine that does not run it yet
 # Runs of a module: a line of JSON says where the inputs are, one answers with the shapes of the outputs.
 RUN = """
 import { readFileSync, writeFileSync } from "node:fs";
@@ -59,6 +61,12 @@ def wasm(program: Any, path: str, driver: Driver, cases: Any = 8) -> Verificatio
         return beside(program, run, BOUNDS, cases)
 
 
+@cache
+def _flags(node: str) -> str:
+    """What the engine of a Node.js may be asked for, as it says it."""
+    return subprocess.run([node, "--v8-options"], capture_output=True, text=True, check=False).stdout
+
+
 @contextmanager
 def in_node(path: str, driver: Driver) -> Iterator[Run]:
     """A module in a process of Node.js, which gives the outputs for arrays; RuntimeError where that
@@ -69,12 +77,13 @@ def in_node(path: str, driver: Driver) -> Iterator[Run]:
         raise ImportError("to_wasm: verify needs Node.js, the program `node`")
     module = os.path.abspath(os.path.splitext(path)[0] + ".mjs")
     dtypes = [memory_dtype(v.dtype) for v in driver.graph.outputs[: driver.results]]
+    flags = [RELAXED] if driver.target.relaxed and RELAXED[2:] in _flags(node) else []
     with tempfile.TemporaryDirectory() as folder:
         script = os.path.join(folder, "run.mjs")
         with open(script, "w", encoding="utf-8") as file:
             file.write(RUN)
         pipe = subprocess.PIPE
-        with subprocess.Popen([node, script, module], stdin=pipe, stdout=pipe, text=True) as process:
+        with subprocess.Popen([node, *flags, script, module], stdin=pipe, stdout=pipe, text=True) as process:
             given, answers = process.stdin, process.stdout
             assert given is not None and answers is not None
 
