@@ -52,6 +52,7 @@ class Target(NamedTuple):
     relocation: str = "pic"  # how code names addresses: "pic" relative to itself, "static" as numbers
     fuses: bool = True  # an instruction multiplies and adds with one rounding
     halves: bool = True  # instructions convert float16
+    relaxed: bool = False  # products of matrices round once or twice a step, as the engine likes
 
     @property
     def word_masks(self) -> bool:
@@ -108,6 +109,8 @@ WASM = Target("wasm32", "wasm32-unknown-unknown", "generic", "+simd128", 128, Fa
               layout="e-m:e-p:32:32-p10:8:8-p20:8:8-i64:64-i128:128-n32:64-S128-ni:1:10:20",
               relocation="static", fuses=False, halves=False)  # fmt: skip
 
+RELAXED = WASM._replace(name="wasm32-relaxed", features="+simd128,+relaxed-simd", relaxed=True)
+
 # Every intrinsic a kernel may name: each is instructions on every level, never a call to a library.
 INTRINSICS = frozenset({
     "llvm.fma", "llvm.sqrt", "llvm.floor", "llvm.ceil", "llvm.trunc", "llvm.roundeven", "llvm.fabs",
@@ -136,6 +139,8 @@ def intrinsic_allowed(name: str, target: Target) -> bool:
     parts = name.split(".")
     if parts[:2] == ["llvm", "fma"] and not target.fuses:
         return False
+    if parts[:2] == ["llvm", "fmuladd"]:
+        return target.relaxed
     return any(".".join(parts[:n]) in INTRINSICS for n in range(2, len(parts) + 1))
 
 

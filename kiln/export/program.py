@@ -124,16 +124,21 @@ class ExportedProgram(Module):
         path: str = _to_native(self, folder, name, target, weights, verify)
         return path
 
-    def to_wasm(self, folder: Any, *, name: str = "model", verify: bool = False) -> str:
+    def to_wasm(
+        self, folder: Any, *, name: str = "model", verify: bool = False, relaxed: bool = False
+    ) -> str:
         """Writes the program as a WebAssembly module into a folder, and gives its path, `NAME.wasm`: it needs
         simd128 and imports nothing. Beside it are an ES module that runs it, with TypeScript types, and a
         page that does so in a browser, also from the file system (of a module of up to 64 MiB).
 
         WebAssembly has no fused multiply-add: results agree with those here within rounding, and are the same
         on every engine. `name`: an identifier, ValueError for another one. `verify`: runs the module by
-        Node.js at the sizes that `verify` takes and prints how far its outputs are away.
+        Node.js at the sizes that `verify` takes and prints how far its outputs are away. `relaxed`: products
+        of matrices use the instructions of relaxed SIMD, half as long where the processor fuses; the engine
+        must have it (Chrome 114 and Node.js 21 do, Node.js 20 by `--experimental-wasm-relaxed-simd`), and
+        results differ between processors, within the same bounds.
         """
-        path: str = _to_wasm(self, folder, name, verify)
+        path: str = _to_wasm(self, folder, name, verify, relaxed)
         return path
 
     def module(self, check_guards: bool = True) -> Module:

@@ -140,10 +140,11 @@ def beside(
     program: ExportedProgram,
     run: Run,
     bounds: Mapping[str, float] | None = None,
-    cases: int = 8,
+    cases: Any = 8,
     seed: int = 0,
 ) -> Verification:
-    """A program beside what was made of it for elsewhere, on the inputs that `ExportedProgram.verify` takes.
+    """A program beside what was made of it for elsewhere, on the `cases` that `ExportedProgram.verify` takes:
+    how many random sizes, or arguments of calls.
 
     `run` is given arrays of NumPy by name, of the inputs and of tensors that the program writes, and gives a
     list: the outputs, then what the written ones are afterwards; bfloat16 is its bits in uint16. `bounds`: by
@@ -248,7 +249,7 @@ def example_leaves(found: Any, sizes: dict[str, int], example: Any = None, rando
             if kept and kept[k].numel():
                 low, high = int(kept[k].min()), int(kept[k].max())
             values = random.integers(low, high + 1, shape)
-        leaves.append(from_numpy(np.ascontiguousarray(values)).to(dtype))
+        leaves.append(from_numpy(np.array(values, order="C")).to(dtype))
     return leaves
 
 

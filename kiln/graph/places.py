@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from kiln.graph.control import Attrs
 from kiln.graph.graph import Graph, Node, Shape, Value
-from kiln.graph.size import Dim, Size, product, quotient, slots_named, substitute
+from kiln.graph.size import Dim, Size, product, quotient, slots_named, substitute, terms
 from kiln.graph.text import DTYPES
 
 
@@ -73,7 +73,8 @@ class _Node:
         high: Dim = offset[0]
         if not any(type(n) is int and n == 0 for n in sizes):
             for n, stride in zip(sizes, strides):
-                if type(stride) is int and stride < 0:
+                if all(many < 0 for _, many in terms(stride)):  # as sizes are not negative, this one is
+                    self.at_most(stride, 0, "a stride of both signs")
                     low = low + (n - 1) * stride
                 else:
                     self.at_most(0, stride, "a negative stride")

@@ -11,7 +11,7 @@ from kiln.errors import warn
 from kiln.nn import init
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
-from kiln.nn.recurrent_steps import unrolled
+from kiln.nn.recurrent_steps import even, unrolled
 from kiln.nn.utils.rnn import PackedSequence
 from kiln.ops.nn.recurrent_layers import CELLS
 from kiln.table.arguments import MOST_STEPS, expect_count
@@ -205,7 +205,7 @@ class RNNBase(Module):
             )
         return hx if batched else hx.unsqueeze(1)
 
-    def _run(self, x: Tensor, sizes: list[int], hx: Any) -> tuple[Tensor, Any]:
+    def _run(self, x: Tensor, sizes: Any, hx: Any) -> tuple[Tensor, Any]:
         """Rows of all steps and states -> rows and states."""
         drop = self.dropout if self.training else 0.0
         states = hx if isinstance(hx, tuple) else (hx,)
@@ -240,7 +240,7 @@ class RNNBase(Module):
         if not steps:
             raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
         rows = x.transpose(0, 1) if self.batch_first else x
-        y, last = self._run(rows.reshape(steps * batch, self.input_size), [batch] * steps, hx)
+        y, last = self._run(rows.reshape(steps * batch, self.input_size), even(steps, batch), hx)
         y = y.reshape(steps, batch, y.shape[1])
         y = y.transpose(0, 1) if self.batch_first else y
         return (y, last) if batched else (y.squeeze(batch_dim), _squeezed(last))

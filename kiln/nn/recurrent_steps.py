@@ -6,21 +6,28 @@ is one product and one kernel of gates. A layer whose steps all have the same ro
 (`kiln.ops.nn.recurrent_layers`) instead, the same bits, unless it has projections. Backward is a step's
 counterpart from the last to the first, then one product over all steps for each weight. Under `create_graph`
 backward takes the steps again, recorded, and is itself recorded.
+
+Where a program is traced for any number of steps or rows, they are that kernel or a loop (`scan`), and back
+a loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kiln import ops
 from kiln._core import Tensor, float32, float64, grad_enabled
 from kiln.autograd.function import Function
+from kiln.late import later
 from kiln.nn.dropouts import dropout
 from kiln.ops.nn import recurrent_cells as r
 from kiln.ops.nn import recurrent_layers
+from kiln.table.arguments import is_symbolic
 from kiln.table.callables import hide_frames, named
 
+innermost = later("kiln.func.batched", "innermost")  # the level of vmap that tensors are of
+scan = later("kiln.func.control_flow", "scan")
 State = tuple[Any, ...]  # (hidden,) or (hidden, cell)
 KERNEL_DTYPES = (float32, float64)
 OFTEN = 4  # steps from which on a weight is laid out for the product of a step
@@ -41,6 +48,8 @@ class _Rnn:
     gates, of the hidden state's part, of the state before, and of what a projection gave.
     """
 
+    keeps = False
+
     def __init__(self, nonlinearity: str) -> None:
         self.nonlinearity = nonlinearity
 
@@ -53,6 +62,12 @@ class _Rnn:
 
 
 class _Gru:
+    keeps = True
+
+    def kept(self, recurrent: Any) -> Any:
+        """What `back` reads, of what the kernel of all steps keeps."""
+        return recurrent
+
     def step(self, x: Any, state: State, w: Weights) -> tuple[State, Any]:
         hidden, kept = r.gru_step.handle(x, state[0], w.recurrent, w.bias)
         return (hidden,), kept
@@ -65,6 +80,12 @@ class _Gru:
 
 
 class _Lstm:
+    keeps = True
+
+    def kept(self, gates: Any) -> Any:
+        """What `back` reads, of what the kernel of all steps keeps."""
+        return gates, None
+
     def step(self, x: Any, state: State, w: Weights) -> tuple[State, Any]:
         hidden, cell, gates = r.lstm_step.handle(x, *state, w.recurrent)
         if w.projection is None:
@@ -82,6 +103,19 @@ class _Lstm:
 
 CELLS: dict[str, Any] = {"RNN_TANH": _Rnn("tanh"), "RNN_RELU": _Rnn("relu"), "GRU": _Gru(), "LSTM": _Lstm()}
 Steps = Sequence[tuple[int, int]]  # the rows of each step, in the order the steps are taken
+
+
+class Even(NamedTuple):
+    """Steps of the same rows each, where the number of either varies."""
+
+    count: Any
+    rows: Any
+    reverse: bool = False
+
+
+def even(count: Any, rows: Any) -> Any:
+    """The rows of each of `count` steps that have the same."""
+    return Even(count, rows) if is_symbolic((count, rows)) else [rows] * count
 
 
 class _Rows:
@@ -155,46 +189,131 @@ def _laid(w: Weights, steps: Steps) -> Weights:
     return Weights(across[0], w.bias, across[1])
 
 
-def _fits(steps: Steps, x: Any, given: State, w: Weights) -> bool:
-    """Whether one kernel takes all steps. (What a mapped function sees says it is a Tensor, and is none.)"""
-    rows, arrays = steps[0][1] - steps[0][0], (x, *given, *[a for a in w if a is not None])
+def _fits(steps: Steps | Even, x: Any, given: State, w: Weights) -> bool:
+    """Whether one kernel takes all steps: of tensors, those of a trace too, but not of a mapped function."""
+    arrays = (x, *given, *[a for a in w if a is not None])
     return (
-        len(steps) >= OFTEN
-        and w.projection is None
-        and all(issubclass(type(a), Tensor) for a in arrays)
+        w.projection is None
+        and all(isinstance(a, Tensor) for a in arrays)
+        and (all(issubclass(type(a), Tensor) for a in arrays) or innermost(list(arrays)) is None)
         and all(a.dtype == x.dtype and a.ndim == 2 - (a is w.bias) for a in arrays)
         and x.dtype in KERNEL_DTYPES
-        and rows > 0
-        and all(stop - start == rows for start, stop in steps)
+        and (isinstance(steps, Even) or (len(steps) >= OFTEN and _alike(steps)))
     )
+
+
+def _alike(steps: Steps) -> bool:
+    rows = steps[0][1] - steps[0][0]
+    return all(stop - start == rows for start, stop in steps)
+
+
+def _kernel(
+    mode: str, reverse: bool, x: Any, given: State, w: Weights, keep: bool = False
+) -> tuple[State, State, Any]:
+    """The last states, those after each step, and what else backward reads of each: of x (steps, rows, .).
+    Without `keep`, cells are those of the last step.
+    """
+    cell = given[1] if len(given) > 1 else None
+    operands = (x, w.recurrent, given[0], cell, w.bias, mode, reverse, keep)
+    found = recurrent_layers.recurrent_layer.handle(*operands)
+    y, *rest = found if isinstance(found, tuple) else (found,)
+    states = (y, rest[0]) if len(given) > 1 else (y,)
+    end = 0 if reverse else -1
+    return tuple([s[end] for s in states]), states, rest[-1] if keep and CELLS[mode].keeps else None
 
 
 def _at_once(
     mode: str, steps: Steps, x: Any, given: State, w: Weights, keep: bool = True
 ) -> tuple[Any, State, list[Any]]:
     """What `_unrolled` gives, by one kernel; without a trail if nobody keeps it."""
-    rows = given[0].shape[0]
-    cell = given[1] if len(given) > 1 else None
-    found = recurrent_layers.recurrent_layer.handle(
-        x.reshape(len(steps), rows, x.shape[1]),
-        w.recurrent,
-        given[0],
-        cell,
-        w.bias,
-        mode,
-        _reverse(steps),
-        keep,
-    )
-    y, *rest = found if isinstance(found, tuple) else (found,)
-    states = (y, rest[0]) if len(given) > 1 else (y,)
-    end = 0 if _reverse(steps) else -1
-    last, trail, before = tuple([s[end] for s in states]), list[Any](), given
-    for t in [start // rows for start, _ in steps] if keep else ():
+    rows, reverse = given[0].shape[0], _reverse(steps)
+    parts = x.reshape(len(steps), rows, x.shape[1])
+    last, states, kept = _kernel(mode, reverse, parts, given, w, keep)
+    order = range(len(steps))
+    trail, before = list[Any](), given
+    for t in (reversed(order) if reverse else order) if keep else ():
         now = tuple([s[t] for s in states])
-        kept = (rest[-1][t], None) if mode == "LSTM" else rest[-1][t] if mode == "GRU" else None
-        trail.append((before, kept, now))
+        trail.append((before, None if kept is None else CELLS[mode].kept(kept[t]), now))
         before = now
-    return y.reshape(len(steps) * rows, y.shape[2]), last, trail
+    return _rows(states[0]), last, trail
+
+
+def _rows(parts: Any) -> Any:
+    """(steps, rows, .) as rows."""
+    return parts.reshape(parts.shape[0] * parts.shape[1], parts.shape[2])
+
+
+class _AtOnce(Function):
+    """One kernel where a size varies, loops back: forward(mode, reverse, how many states, x (steps,
+    rows, .), *states, *weights) -> hidden states (steps, rows, .), *last states.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, mode: str, reverse: bool, count: int, x: Any, *tensors: Any) -> Any:
+        ctx.of = (mode, reverse, count)
+        ctx.save_for_backward(x, *tensors)
+        last, states, _ = _kernel(mode, reverse, x, tensors[:count], Weights(*tensors[count:]))
+        return states[0].clone(), *[s.clone() for s in last]
+
+    @staticmethod
+    def backward(ctx: Any, gy: Any, *of_last: Any) -> Any:
+        mode, reverse, count = ctx.of
+        x, *tensors = ctx.saved_tensors
+        given, w, cell = tuple(tensors[:count]), Weights(*tensors[count:]), CELLS[mode]
+        _, states, kept = _scanned(mode, reverse, x, given, w, keep=True)
+
+        def step(of_state: Any, each: Any) -> Any:
+            gy, x, before, now, kept = each
+            found = cell.kept(kept[0]) if kept else None
+            of_x, of_recurrent, of_state, _ = cell.back(gy, of_state, x, found, tuple(before), tuple(now), w)
+            return of_state, (of_x, of_recurrent)
+
+        before = [_earlier(s, first, reverse) for s, first in zip(states, given)]
+        each = (gy, x, before, states, () if kept is None else (kept,))
+        of_given, (of_x, of_recurrent) = scan(step, tuple(of_last), each, reverse=not reverse)
+        wanted = Weights(*ctx.needs_input_grad[4 + count :])
+        of_w = _of_weights(wanted, _rows(of_recurrent), lambda: _rows(before[0]))
+        return None, None, None, of_x, *of_given, *of_w, None
+
+
+def _earlier(states: Any, first: Any, reverse: bool) -> Any:
+    """The state before each step, of those after."""
+    first = first.unsqueeze(0)
+    return ops.cat([states[1:], first] if reverse else [first, states[:-1]])
+
+
+def _of_weights(wanted: Weights, of_recurrent: Any, hidden: Callable[[], Any]) -> list[Any]:
+    """The gradients of the recurrent weight and the bias; `hidden`: the states before each step."""
+    return [
+        of_recurrent.t() @ hidden() if wanted.recurrent else None,
+        of_recurrent.sum(0) if wanted.bias else None,
+    ]
+
+
+def _scanned(
+    mode: str, reverse: bool, x: Any, given: State, w: Weights, keep: bool = False
+) -> tuple[State, State, Any]:
+    """What `_kernel` gives, by a loop; without `keep`, states are the hidden ones alone."""
+
+    def step(state: Any, now: Any) -> Any:
+        after, kept = CELLS[mode].step(now, tuple(state), w)
+        gates = kept[0] if isinstance(kept, tuple) else kept
+        return after, (after, () if gates is None else (gates,)) if keep else (after[:1], ())
+
+    if mode != "GRU" and w.bias is not None:
+        x = x + w.bias
+    last, (states, kept) = scan(step, given, x, reverse=reverse)
+    return tuple(last), tuple(states), kept[0] if kept else None
+
+
+def _varying(mode: str, steps: Even, fits: bool, x: Any, given: State, w: Weights) -> tuple[Any, State]:
+    """The output and the last states of steps of which a size varies."""
+    x = x.reshape(steps.count, steps.rows, x.shape[1])
+    if fits and grad_enabled():
+        y, *last = _AtOnce.apply(mode, steps.reverse, len(given), x, *given, *w)
+        return _rows(y), tuple(last)
+    last, states, _ = (_kernel if fits else _scanned)(mode, steps.reverse, x, given, w)
+    return _rows(states[0]), last
 
 
 class _Unrolled(Function):
@@ -243,19 +362,16 @@ def _back(
     reverse = _reverse(steps)
     of_x = _joined([f[0] for f in found], reverse)
     of_recurrent = of_x if mode != "GRU" else _joined([f[1] for f in found], reverse)
-    of_w: list[Any] = [None, None, None]
-    if wanted.recurrent:
-        of_w[0] = of_recurrent.t() @ _joined([before[0] for before, _, _ in trail], reverse)
-    if wanted.bias:
-        of_w[1] = of_recurrent.sum(0)
+    of_w = _of_weights(wanted, of_recurrent, lambda: _joined([before[0] for before, _, _ in trail], reverse))
+    of_projection = None
     if wanted.projection:
-        of_w[2] = _joined([f[2] for f in found], reverse).t() @ _joined(
+        of_projection = _joined([f[2] for f in found], reverse).t() @ _joined(
             [kept[1] for _, kept, _ in trail], reverse
         )
-    return [of_x, *rows.whole(), *of_w]
+    return [of_x, *rows.whole(), *of_w, of_projection]
 
 
-def _direction(mode: str, steps: Steps, x: Any, given: State, params: Sequence[Any]) -> tuple[Any, State]:
+def _direction(mode: str, steps: Any, x: Any, given: State, params: Sequence[Any]) -> tuple[Any, State]:
     """One layer in one direction: rows (N, in) -> rows (N, P), and the last states."""
     w_ih, w_hh, b_ih, b_hh, w_hr = params
     bias, own = b_ih, b_hh  # a GRU's own is scaled by a gate; else both go together
@@ -266,6 +382,8 @@ def _direction(mode: str, steps: Steps, x: Any, given: State, params: Sequence[A
     if not fits and mode != "GRU":  # then nobody adds it sooner than the input's product
         bias, w = own, w._replace(bias=None)
     x = ops.linear(x, w_ih, bias)
+    if isinstance(steps, Even):
+        return _varying(mode, steps, fits, x, given, w)
     if not isinstance(x, Tensor) or not grad_enabled():
         if fits:
             return _at_once(mode, steps, x, given, w, keep=False)[:2]
@@ -274,32 +392,40 @@ def _direction(mode: str, steps: Steps, x: Any, given: State, params: Sequence[A
     return y, tuple(found)
 
 
+def _ways(sizes: Any) -> tuple[Any, Any]:
+    """The steps forth and back."""
+    if isinstance(sizes, Even):
+        return sizes, sizes._replace(reverse=True)
+    ends = [0]
+    for n in sizes:
+        ends.append(ends[-1] + n)
+    forth = list(zip(ends, ends[1:]))
+    return forth, forth[::-1]
+
+
 def unrolled(
     mode: str,
     x: Any,
-    sizes: Sequence[int],
+    sizes: Any,
     hx: State,
     params: Sequence[Sequence[Any]],
     directions: int = 1,
     drop: float = 0.0,
 ) -> tuple[Any, State]:
-    """All layers: rows (N, in) of steps with `sizes` rows each, states (layers * directions, B, .), the
-    weights of each layer and direction (input, hidden, their biases, projection) -> rows (N, directions * P),
-    last states.
+    """All layers: rows (N, in) of steps with `sizes` rows each (integers, or `Even`), states
+    (layers * directions, B, .), the weights of each layer and direction (input, hidden, their biases,
+    projection) -> rows (N, directions * P), last states.
 
     `drop`: the share of each layer's output but the last's that is set to 0.
     """
-    ends = [0]
-    for n in sizes:
-        ends.append(ends[-1] + n)
-    forth = list(zip(ends, ends[1:]))
+    ways = _ways(sizes)[:directions]
     last: list[State] = []
     for k in range(0, len(params), directions):
         if k and drop:
             x = dropout(x, drop)
         found = [
             _direction(mode, steps, x, tuple([s[k + way] for s in hx]), params[k + way])
-            for way, steps in enumerate((forth, forth[::-1])[:directions])
+            for way, steps in enumerate(ways)
         ]
         last += [states for _, states in found]
         x = ops.cat([y for y, _ in found], 1) if directions > 1 else found[0][0]
@@ -349,8 +475,8 @@ def layers(mode: str, *args: Any) -> Any:
     length, batch = data.shape[0], data.shape[1]
     if not length:
         raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
-    y, last = unrolled(mode, data.reshape(length * batch, data.shape[2]), [batch] * length, *rest)
-    y = y.reshape(length, batch, -1)
+    y, last = unrolled(mode, data.reshape(length * batch, data.shape[2]), even(length, batch), *rest)
+    y = y.reshape(length, batch, y.shape[1])
     return (y.transpose(0, 1) if batch_first else y, *last)
 
 

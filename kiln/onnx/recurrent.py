@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kiln.graph.graph import Node, Value
+from kiln.graph.size import Dim, Size
 from kiln.onnx.builder import Builder
 from kiln.onnx.forms import form
 from kiln.ops.nn.recurrent_layers import CELLS
@@ -106,14 +107,25 @@ def _written(b: Builder, made: Layer) -> list[str]:
             return b.reshape(b.op("Gather", by_gate, order, axis=0), [1, *value.shape])
 
         biases = b.op("Concat", ordered(made.bias), ordered(made.own_bias), axis=1)
-        x = b.reshape(b.of(made.x), [steps, rows, made.x.shape[1]])
-        states = [b.reshape(b.of(v), [1, rows, size]) for v in made.states]
+        x = _some_rows(b, b.reshape(b.of(made.x), [steps, rows, made.x.shape[1]]), rows)
+        states = [_some_rows(b, b.reshape(b.of(v), [1, rows, size]), rows) for v in made.states]
         way = "reverse" if made.reverse else "forward"
-        b.scope.layers[key] = b.several(
+        found = b.several(
             kind, 1 + len(states), x, ordered(made.weight), ordered(made.recurrent), biases, "", *states,
             hidden_size=size, direction=way, **settings,
         )  # fmt: skip
+        if isinstance(rows, Size):
+            found = [b.part(y, 1 if k else 2, 0, rows) for k, y in enumerate(found)]
+        b.scope.layers[key] = found
     return b.scope.layers[key]
+
+
+def _some_rows(b: Builder, x: str, rows: Dim) -> str:
+    """(., rows, .) with a row of zeros where there is none: ONNX Runtime (1.32) ends the process there."""
+    if not isinstance(rows, Size):
+        return x
+    lacks = b.op("Sub", b.constant([1]), b.op("Min", b.size(rows), b.constant([1])))
+    return b.op("Pad", x, b.op("Concat", b.constant([0] * 4), lacks, b.constant([0]), axis=0))
 
 
 @form("recurrent_hidden")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from kiln.graph.size import Size
+from kiln.graph.size import Dim, Size, slots_named, symbol, terms
 from kiln.passes.plan import ITEMSIZE
 from kiln.standalone.driver import Driver
 from kiln.version import __version__
@@ -34,13 +34,32 @@ class Array(NamedTuple):
         return all(n.isdigit() for n in self.shape)
 
 
-def _named(driver: Driver, name: str, dtype: str, shape: Sequence[object]) -> Array:
+def _expression(n: Dim, names: Mapping[int, str]) -> str:
+    """A size in the names of those that are stated: what they are computed of, for who computes it."""
+    parts = []
+    for monomial, many in terms(n):
+        factors = [
+            names[a.slot]
+            if a.slot >= 0
+            else f"(({_expression(a.numerator, names)}) // ({_expression(a.denominator, names)}))"
+            for a in monomial
+        ]
+        parts.append(" * ".join(([str(many)] if many != 1 or not factors else []) + factors))
+    return " + ".join(parts)
+
+
+def _named(driver: Driver, name: str, dtype: str, shape: Sequence[object], first: int = -1) -> Array:
+    """An array; `first`: the slot of an input's first size."""
     found = driver.found
     names = {s.slot: s.name for s in driver.stated}
+    declared = {dim.slot for dim in found.dims.values() if dim.symbol == symbol(dim.slot)}
+    derived = {dim.slot for dim in found.dims.values()} - declared
 
     def told(n: object) -> str:
         if not isinstance(n, Size):
             return str(n)
+        if not derived.isdisjoint(slots_named(n)):  # 2*m: the caller states that, not m
+            return _expression(n, names)
         text = found.size_text(n)
         for slot in sorted(names, reverse=True):
             text = (
@@ -50,6 +69,8 @@ def _named(driver: Driver, name: str, dtype: str, shape: Sequence[object]) -> Ar
             )
         return text
 
+    if first >= 0:
+        shape = [symbol(first + d) if first + d in derived else n for d, n in enumerate(shape)]
     return Array(name, dtype, tuple(map(told, shape)))
 
 
@@ -60,7 +81,8 @@ def inputs_of(driver: Driver) -> list[Array]:
     for k in driver.given:
         own = found.inputs[k].name if k < count else found.state[k - count].name
         value = driver.graph.inputs[k]
-        made.append(_named(driver, own, value.dtype, found.inputs[k].shape if k < count else value.shape))
+        shape = found.inputs[k].shape if k < count else value.shape
+        made.append(_named(driver, own, value.dtype, shape, found.firsts[k] if k < count else -1))
     return made
 
 

@@ -11,7 +11,7 @@ from importlib.resources import files as resources
 from typing import Any
 
 from kiln.codegen.llvm import Machine
-from kiln.codegen.target import WASM
+from kiln.codegen.target import RELAXED, WASM
 from kiln.late import later
 from kiln.standalone.constants import folded, laid_out
 from kiln.standalone.driver import Driver
@@ -31,15 +31,16 @@ ARRAYS = {
 }  # fmt: skip
 
 
-def wasm_of(found: Captured, name: str) -> Library:
-    """All files of a module."""
+def wasm_of(found: Captured, name: str, relaxed: bool = False) -> Library:
+    """All files of a module; `relaxed`: it needs relaxed SIMD."""
+    target = RELAXED if relaxed else WASM
     check_name(name, "to_wasm")
     graph, arrays = folded(found)
     places, data = laid_out(arrays)
-    driver = Driver(found, graph, places, name, WASM)
-    text = one_module(driver.text(), driver.kernels.values(), WASM)
+    driver = Driver(found, graph, places, name, target)
+    text = one_module(driver.text(), driver.kernels.values(), target)
     exports = [f"{name}_{what}" for what in ("run", "workspace", "shape", "message")]
-    code = wasm_module(Machine(WASM).object(text), {driver.data: data}, exports, STACK)
+    code = wasm_module(Machine(target).object(text), {driver.data: data}, exports, STACK)
     about = description(driver)
     runner = _resource("runner.js").replace("/*ABOUT*/", json.dumps(about).replace("</", "<\\/"))
     module = runner.replace("NAME", name)
@@ -50,14 +51,15 @@ def wasm_of(found: Captured, name: str) -> Library:
     }
     if len(code) <= IN_PAGE:
         page = _resource("page.html").replace("NAME", name)
+        page = page.replace("NEEDS", "simd128 and relaxed SIMD" if relaxed else "simd128")
         page = page.replace("/*RUNNER*/", module.replace("export ", ""))
         files[f"{name}.html"] = page.replace("/*CODE*/", base64.b64encode(code).decode()).encode()
     return Library(name, files, driver)
 
 
-def to_wasm(program: Any, folder: Any, name: Any, verify: bool) -> str:
+def to_wasm(program: Any, folder: Any, name: Any, verify: bool, relaxed: bool) -> str:
     """What `ExportedProgram.to_wasm` does."""
-    made = wasm_of(program._captured, name)
+    made = wasm_of(program._captured, name, relaxed)
     path = write(made, folder)[0]
     if verify:
         print(f"{program._captured.name} by Node.js: {_verified(program, path, made.driver)}")

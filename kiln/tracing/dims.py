@@ -154,8 +154,7 @@ def declared(
                 most = _LARGEST if own.max is None else own.max * dim.times + dim.plus
                 known.ranges[slot] = own.min * dim.times + dim.plus, most
                 known.names[slot] = repr(dim)
-                alone = own.slot == slot
-                shape.append(symbol(slot) if alone else own.symbol * dim.times + dim.plus)
+                shape.append(own.symbol * dim.times + dim.plus)
             else:
                 shape.append(int(size))
             slot += 1

@@ -9,7 +9,9 @@ import pytest
 from program_files import again
 
 import kiln
+from kiln import nn
 from kiln.export import AdditionalInputs, Dim, ShapesCollection, draft_export, export, register_dataclass
+from kiln.nn import functional as F
 from kiln.tracing.recorder import TracingError
 
 
@@ -142,3 +144,44 @@ def test_elements_move_along_sizes_that_vary(shifts: Any, dims: Any) -> None:
     for shape in ((3, 4), (4, 5), (2, 9), (1, 1), (0, 3)):
         x = kiln.randn(shape)
         assert bool((program(x) == kiln.roll(x, shifts, dims)).all())
+
+
+VARYING: dict[str, tuple[Any, Any, Any]] = {
+    "a size that divides": (
+        lambda x: F.max_pool2d(x, 2).repeat_interleave(2, 2) + x[..., :1],
+        (1, 1, 8, 2), {2: 2 * Dim("n", min=1)},
+    ),
+    "a transposed convolution": (nn.ConvTranspose2d(2, 3, 2, 2), (1, 2, 3, 4), {3: Dim("n", min=1)}),
+    "nearest": (nn.Upsample(scale_factor=2), (1, 2, 3, 4), {3: Dim("n", min=1)}),
+    "bilinear": (nn.Upsample(scale_factor=(3, 2), mode="bilinear"), (1, 2, 3, 4), {3: Dim("n", min=1)}),
+    "attention to some": (
+        lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=x[:, :, :1, :1] > 0),
+        (2, 1, 5, 4), {0: Dim("batch"), 2: Dim("n", min=1)},
+    ),
+    "attention of one": (
+        lambda x: F.scaled_dot_product_attention(x[:, :, :1], x, x), (2, 1, 5, 4), {2: Dim("n", min=1)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_every_declared_size_is_taken_after_a_file_too(name: str) -> None:
+    """One, the largest and those between."""
+    function, shape, dims = VARYING[name]
+    program = export(function, (kiln.randn(*shape),), dynamic_shapes=(dims,))
+    for made in (program, again(program)):
+        report = made.verify(3, against=function)
+        assert report.equal, report
+
+
+def test_bags_that_do_not_ascend_are_refused_at_the_call() -> None:
+    """Where bags begin is not read when a program is made."""
+    table = kiln.randn(6, 2)
+    some = {0: Dim("words", min=1)}, {0: Dim("bags", min=1)}
+    ids, starts = kiln.tensor([1, 5, 0]), kiln.tensor([0, 2])
+    program = again(export(lambda x, o: F.embedding_bag(x, table, o), (ids, starts), dynamic_shapes=some))
+    for right in ([0, 2], [0], [0, 0, 3, 3]):
+        assert program(ids, kiln.tensor(right)).equal(F.embedding_bag(ids, table, kiln.tensor(right)))
+    for wrong in ([1, 2], [0, 2, 1], [0, 4]):
+        with pytest.raises(RuntimeError, match="has to be 0, and offsets must ascend"):
+            program(ids, kiln.tensor(wrong))

@@ -10,6 +10,7 @@ from onnx_models import Model, onnx
 
 import kiln
 from kiln import nn
+from kiln.export import Dim, export
 
 
 def kinds(model: Model) -> list[str]:
@@ -52,18 +53,40 @@ def test_layers(kind: str, settings: str, size: int) -> None:
 
 
 def test_other_uses_are_written_step_by_step() -> None:
-    """Sequences that are shorter than a kernel is for, float64, projections, a batch that varies."""
+    """Sequences shorter than a kernel is for, float64, projections; a loop for any number of steps."""
+    time = ({0: Dim("time", min=1)},)
     cases = [
         (nn.LSTM(4, 3), kiln.randn(2, 2, 4), None),
         (nn.GRU(4, 3).double(), kiln.randn(6, 2, 4).double(), None),
         (nn.LSTM(4, 3, proj_size=2), kiln.randn(6, 2, 4), None),
-        (nn.LSTM(4, 3), kiln.randn(6, 2, 4), ({1: kiln.export.Dim("batch")},)),
+        (nn.LSTM(4, 3, proj_size=2), kiln.randn(6, 2, 4), time),
     ]
     for layer, x, shapes in cases:
         model = Model(kiln.export.export(layer, (x,), dynamic_shapes=shapes))
         with kiln.no_grad():
             model.compare((x,), {}, layer(x), 2e-5)
-        assert {"LSTM", "GRU"}.isdisjoint(kinds(model))
+        assert {"LSTM", "GRU"}.isdisjoint(kinds(model)) and ("Loop" in kinds(model)) == bool(shapes)
+
+
+SIZES = {
+    "batch": {1: Dim("batch")},
+    "time": {0: Dim("time", min=1)},
+    "both": {0: Dim("time", min=1), 1: Dim("batch")},
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_sizes_that_vary(kind: str, sizes: str) -> None:
+    """No rows and one step among them: bits of the layer, one operator for a layer and direction."""
+    kiln.manual_seed(1)
+    layer = LAYERS[kind](4, 3, num_layers=2, bidirectional=True)
+    program = export(layer, (kiln.randn(5, 2, 4),), dynamic_shapes=(SIZES[sizes],))
+    assert program.verify(2).equal
+    report = program.to_onnx().verify(2)
+    assert report.holds, report
+    model = Model(program)
+    assert kinds(model).count(kind.split()[0]) == 4 and {"Loop", "Sigmoid"}.isdisjoint(kinds(model))
 
 
 def test_what_reads_more_of_a_layer() -> None:

@@ -264,3 +264,20 @@ def test_a_module_holds_only_what_its_launches_need() -> None:
     program = export(model, (kiln.randn(32, 128),), dynamic_shapes=({0: Dim("batch")},))
     weights = sum(p.numel() * 4 for p in model.parameters())
     assert len(wasm_of(program._captured, "m").files["m.wasm"]) - weights < 20_000
+
+
+@needs_node
+def test_relaxed_modules_are_within_bounds(tmp_path: Path, capsys: Any) -> None:
+    """Products use other instructions, of which nothing is in a module that is not relaxed."""
+    model = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10, bias=False), nn.Softmax(1))
+    program = export(model, (kiln.ones(3, 64),), dynamic_shapes=({0: Dim("n", max=40)},))
+    madd = b"\xfd\x85\x02"  # f32x4.relaxed_madd
+    assert wasm_of(program._captured, "m", relaxed=True).files["m.wasm"].count(madd) > 20
+    assert madd not in wasm_of(program._captured, "m").files["m.wasm"]
+    assert NODE is not None
+    version = subprocess.run([NODE, "--version"], capture_output=True, text=True, check=True).stdout
+    if int(version[1:].split(".")[0]) < 20:
+        pytest.skip("this Node.js has no relaxed SIMD")
+    program.to_wasm(tmp_path, verify=True, relaxed=True)
+    assert "within the bounds" in capsys.readouterr().out
+    assert "relaxed SIMD" in (tmp_path / "model.html").read_text()

@@ -283,6 +283,10 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.table.mistakes": "when a call fails",
         "kiln.ops.indexing.getitem": "for who indexes a value of a graph",
     },
+    "kiln/nn/recurrent_steps.py": {
+        "kiln.func.batched": "samples of a mapped function alone",
+        "kiln.func.control_flow": "programs of any number of steps alone",
+    },
     "kiln/nn/module.py": {
         "kiln.table.mistakes": "when a call fails",
         "kiln.nn.placement": "a program that was loaded is where it is",

@@ -355,3 +355,44 @@ def test_bias_of_halves_is_rounded_with_the_product_of_the_input() -> None:
             given = kiln.nn.functional.linear(step, w_ih, b_ih + b_hh)
             state = recurrent_steps.r.rnn_step.handle(given, state, w_hh, "tanh")
             assert y.equal(state)
+
+
+VARYING: dict[str, Any] = {
+    "LSTM": kiln.nn.LSTM, "GRU": kiln.nn.GRU, "RNN": kiln.nn.RNN,
+    "LSTM with projections": lambda *args, **settings: kiln.nn.LSTM(*args, proj_size=2, **settings),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", VARYING)
+@pytest.mark.parametrize("varies", ["time", "batch", "time batch"])
+def test_programs_of_any_number_of_steps_and_rows(kind: str, varies: str) -> None:
+    """Results have the bits of the layer, and gradients are the same; none of them is for one length."""
+    kiln.manual_seed(2)
+    layer = VARYING[kind](4, 3, num_layers=2, bidirectional=True)
+    dims = {d: kiln.export.Dim(name, min=1 - d) for d, name in enumerate(("time", "batch")) if name in varies}
+    program = kiln.export.export(layer, (kiln.randn(5, 2, 4),), dynamic_shapes=(dims,))
+    for steps, rows in ((5, 2), (1, 2), (3, 2), (9, 2), (5, 1), (5, 0), (7, 6)):
+        if (steps != 5 and "time" not in varies) or (rows != 2 and "batch" not in varies):
+            continue
+        x = kiln.randn(steps, rows, 4, requires_grad=True)
+        for mode in (kiln.no_grad, kiln.enable_grad):
+            with mode():
+                assert all(a.equal(b) for a, b in zip(flat(program(x)), flat(layer(x))))
+        if rows:
+            found = [
+                kiln.autograd.grad(sum((y**2).sum() for y in flat(made(x))), [x, *made.parameters()])
+                for made in (program, layer)
+            ]
+            for a, b in zip(*found):
+                np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_programs_of_any_number_of_steps_to_second_order(kind: str) -> None:
+    """Backward takes the steps again, so that it has a derivative."""
+    kiln.manual_seed(2)
+    layer = VARYING[kind](2, 2, dtype=kiln.float64)
+    x = kiln.randn(3, 2, 2, dtype=kiln.float64, requires_grad=True)
+    dims = ({0: kiln.export.Dim("time", min=1)},)
+    program = kiln.export.export(layer, (x,), dynamic_shapes=dims)
+    assert kiln.autograd.gradgradcheck(lambda x: program(x)[0], (x,))

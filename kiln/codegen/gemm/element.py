@@ -81,6 +81,10 @@ def _multiplication(element: Element, lanes: int) -> tuple[str, str]:
 def multiply_add(code: Routine, element: Element, lanes: int, x: str, y: str, z: str) -> str:
     """z + x * y of vectors: for floats rounded once where the machine does, wrapping for integers."""
     vector, name = _multiplication(element, lanes)
+    if name and code.target.relaxed:
+        return code.call(
+            name.replace("fma", "fmuladd"), vector, [f"{vector} {x}", f"{vector} {y}", f"{vector} {z}"]
+        )
     if name and not code.target.fuses:
         return code.op(f"fadd {vector} {z}, {code.op(f'fmul {vector} {x}, {y}')}")
     if name:

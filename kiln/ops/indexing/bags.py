@@ -57,7 +57,13 @@ def _check_bag(input: Tensor, offsets: Tensor, weights: Tensor, mode: str) -> No
         return
     if offsets.ndim != 1:
         raise ValueError("offsets has to be a 1D Tensor")
-    n, starts = input.shape[0], offsets.tolist()
+    n = input.shape[0]
+    if recorder_here() is not None:
+        ascend = comparison.ge(offsets[1:], offsets[:-1]).all() & comparison.le(offsets, n).all()
+        told = "offsets[0] has to be 0, and offsets must ascend up to input's length at most"
+        expect(comparison.eq(offsets[:1], 0).all() & ascend, RuntimeError, f"embedding_bag: {told}")
+        return
+    starts = offsets.tolist()
     if starts and starts[0] != 0:
         raise RuntimeError(
             "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position "

@@ -315,14 +315,16 @@ def _sizes(
         require(not any(isinstance(n, float) or n is None for n in each), message, TypeError)
         return each, (None,) * dims
     if is_symbolic(sizes):
-        raise TypeError("interpolate: the sizes that scale_factor gives are not known here; pass size")
+        if not all(float(f).is_integer() and f >= 1 for f in each):
+            raise TypeError("interpolate: the sizes that scale_factor gives are not known here; pass size")
+        return tuple([n * int(f) for n, f in zip(sizes, each)]), tuple(map(float, each))
     found = tuple(int(n * f) for n, f in zip(sizes, each))
     return found, (None,) * dims if recompute or always else tuple(map(float, each))
 
 
 def _scale(n: Any, out: Any, factor: float | None, corners: bool) -> Any:
     """How far apart the result's elements lie, in elements of the input."""
-    if is_symbolic((n, out)):
+    if is_symbolic((n, out)) and (corners or factor is None):
         raise TypeError("interpolate: how far apart elements lie is not known here")
     if corners:
         return (n - 1) / (out - 1) if out > 1 else 1.0  # the first of one lies at 0 whatever the scale

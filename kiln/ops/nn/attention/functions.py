@@ -105,13 +105,21 @@ def _repeated(x: Any, heads: Any) -> Any:
     )
 
 
+def _same(shape: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether two shapes are equal; a size that varies is no number, whatever it may be at a call."""
+    pairs = zip(shape, other)
+    return len(shape) == len(other) and all(
+        isinstance(a, int) == isinstance(b, int) and a == b for a, b in pairs
+    )
+
+
 def _flat(x: Any, lead: tuple[Any, ...], last: tuple[Any, ...], heads: tuple[Any, ...]) -> Any:
     """x as [n, *heads, *last]: the leading dims before the heads are one."""
     shape, whole = tuple(x.shape), (*lead, *last)
-    if shape != whole:
+    if not _same(shape, whole):
         x = expand.handle(x, whole)
     sizes = (numel(lead[:-1]), *heads, *last)
-    return x if whole == sizes else reshape.handle(x, sizes)
+    return x if _same(whole, sizes) else reshape.handle(x, sizes)
 
 
 def _operands(
@@ -144,7 +152,7 @@ def _sizes(query: Any, key: Any, value: Any, mask: Any) -> None:
     if differ(keys, values):
         _fail(f"key has {keys} rows, value has {values}: the size must match")
     for have, want, place in zip(mask.shape[-2:] if mask is not None else (), (length, keys), (-2, -1)):
-        if have != 1 and differ(have, want):
+        if differ(have, want) and have != 1:
             _fail(
                 f"The size of tensor a ({want}) must match the size of tensor b ({have}) at non-singleton "
                 f"dimension {place}: attn_mask is (..., L, S)"
@@ -252,7 +260,7 @@ def scaled_dot_product_attention(
     if drops:
         n, length, heads, r, _ = q.shape
         numbers = (float(dropout_p), *reserve((n, heads, r, length, k.shape[1]), None))
-    alone = q.shape[1] == 1 and q.shape[3] == 1  # one query is two products of one row: the same bits
+    alone = _same((q.shape[1], q.shape[3]), (1, 1))  # one query is two products of one row: the same bits
     plain = not drops or all(issubclass(type(x), (Tensor, Value, Size, int)) for x in (q, k, v, numbers[1]))
     operands = (q, k, v, float(scale), *numbers, mask, causal, drops)
     if FUSED.get() and plain and not alone:  # what is mapped draws by samples
@@ -261,4 +269,4 @@ def scaled_dot_product_attention(
         out = attend_written.handle(*operands, dtype_name(q.dtype) == "bfloat16")
     out = permute.handle(out, (0, 2, 3, 1, 4))
     shape = (*(lead if max(x.ndim for x in (query, key, value)) > 2 else ()), *out.shape[3:])
-    return out if tuple(out.shape) == shape else reshape.handle(out, shape)
+    return out if _same(tuple(out.shape), shape) else reshape.handle(out, shape)
