@@ -36,6 +36,7 @@ from kiln.tracing.dims import declared, specs_of
 from kiln.tracing.noted import Notes
 from kiln.tracing.questions import Unknown
 from kiln.tracing.recorder import Recorder, TracingError
+from kiln.tracing.sizes import Guard
 from kiln.tracing.symbolic import Traced, plain
 from kiln.tracing.trees import Tree, build, constants, flatten
 from kiln.tracing.variation import NONE, Variation, deeper, merged, other_type
@@ -192,7 +193,7 @@ def capture(
     if notes is not None:
         found.hierarchy = notes.settled(found, {id(tensor): name for name, *_, tensor in reversed(places)})
     if varied is None:
-        _make(found)
+        _make(found, recorder)
     if varied is None and begins == RECORDED and _core.times_enabled() != enabled:
         for modes in UNRECORDED:
             _follow_otherwise(found, modes, partial(again, modes, how=None))
@@ -318,11 +319,15 @@ def _finish(
     found.met = [s.tensor.detach().clone() for s in found.state if s.kind == "constant"]
 
 
-def _make(found: Captured) -> None:
+def _make(found: Captured, recorder: Recorder) -> None:
     """Makes the graph and what runs it."""
     found.number_sizes()
-    if found.graph.checks and found.dims:
-        a, b = found.graph.checks[0]
+    for a, b in found.graph.checks if found.dims else ():
+        told = f"needs {found.size_text(a)} to equal {found.size_text(b)}"
+        if recorder.may_equal(a, b, told):
+            if (a, "==", b) not in recorder.known.guards:
+                found.guards.append(Guard(a, "==", b, True, found.name))
+            continue
         raise TracingError(
             f"{found.name}: needs {found.size_text(a)} to equal {found.size_text(b)}, which not all declared "
             "sizes do: leave it out of dynamic_shapes"

@@ -87,6 +87,7 @@ class Captured:
         # of outputs: why they require gradients, where that is not to give them to the operands of `history`
         self.asks: dict[int, Asks] = {}
         self.dims: dict[str, Range] = {}  # by name: the sizes that vary, their bounds, where they are read
+        self.reasons: dict[str, str] = {}  # of sizes that were left to the program: why it says more of them
         self.gives_sizes = False  # whether sizes are among the results
         self.guards: list[Guard] = []  # answers about sizes that the function asked for
         self.firsts: list[int] = []  # of each input and state: the slot of its first size
