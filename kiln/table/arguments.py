@@ -215,6 +215,25 @@ def is_symbolic(shape: Any) -> bool:
     return any(isinstance(d, Size) for d in shape)
 
 
+def answerable(*sizes: Any) -> bool:
+    """Whether sizes can be compared: numbers can, and those that vary while a function is traced, where the
+    answer is checked at each call; what a graph under construction knows of is neither.
+    """
+    return all(type(n) is not Size for n in sizes)
+
+
+def surely_equal(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal whatever those are that vary; nothing is asked."""
+    difference = a - b
+    return isinstance(difference, int) and difference == 0
+
+
+def fixed_count(n: Any, what: str) -> int:
+    """A size that what a program consists of depends on: it is as in the example, for the reason given."""
+    found: int = n if isinstance(n, int) else n.fixed(what)
+    return found
+
+
 def default_float() -> str:
     """The name of the default float dtype."""
     return str(_core.default_dtype_name())

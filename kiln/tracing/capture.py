@@ -322,6 +322,8 @@ def _finish(
 def _make(found: Captured, recorder: Recorder) -> None:
     """Makes the graph and what runs it."""
     found.number_sizes()
+    for a, b in recorder.known.ties:
+        found.graph.require_equal(a, b, found.name)
     for a, b in found.graph.checks if found.dims else ():
         told = f"needs {found.size_text(a)} to equal {found.size_text(b)}"
         if recorder.may_equal(a, b, told):

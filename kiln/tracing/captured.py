@@ -16,7 +16,7 @@ from kiln.graph.size import Dim, Size, evaluate, symbol
 from kiln.graph.text import dim_text
 from kiln.late import later
 from kiln.tracing.answers import Condition
-from kiln.tracing.dims import Range
+from kiln.tracing.dims import Range, open_name
 from kiln.tracing.sizes import Guard
 from kiln.tracing.trees import Tree, difference, flatten
 from kiln.tuples import NamedTuple
@@ -237,6 +237,11 @@ class Captured:
         """Where a size that varies is read: "x: dim 0"."""
         k = max(k for k, first in enumerate(self.firsts[: len(self.inputs)]) if first <= dim.slot)
         return f"{self.inputs[k].name}: dim {dim.slot - self.firsts[k]}"
+
+    def why(self, name: str, dim: int) -> str:
+        """Why a size that was left to the program is what it is, behind a message that says what."""
+        told = self.reasons.get(open_name(name, dim))
+        return f": {told}" if told else ""
 
     def tree_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> Tree:
         """The arguments of a call as `in_tree` has them, given by position or by name."""

@@ -101,9 +101,14 @@ def hinted(given: Any, size: int) -> bool:
 
 def open_dim(name: str, dim: int) -> Dim:
     """The size of a tensor's dim under a name of its own, which the program may say more of."""
-    made = Dim("".join(c if c.isalnum() else "_" for c in name) + f"_{dim}")
+    made = Dim(open_name(name, dim))
     made.is_open = True
     return made
+
+
+def open_name(name: str, dim: int) -> str:
+    """What such a size is called."""
+    return "".join(c if c.isalnum() else "_" for c in name) + f"_{dim}"
 
 
 class Range:

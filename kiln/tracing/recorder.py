@@ -204,6 +204,7 @@ class Recorder(Questions):
         a, b = self.known.without_factors(a, b)
         if self.may_equal(a, b, f"calls {what}, where {self.known.text(a)} is {self.known.text(b)}"):
             self.known.guard(a, "==", b, user_line())
+            self.known.ties.append((a, b))
             return
         self.refuse(
             f"calls {what}, which makes {self.known.text(a)} equal {self.known.text(b)}: not all sizes that "

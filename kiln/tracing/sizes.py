@@ -67,6 +67,7 @@ class Sizes:
         self.names: dict[int, str] = {}
         self.open: dict[int, str] = {}  # slots whose sizes the program may say more of; their names
         self.guards: dict[tuple[Dim, str, Dim], Guard] = {}
+        self.ties: list[tuple[Dim, Dim]] = []  # what ops need equal of open sizes
         self.work = Graph()  # where shapes are inferred
 
     def value_of(self, dim: Dim) -> int:
