@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from kiln import _core
@@ -176,14 +177,14 @@ def settled(
             shapes = {k: dict(said) for k, said in own.items()}
             for name, (k, d, _) in places.items():
                 shapes[k][d] = size_of(name)
-            told = {n: _specs(x, lambda t: shapes[id(t)]) for n, x in _named(m, args, kwargs).items()}
+            told = {n: _specs(x, partial(_by_id, shapes)) for n, x in _named(m, args, kwargs).items()}
             try:
                 found = captured_twice(m, args, kwargs, told, on_data, True, None, preserved)
             except SizeSaid as said:
                 if said.size is None and places[said.name][2] is Dim.DYNAMIC:
                     raise
                 known[said.name] = said.size
-                reasons[said.name] = str(said)
+                reasons[said.name] = said.reason
                 continue
             found.reasons = {name: told for name, told in reasons.items() if name in known}
             return found
@@ -232,6 +233,10 @@ def register_dataclass(cls: type, *, serialized_type_name: str | None = None) ->
 def _named(m: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """Arguments by the names that `dynamic_shapes` knows them by."""
     return {**dict(zip(parameter_names(m, len(args)), args)), **(kwargs or {})}
+
+
+def _by_id(shapes: dict[int, Any], x: Any) -> Any:
+    return shapes[id(x)]
 
 
 def _specs(value: Any, of: Callable[[Any], Any]) -> Any:

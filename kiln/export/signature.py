@@ -303,7 +303,7 @@ def from_signature(graph: Looks, source: str, tensors: dict[str, Any]) -> tuple[
     found.mutated = [tuple(row) for row in entries.rows("mutated", str, int)]
     found.same = {k: (kind, which) for k, kind, which in entries.rows("same", int, str, int)}
     if "reasons" in entries.held:
-        found.reasons = {name: told for name, told in entries.rows("reasons", str, str)}
+        found.reasons = dict(entries.rows("reasons", str, str))
     if "asks" in entries.held:
         rows = entries.rows("asks", int, list, list, bool)
         found.asks = {k: Asks(tuple(on), tuple(off), is_leaf) for k, on, off, is_leaf in rows}

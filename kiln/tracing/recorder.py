@@ -35,6 +35,7 @@ class SizeSaid(TracingError):
     """What a function says of a size that is left to it: it is a number, or follows from another size."""
 
     name: str
+    reason: str
     size: tuple[str, int, int] | None  # so many times the size by that name, plus so much; None: a number
 
 
@@ -340,6 +341,8 @@ class Recorder(Questions):
         """Results as the function is to see them."""
         if isinstance(result, (tuple, list)):
             return type(result)([self.wrapped(y) for y in result])
+        if hasattr(type(result), "whole"):
+            return result  # it was wrapped where it was made
         if isinstance(result, _core.Tensor) and (shape := self.shapes.get(self.value(result))):
             self._shapes_of[id(result)] = shape
             return _traced(result, self)
@@ -388,13 +391,14 @@ class Recorder(Questions):
         return value
 
     def may_equal(self, left: Dim, right: Dim, told: str) -> bool:
-        """Whether the function may ask two sizes to be equal; SizeSaid where it says so what a size is that is
-        left to it.
+        """Whether the function may ask two sizes to be equal; SizeSaid where that says what a size is which
+        is left to it.
         """
         found = self.known.solved(left, right)
         if found is not None:
-            said = SizeSaid(f"{self.name}: {user_line()} {told}")
-            said.name, said.size = found
+            reason = f"{self.name}: {user_line()} {told}"
+            said = SizeSaid(f"{reason}; declare {found[0]!r} with one size, or leave it out of dynamic_shapes")
+            said.reason, (said.name, said.size) = reason, found
             self.failure = said  # type: ignore[assignment]
             raise said
         return self.known.may_say(left, right)

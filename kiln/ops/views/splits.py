@@ -6,9 +6,9 @@ from itertools import accumulate
 from typing import Any
 
 from kiln import _core
+from kiln.graph.size import Size
 from kiln.ops.views.core_views import reshape, slice_
 from kiln.table import drawn as d
-from kiln.graph.size import Size
 from kiln.table.arguments import (
     INTEGERS,
     answerable,
