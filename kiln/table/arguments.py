@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from _thread import _local
+from _thread import _local, allocate_lock
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -57,6 +57,15 @@ class _Traced(_local):
 
 
 _traced = _Traced()
+# how many traces there are, of all threads: calls that the core would run by itself are made in Python
+# while there is one, for its recorder to follow
+TRACES = {"now": 0}
+_counting = allocate_lock()
+
+
+def _count_trace(more: int) -> None:
+    with _counting:
+        TRACES["now"] += more
 
 
 @contextmanager
@@ -65,11 +74,13 @@ def without_values(recorder: Any = None) -> Iterator[None]:
     before = _traced.recorder
     _traced.depth += 1
     _traced.recorder = recorder
+    _count_trace(1)
     try:
         with followed(recorder):
             yield
     finally:
         _traced.depth -= 1
+        _count_trace(-1)
         _traced.recorder = before
 
 

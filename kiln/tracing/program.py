@@ -11,7 +11,7 @@ from kiln.errors import describe
 from kiln.graph.graph import Value
 from kiln.graph.size import Size, evaluate
 from kiln.late import later
-from kiln.table.arguments import recorder_here
+from kiln.table.arguments import TRACES, recorder_here
 from kiln.tracing.captured import Asks, Captured, Check
 from kiln.tracing.trees import Tree, alike, build, constants, flatten
 
@@ -221,11 +221,16 @@ class Program:
         return given
 
     def _guards(self) -> tuple[Any, Any]:
-        """That every tensor of the program is where it was."""
+        """That every tensor of the program is where it was, and nothing is traced."""
         held: dict[int, tuple[dict[str, Any], list[tuple[str, Any]]]] = {}
         for home, key in self.homes:
             held.setdefault(id(home), (home, []))[1].append((key, home[key]))
-        own = _core.Guards([(home, tuple(entries), False) for home, entries in held.values()])
+        own = _core.Guards(
+            [
+                *((home, tuple(entries), False) for home, entries in held.values()),
+                (TRACES, (("now", 0),), False),
+            ]
+        )
         return own, _core.Guards([])
 
     # -- arguments --------------------------------------------------------------------------------------
