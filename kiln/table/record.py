@@ -406,8 +406,8 @@ def _wide(x: Any) -> Any:
     return _as(x, "float32") if x is not None and x.dtype in ("float16", "bfloat16") else x
 
 
-def constant(graph: g.Graph, value: Union[int, float, bool]) -> g.Value:
-    """A literal of a body as a value of the graph: part of its structure."""
+def constant(graph: g.Graph, value: Union[int, float, bool, Size]) -> g.Value:
+    """A literal of a body, or a size, as a value of the graph: part of its structure."""
     out = graph.add(CONSTANT, (), (value,))
     out.weak = True
     return out

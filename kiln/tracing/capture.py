@@ -87,7 +87,8 @@ def capture(
     found.types = [type(x).__name__ for x in distinct]
     rest = len(kwargs) > 1 and _takes_any_keyword(fn)  # then their order can matter
     how = varied or NONE
-    recorder.gives_others = how.copies
+    recorder.gives_others, recorder.without = how.copies, how.without
+    found.attributes = [dict(vars(x)) if _core.has_attributes(x) else {} for x in distinct]
     found.alike = merged(distinct, shapes, written)
     found.one = found.alike if how.same else {}
     places = _places(root) if root is not None else _places_around(fn)

@@ -102,6 +102,7 @@ class Captured:
         self.parameters: list[str] = []  # what the function calls its positional arguments
         self.aliases: tuple[int, ...] = ()  # of the tensors among the arguments: which is the same as which
         self.met: list[Any] = []  # copies of the constants, as the run left them
+        self.attributes: list[dict[str, Any]] = []  # of inputs: what the user gave them
         self.types: list[str] = []  # of inputs: of what type they are
         self.given_back: set[int] = set()  # inputs that contiguous() gave as they are
         self.alike: dict[int, int] = {}  # inputs that look as an earlier one does, and are not written

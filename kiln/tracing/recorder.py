@@ -62,6 +62,7 @@ class Recorder(Questions):
 
     def __init__(self, name: str, on_data: str = "refuse", has_values: bool = True) -> None:
         super().__init__(name, on_data, has_values)
+        self.without = ""  # an attribute of arguments that their stand-ins have not
         self.drawn: Dim = 0  # how many random numbers so far
         self._marks: dict[int, dict[str, Any]] = {}  # id of a stand-in -> its attributes
         self._offsets: dict[int, Dim] = {}  # of positions from the first: what they are in general
@@ -100,7 +101,7 @@ class Recorder(Questions):
                     made = _core.Tensor._make_subclass(kind or own, made)
                 told = hasattr(kind, "__getattr__")  # which attributes it is asked for
                 if not told and (argument or own is not _core.Tensor) and (held := vars(tensor)):
-                    vars(made).update(held)
+                    vars(made).update({k: v for k, v in held.items() if k != self.without})
             if tensor.requires_grad:
                 made.requires_grad_()
         finally:
@@ -397,7 +398,9 @@ class Recorder(Questions):
         found = self.known.solved(left, right)
         if found is not None:
             reason = f"{self.name}: {user_line()} {told}"
-            said = SizeSaid(f"{reason}; declare {found[0]!r} with one size, or leave it out of dynamic_shapes")
+            said = SizeSaid(
+                f"{reason}; declare {found[0]!r} with one size, or leave it out of dynamic_shapes"
+            )
             said.reason, (said.name, said.size) = reason, found
             self.failure = said  # type: ignore[assignment]
             raise said

@@ -434,7 +434,5 @@ def test_views_that_a_cell_returns_are_views_of_samples(function: Any) -> None:
         made, expected = kiln.vmap(cell)(x), kiln.vmap(function)(x)
         for y, z in zip(*((v if isinstance(v, tuple) else (v,)) for v in (made, expected)), strict=True):
             assert y.tolist() == z.tolist() and y.requires_grad == z.requires_grad
-        found, wanted = (
-            kiln.vmap(kiln.func.grad(lambda y, f=f: total(f(y))))(x) for f in (cell, function)
-        )
+        found, wanted = (kiln.vmap(kiln.func.grad(lambda y, f=f: total(f(y))))(x) for f in (cell, function))
         assert found.tolist() == wanted.tolist()

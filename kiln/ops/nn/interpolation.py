@@ -79,7 +79,8 @@ def _samples(rng: Any, t: str) -> list[Any]:
     x = d.array(rng, (2, 5, 3), t)
     cases = ((1, 8, 5, 8, "linear", 6), (2, 7, 2, 6, "linear corners", 8), (1, 3, 5, 3, "nearest", 3),
              (1, 7, 1.0, 1.4, "nearest-exact", 4), (2, 40, 3, 40, "linear", 13),
-             (2, 40, 3, 40, "nearest", 13), (1, 10, 1, 2, _WHOLE, 2), (2, 12, 1.0, 4.0, _WHOLE, 4))  # fmt: skip
+             (2, 40, 3, 40, "nearest", 13), (1, 10, 1, 2, _WHOLE, 2),
+             (2, 12, 1.0, 4.0, _WHOLE, 4))  # fmt: skip
     return [Sample((x, dim, (size,), *apart, how, span)) for dim, size, *apart, how, span in cases]
 
 

@@ -204,7 +204,7 @@ def select(input: Any, dim: int, index: int) -> Any:
     return _reshape(_slice(input, dim, (start, 1, 1)), (*shape[:dim], *shape[dim + 1 :]))
 
 
-def _known(input: Tensor, dim: int, op: str) -> int:
+def _known(input: Tensor, dim: int, op: str) -> Any:
     """The size along dim, which decides how many results there are, and so is asked about."""
     size = input.shape[dim]
     if not answerable(size):

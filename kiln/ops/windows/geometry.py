@@ -86,7 +86,8 @@ class Windows:
         n, k, s = self.sizes[dim], self.kernel[dim], self.stride[dim]
         p, r = self.padding[dim], self.dilation[dim]
         if isinstance(n, int):
-            return max((self.out[dim] - 1) * s + r * (k - 1) + 1 - n - p, 0)
+            last: int = (self.out[dim] - 1) * s + r * (k - 1) + 1 - n - p
+            return max(last, 0)
         return min(p + s - 1, r * (k - 1)) if ceil_mode else p
 
     def _check(self, name: str, input: Tensor) -> None:
