@@ -121,7 +121,7 @@ def _exported(f: Any, *shapes: tuple[int, ...]) -> Any:
 
 
 def test_sizes_are_equal_by_what_the_model_does_and_not_by_the_example() -> None:
-    """As torch.export: `cat` needs all but one dim equal, `@` the inner ones, `x[:, 0] + y[:, 0]` the first."""
+    """As torch.export: `cat` needs all but one dim equal, `@` the inner, `x[:, 0] + y[:, 0]` the first."""
     joined = _exported(lambda x, y: kiln.cat([x, y]), (8, 6), (8, 6))
     assert _shapes(joined) == [["x_0", "x_1"], ["y_0", "x_1"]]
     assert _shapes(_exported(lambda x, y: x @ y, (8, 8), (8, 8))) == [["x_0", "x_1"], ["x_1", "y_1"]]
@@ -200,7 +200,8 @@ _VARY: dict[str, tuple[Any, tuple[int, ...], list[tuple[int, ...]], list[tuple[i
         lambda x: kiln.nn.functional.max_pool1d(x, 3, 2, 1, ceil_mode=True), (2, 8), [(3, 9), (1, 3)], []
     ),
     "avg_pool1d": (
-        lambda x: kiln.nn.functional.avg_pool1d(x, 2, 3, ceil_mode=True), (2, 8), [(3, 9), (3, 10), (1, 4)], []
+        lambda x: kiln.nn.functional.avg_pool1d(x, 2, 3, ceil_mode=True),
+        (2, 8), [(3, 9), (3, 10), (1, 4)], [],
     ),
     "lp_pool1d": (lambda x: kiln.nn.functional.lp_pool1d(x, 2, 2, 3, True), (2, 8), [(3, 9), (3, 10)], []),
     **{
