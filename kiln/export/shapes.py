@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from kiln import _core
 from kiln.tracing.capture import parameter_names, specs_for
 from kiln.tracing.captured import Captured, flat
-from kiln.tracing.dims import Dim, Hint, hinted
-from kiln.tracing.recorder import TracingError
+from kiln.tracing.dims import Dim, hinted, open_dim
+from kiln.tracing.recorder import SizeSaid, TracingError
 from kiln.tracing.scripts import captured_twice
 from kiln.tracing.trees import alike, constants, flatten
 
@@ -137,51 +138,85 @@ def settled(
     on_data: str,
     preserved: Sequence[str] = (),
 ) -> Captured:
-    """A model as a graph. Where it does not do for each `Dim.AUTO` and `Dim.DYNAMIC` a size of its own, those
-    of one size in the example are one size; where that does not do either, AUTO is as in the example.
+    """A model as a graph. Each `Dim.AUTO` and `Dim.DYNAMIC` is a size of its own until the model says more of
+    it: what it needs equal is one size, and an AUTO that it needs to be a number is one. Where sizes cannot
+    vary for another reason, those are as in the example without which the others can.
     """
-    try:
+    leaves: list[Any] = []
+    names: list[str] = []
+    parameters = parameter_names(m, len(args))
+    specs = specs_for(flat(args, kwargs, leaves, names, parameters), parameters, given) if given else []
+    own: dict[int, dict[int, Any]] = {}  # by id: of each dim what is said of it
+    places: dict[str, tuple[int, int, Any]] = {}  # of open sizes: the tensor's id, which dim, the hint
+    for x, name, spec in zip(leaves, names, specs):
+        said = own.setdefault(id(x), {})
+        for d, n in spec.items():
+            is_open = isinstance(d, int) and -x.ndim <= d < x.ndim and hinted(n, int(x.shape[d]))
+            said[d] = dim = open_dim(name, d % x.ndim) if is_open else n
+            if is_open:
+                places[dim.__name__] = id(x), d, n
+
+    if not places:
         return captured_twice(m, args, kwargs, given, on_data, True, None, preserved)
+    dims = {n.__name__: n for said in own.values() for n in said.values() if isinstance(n, Dim)}
+    reasons: dict[str, str] = {}
+
+    def attempt(fixed: set[str]) -> Captured:
+        known: dict[str, Any] = dict.fromkeys(fixed)  # what open sizes are: None, or (name, times, plus)
+
+        def size_of(name: str) -> Any:
+            if name not in known:
+                return dims[name]
+            if known[name] is None:
+                return None
+            base, times, plus = known[name]
+            found = size_of(base)
+            return None if found is None else found * times + plus
+
+        while True:
+            shapes = {k: dict(said) for k, said in own.items()}
+            for name, (k, d, _) in places.items():
+                shapes[k][d] = size_of(name)
+            told = {n: _specs(x, partial(_by_id, shapes)) for n, x in _named(m, args, kwargs).items()}
+            try:
+                found = captured_twice(m, args, kwargs, told, on_data, True, None, preserved)
+            except SizeSaid as said:
+                if said.size is None and places[said.name][2] is Dim.DYNAMIC:
+                    raise
+                known[said.name] = said.size
+                reasons[said.name] = said.reason
+                continue
+            found.reasons = {name: told for name, told in reasons.items() if name in known}
+            return found
+
+    try:
+        return attempt(set())
     except TracingError as error:
         refusal = error
-    leaves: list[Any] = []
-    tree = flat(args, kwargs, leaves, None, parameter_names(m, len(args)))
-    specs = specs_for(tree, parameter_names(m, len(args)), given) if given else []
-    hints = {
-        (int(x.shape[d]), n is Dim.AUTO)
-        for x, s in zip(leaves, specs)
-        for d, n in s.items()
-        if hinted(n, int(x.shape[d]))
-    }
-    if not hints:
-        raise refusal
+    found: Captured | None = None
+    fixed = {name for name, (*_, hint) in places.items() if hint is Dim.AUTO}
+    try:
+        found = attempt(fixed)
+    except TracingError:
+        raise refusal from None  # (what no hint can mend)
 
-    def attempt(varying: set[int]) -> Captured | TracingError:
-        spec_of: dict[int, dict[int, Any]] = {}
-        for x, spec in zip(leaves, specs):
-            own = spec_of.setdefault(id(x), {})
-            for d, n in spec.items():
-                size = int(x.shape[d])
-                varies = hinted(n, size) and size in varying
-                own[d] = Dim(f"size_{size}") if varies else None if isinstance(n, Hint) else n
-        shapes = {name: _specs(x, lambda t: spec_of[id(t)]) for name, x in _named(m, args, kwargs).items()}
+    def let_vary(names: list[str]) -> None:
+        """As many of these as can."""
+        nonlocal found
         try:
-            return captured_twice(m, args, kwargs, shapes, on_data, True, None, preserved)
+            found = attempt(fixed - set(names))
         except TracingError as error:
-            return error
+            for part in (names[: len(names) // 2], names[len(names) // 2 :]) if len(names) > 1 else ():
+                let_vary(part)
+            if len(names) == 1:
+                reasons[names[0]] = str(error)
+        else:
+            fixed.difference_update(names)
 
-    found = attempt({size for size, _ in hints})
-    if isinstance(found, Captured):
-        return found
-    varying = {size for size, is_auto in hints if not is_auto}
-    found = attempt(varying)
-    if isinstance(found, TracingError):
-        raise refusal if varying else found  # (what no hint can mend)
-    for size in sorted({size for size, _ in hints} - varying):
-        more = attempt({*varying, size})
-        if isinstance(more, Captured):
-            found = more
-            varying.add(size)
+    names = sorted(fixed)
+    let_vary(names[: len(names) // 2])
+    let_vary(names[len(names) // 2 :])
+    found.reasons = {**found.reasons, **{name: reasons[name] for name in fixed}}
     return found
 
 
@@ -198,6 +233,10 @@ def register_dataclass(cls: type, *, serialized_type_name: str | None = None) ->
 def _named(m: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """Arguments by the names that `dynamic_shapes` knows them by."""
     return {**dict(zip(parameter_names(m, len(args)), args)), **(kwargs or {})}
+
+
+def _by_id(shapes: dict[int, Any], x: Any) -> Any:
+    return shapes[id(x)]
 
 
 def _specs(value: Any, of: Callable[[Any], Any]) -> Any:

@@ -23,8 +23,9 @@ def described(program: ExportedProgram) -> str:
         lines.append(
             f"  {found.inputs[k].name if kind == 'input' else found.state[k].name}: written in place"
         )
-    if found.dims:
+    if found.dims or found.reasons:
         lines += ["", "sizes", *(f"  {dim!r}" for dim in found.dims.values())]
+    lines += [f"  {name} is no size of its own: {told}" for name, told in found.reasons.items()]
     for guard in found.guards:
         sign = guard.sign if guard.answer else f"not {guard.sign}"
         lines.append(

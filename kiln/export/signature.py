@@ -50,6 +50,7 @@ def signature(captured: Captured, trains: list[bool]) -> dict[str, Any]:
         "outputs": captured.outputs,
         "same": [[k, kind, which] for k, (kind, which) in captured.same.items()],
         **_asks_out(captured),
+        **({"reasons": [list(x) for x in captured.reasons.items()]} if captured.reasons else {}),
         "state": [[s.name, s.kind, wanted] for s, wanted in zip(captured.state, trains)],
         "unsaved": sorted(captured.unsaved),
         "mutated": [list(x) for x in captured.mutated],
@@ -301,6 +302,8 @@ def from_signature(graph: Looks, source: str, tensors: dict[str, Any]) -> tuple[
     found.distinct = entries.rows("distinct", int)
     found.mutated = [tuple(row) for row in entries.rows("mutated", str, int)]
     found.same = {k: (kind, which) for k, kind, which in entries.rows("same", int, str, int)}
+    if "reasons" in entries.held:
+        found.reasons = dict(entries.rows("reasons", str, str))
     if "asks" in entries.held:
         rows = entries.rows("asks", int, list, list, bool)
         found.asks = {k: Asks(tuple(on), tuple(off), is_leaf) for k, on, off, is_leaf in rows}

@@ -151,6 +151,14 @@ def product(dims: tuple[Dim, ...]) -> Dim:
     return result
 
 
+def least(a: Dim, b: Dim) -> Dim:
+    """The smaller of two dims that are not negative. b // (a + 1) is 0 exactly where b is no larger."""
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    is_b = 1 // (1 + b // (a + 1))
+    return a + (b - a) * is_b
+
+
 def evaluate(dim: Dim, slots: Callable[[int], int]) -> int:
     """The value of `dim` when slot i holds slots(i)."""
     if isinstance(dim, int):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from _thread import _local
+from _thread import _local, allocate_lock
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -57,6 +57,15 @@ class _Traced(_local):
 
 
 _traced = _Traced()
+# how many traces there are, of all threads: calls that the core would run by itself are made in Python
+# while there is one, for its recorder to follow
+TRACES = {"now": 0}
+_counting = allocate_lock()
+
+
+def _count_trace(more: int) -> None:
+    with _counting:
+        TRACES["now"] += more
 
 
 @contextmanager
@@ -65,11 +74,13 @@ def without_values(recorder: Any = None) -> Iterator[None]:
     before = _traced.recorder
     _traced.depth += 1
     _traced.recorder = recorder
+    _count_trace(1)
     try:
         with followed(recorder):
             yield
     finally:
         _traced.depth -= 1
+        _count_trace(-1)
         _traced.recorder = before
 
 
@@ -213,6 +224,25 @@ def broadcast_shape(x: Any, y: Any, op: str) -> tuple[int, ...]:
 def is_symbolic(shape: Any) -> bool:
     """Whether any size of a shape is not known as an int."""
     return any(isinstance(d, Size) for d in shape)
+
+
+def answerable(*sizes: Any) -> bool:
+    """Whether sizes can be compared: numbers can, and those that vary while a function is traced, where the
+    answer is checked at each call; what a graph under construction knows of is neither.
+    """
+    return all(type(n) is not Size for n in sizes)
+
+
+def surely_equal(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal whatever those are that vary; nothing is asked."""
+    difference = a - b
+    return isinstance(difference, int) and difference == 0
+
+
+def fixed_count(n: Any, what: str) -> int:
+    """A size that what a program consists of depends on: it is as in the example, for the reason given."""
+    found: int = n if isinstance(n, int) else n.fixed(what)
+    return found
 
 
 def default_float() -> str:

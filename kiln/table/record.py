@@ -26,6 +26,7 @@ from typing import Any, Union
 
 from kiln import _core
 from kiln.graph import graph as g
+from kiln.graph.size import Size
 from kiln.scalars.scalar import Scalar
 from kiln.table import kinds, registry
 from kiln.table.meanings import LETTERS
@@ -264,7 +265,7 @@ class Op:
         """
 
         def lift(kind: str, a: Any) -> Any:
-            if kind in "TVN" and isinstance(a, (int, float)):
+            if kind in "TVN" and isinstance(a, (int, float, Size)):
                 return constant(self.graph_of(bound), a)
             is_flag = kind == "N" and isinstance(a, g.Value) and a.weak and a.dtype == "bool"
             return a + 0 if is_flag else a
@@ -405,8 +406,8 @@ def _wide(x: Any) -> Any:
     return _as(x, "float32") if x is not None and x.dtype in ("float16", "bfloat16") else x
 
 
-def constant(graph: g.Graph, value: Union[int, float, bool]) -> g.Value:
-    """A literal of a body as a value of the graph: part of its structure."""
+def constant(graph: g.Graph, value: Union[int, float, bool, Size]) -> g.Value:
+    """A literal of a body, or a size, as a value of the graph: part of its structure."""
     out = graph.add(CONSTANT, (), (value,))
     out.weak = True
     return out

@@ -36,6 +36,7 @@ from kiln.tracing.dims import declared, specs_of
 from kiln.tracing.noted import Notes
 from kiln.tracing.questions import Unknown
 from kiln.tracing.recorder import Recorder, TracingError
+from kiln.tracing.sizes import Guard
 from kiln.tracing.symbolic import Traced, plain
 from kiln.tracing.trees import Tree, build, constants, flatten
 from kiln.tracing.variation import NONE, Variation, deeper, merged, other_type
@@ -86,7 +87,8 @@ def capture(
     found.types = [type(x).__name__ for x in distinct]
     rest = len(kwargs) > 1 and _takes_any_keyword(fn)  # then their order can matter
     how = varied or NONE
-    recorder.gives_others = how.copies
+    recorder.gives_others, recorder.without = how.copies, how.without
+    found.attributes = [dict(vars(x)) if _core.has_attributes(x) else {} for x in distinct]
     found.alike = merged(distinct, shapes, written)
     found.one = found.alike if how.same else {}
     places = _places(root) if root is not None else _places_around(fn)
@@ -192,7 +194,7 @@ def capture(
     if notes is not None:
         found.hierarchy = notes.settled(found, {id(tensor): name for name, *_, tensor in reversed(places)})
     if varied is None:
-        _make(found)
+        _make(found, recorder)
     if varied is None and begins == RECORDED and _core.times_enabled() != enabled:
         for modes in UNRECORDED:
             _follow_otherwise(found, modes, partial(again, modes, how=None))
@@ -318,11 +320,17 @@ def _finish(
     found.met = [s.tensor.detach().clone() for s in found.state if s.kind == "constant"]
 
 
-def _make(found: Captured) -> None:
+def _make(found: Captured, recorder: Recorder) -> None:
     """Makes the graph and what runs it."""
     found.number_sizes()
-    if found.graph.checks and found.dims:
-        a, b = found.graph.checks[0]
+    for a, b in recorder.known.ties:
+        found.graph.require_equal(a, b, found.name)
+    for a, b in found.graph.checks if found.dims else ():
+        told = f"needs {found.size_text(a)} to equal {found.size_text(b)}"
+        if recorder.may_equal(a, b, told):
+            if (a, "==", b) not in recorder.known.guards:
+                found.guards.append(Guard(a, "==", b, True, found.name))
+            continue
         raise TracingError(
             f"{found.name}: needs {found.size_text(a)} to equal {found.size_text(b)}, which not all declared "
             "sizes do: leave it out of dynamic_shapes"

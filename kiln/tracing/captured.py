@@ -16,7 +16,7 @@ from kiln.graph.size import Dim, Size, evaluate, symbol
 from kiln.graph.text import dim_text
 from kiln.late import later
 from kiln.tracing.answers import Condition
-from kiln.tracing.dims import Range
+from kiln.tracing.dims import Range, open_name
 from kiln.tracing.sizes import Guard
 from kiln.tracing.trees import Tree, difference, flatten
 from kiln.tuples import NamedTuple
@@ -87,6 +87,7 @@ class Captured:
         # of outputs: why they require gradients, where that is not to give them to the operands of `history`
         self.asks: dict[int, Asks] = {}
         self.dims: dict[str, Range] = {}  # by name: the sizes that vary, their bounds, where they are read
+        self.reasons: dict[str, str] = {}  # of sizes that were left to the program: why it says more of them
         self.gives_sizes = False  # whether sizes are among the results
         self.guards: list[Guard] = []  # answers about sizes that the function asked for
         self.firsts: list[int] = []  # of each input and state: the slot of its first size
@@ -101,6 +102,7 @@ class Captured:
         self.parameters: list[str] = []  # what the function calls its positional arguments
         self.aliases: tuple[int, ...] = ()  # of the tensors among the arguments: which is the same as which
         self.met: list[Any] = []  # copies of the constants, as the run left them
+        self.attributes: list[dict[str, Any]] = []  # of inputs: what the user gave them
         self.types: list[str] = []  # of inputs: of what type they are
         self.given_back: set[int] = set()  # inputs that contiguous() gave as they are
         self.alike: dict[int, int] = {}  # inputs that look as an earlier one does, and are not written
@@ -236,6 +238,11 @@ class Captured:
         """Where a size that varies is read: "x: dim 0"."""
         k = max(k for k, first in enumerate(self.firsts[: len(self.inputs)]) if first <= dim.slot)
         return f"{self.inputs[k].name}: dim {dim.slot - self.firsts[k]}"
+
+    def why(self, name: str, dim: int) -> str:
+        """Why a size that was left to the program is what it is, behind a message that says what."""
+        told = self.reasons.get(open_name(name, dim))
+        return f": {told}" if told else ""
 
     def tree_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> Tree:
         """The arguments of a call as `in_tree` has them, given by position or by name."""

@@ -40,12 +40,13 @@ class Dim:
         self.__name__ = name
         self.min, self.max = min, max
         self.times, self.plus = 1, 0
+        self.is_open = False  # whether the program says what it is: a name made for a hint
 
     def _derived(self, times: int, plus: int) -> Dim:
         if not isinstance(times, int) or not isinstance(plus, int) or times < 1:
             raise NotImplementedError(f"Dim {self.__name__}: a derived size is n * {self.__name__} + k")
         made = Dim(self.__name__, min=self.min, max=self.max)
-        made.times, made.plus = times, plus
+        made.times, made.plus, made.is_open = times, plus, self.is_open
         return made
 
     def __add__(self, other: int) -> Dim:
@@ -98,6 +99,18 @@ def hinted(given: Any, size: int) -> bool:
     return given is Dim.DYNAMIC or (given is Dim.AUTO and size > 1)
 
 
+def open_dim(name: str, dim: int) -> Dim:
+    """The size of a tensor's dim under a name of its own, which the program may say more of."""
+    made = Dim(open_name(name, dim))
+    made.is_open = True
+    return made
+
+
+def open_name(name: str, dim: int) -> str:
+    """What such a size is called."""
+    return "".join(c if c.isalnum() else "_" for c in name) + f"_{dim}"
+
+
 class Range:
     """A named size of a program: the slot it is read from (of the first input that has it), its bounds."""
 
@@ -131,7 +144,7 @@ def declared(
             given = spec.get(d)
             where = f"{name}: dim {d}"
             if hinted(given, int(size)):
-                given = Dim("".join(c if c.isalnum() else "_" for c in name) + f"_{d}")
+                given = open_dim(name, d)
             if isinstance(given, Dim):
                 places.append((slot, int(size), given, x, where))
             elif isinstance(given, int) and given != size:
@@ -154,7 +167,10 @@ def declared(
                 most = _LARGEST if own.max is None else own.max * dim.times + dim.plus
                 known.ranges[slot] = own.min * dim.times + dim.plus, most
                 known.names[slot] = repr(dim)
-                shape.append(own.symbol * dim.times + dim.plus)
+                alone = own.slot == slot
+                if dim.is_open and alone and repr(dim) == dim.__name__:
+                    known.open[slot] = dim.__name__
+                shape.append(symbol(slot) if alone else own.symbol * dim.times + dim.plus)
             else:
                 shape.append(int(size))
             slot += 1

@@ -11,7 +11,7 @@ from kiln.errors import describe
 from kiln.graph.graph import Value
 from kiln.graph.size import Size, evaluate
 from kiln.late import later
-from kiln.table.arguments import recorder_here
+from kiln.table.arguments import TRACES, recorder_here
 from kiln.tracing.captured import Asks, Captured, Check
 from kiln.tracing.trees import Tree, alike, build, constants, flatten
 
@@ -221,11 +221,16 @@ class Program:
         return given
 
     def _guards(self) -> tuple[Any, Any]:
-        """That every tensor of the program is where it was."""
+        """That every tensor of the program is where it was, and nothing is traced."""
         held: dict[int, tuple[dict[str, Any], list[tuple[str, Any]]]] = {}
         for home, key in self.homes:
             held.setdefault(id(home), (home, []))[1].append((key, home[key]))
-        own = _core.Guards([(home, tuple(entries), False) for home, entries in held.values()])
+        own = _core.Guards(
+            [
+                *((home, tuple(entries), False) for home, entries in held.values()),
+                (TRACES, (("now", 0),), False),
+            ]
+        )
         return own, _core.Guards([])
 
     # -- arguments --------------------------------------------------------------------------------------
@@ -250,7 +255,7 @@ class Program:
                 raise RuntimeError(f"{own.name}: expected {own.dtype}, got {describe(x)}")
             came = tuple(x.shape)
             if came != own.shape and (len(came) != len(own.shape) or not found.dims):
-                raise RuntimeError(_other_shape(own, came))
+                raise RuntimeError(_other_shape(found, own, came))
             sizes += came
         if found.dims:
             self._check_dims(sizes)
@@ -270,7 +275,8 @@ class Program:
                 if expected != sizes[at]:
                     told = found.size_text(size)
                     more = "" if isinstance(size, int) else f" = {expected}"
-                    raise RuntimeError(f"{own.name}: dim {d} must be {told}{more}, got {sizes[at]}")
+                    why = found.why(own.name, d)
+                    raise RuntimeError(f"{own.name}: dim {d} must be {told}{more}, got {sizes[at]}{why}")
                 at += 1
         for dim in found.dims.values():
             n = evaluate(dim.symbol, of)
@@ -296,11 +302,11 @@ def _in_mode(step: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
     return made
 
 
-def _other_shape(own: Any, came: tuple[int, ...]) -> str:
+def _other_shape(found: Captured, own: Any, came: tuple[int, ...]) -> str:
     if len(came) != len(own.shape):
         return f"{own.name}: must have {len(own.shape)} dims, got {len(came)}: {list(came)}"
     dim = next(d for d, (a, b) in enumerate(zip(own.shape, came)) if a != b)
-    return f"{own.name}: dim {dim} must be {own.shape[dim]}, got {came[dim]}"
+    return f"{own.name}: dim {dim} must be {own.shape[dim]}, got {came[dim]}{found.why(own.name, dim)}"
 
 
 def held_in(captured: Captured) -> list[Home]:

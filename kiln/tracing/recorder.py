@@ -31,6 +31,14 @@ class TracingError(RuntimeError):
     """What a function does that a trace of it would not do again."""
 
 
+class SizeSaid(TracingError):
+    """What a function says of a size that is left to it: it is a number, or follows from another size."""
+
+    name: str
+    reason: str
+    size: tuple[str, int, int] | None  # so many times the size by that name, plus so much; None: a number
+
+
 _NONE: frozenset[int] = frozenset()
 _MOVES = {
     "reads a value": "reads the value of a tensor: the trace would keep the one of its example",
@@ -54,6 +62,7 @@ class Recorder(Questions):
 
     def __init__(self, name: str, on_data: str = "refuse", has_values: bool = True) -> None:
         super().__init__(name, on_data, has_values)
+        self.without = ""  # an attribute of arguments that their stand-ins have not
         self.drawn: Dim = 0  # how many random numbers so far
         self._marks: dict[int, dict[str, Any]] = {}  # id of a stand-in -> its attributes
         self._offsets: dict[int, Dim] = {}  # of positions from the first: what they are in general
@@ -92,7 +101,7 @@ class Recorder(Questions):
                     made = _core.Tensor._make_subclass(kind or own, made)
                 told = hasattr(kind, "__getattr__")  # which attributes it is asked for
                 if not told and (argument or own is not _core.Tensor) and (held := vars(tensor)):
-                    vars(made).update(held)
+                    vars(made).update({k: v for k, v in held.items() if k != self.without})
             if tensor.requires_grad:
                 made.requires_grad_()
         finally:
@@ -194,6 +203,11 @@ class Recorder(Questions):
     def _tie(self, a: Dim, b: Dim, what: str) -> None:
         """What an op asks of sizes is more than they were declared to be."""
         names = self.known.fixed_names(a, b)
+        a, b = self.known.without_factors(a, b)
+        if self.may_equal(a, b, f"calls {what}, where {self.known.text(a)} is {self.known.text(b)}"):
+            self.known.guard(a, "==", b, user_line())
+            self.known.ties.append((a, b))
+            return
         self.refuse(
             f"calls {what}, which makes {self.known.text(a)} equal {self.known.text(b)}: not all sizes that "
             f"{names} may have are right"
@@ -328,6 +342,8 @@ class Recorder(Questions):
         """Results as the function is to see them."""
         if isinstance(result, (tuple, list)):
             return type(result)([self.wrapped(y) for y in result])
+        if hasattr(type(result), "whole"):
+            return result  # it was wrapped where it was made
         if isinstance(result, _core.Tensor) and (shape := self.shapes.get(self.value(result))):
             self._shapes_of[id(result)] = shape
             return _traced(result, self)
@@ -358,20 +374,37 @@ class Recorder(Questions):
             return self.script.asked(self, left, sign, right)  # type: ignore[no-any-return]
         answer = self.known.guard(left, sign, right, user_line())
         fixes = answer if sign == "==" else not answer if sign == "!=" else False
-        if fixes and self.on_data != "check":
-            text = f"{self.known.text(left)} {sign} {self.known.text(right)}"
+        text = f"{self.known.text(left)} {sign} {self.known.text(right)}"
+        told = f"branches on {text}, which is {answer}"
+        if fixes and self.on_data != "check" and not self.may_equal(left, right, told):
             raise self.size_read(left - right, f"branches on {text}, which is {answer} for the example alone")
         return answer
 
     def fix(self, dim: Dim, what: str) -> int:
         """A size that is read as a number."""
         value = self.known.value_of(dim)
-        if self.on_data != "check":
+        told = f"has the size {self.known.text(dim)} {what}"
+        if self.on_data != "check" and not self.may_equal(dim, value, told):
             raise self.size_read(
                 dim, f"has the size {self.known.text(dim)} {what}, which would be {value} ever after"
             )
         self.known.guard(dim, "==", value, user_line())
         return value
+
+    def may_equal(self, left: Dim, right: Dim, told: str) -> bool:
+        """Whether the function may ask two sizes to be equal; SizeSaid where that says what a size is which
+        is left to it.
+        """
+        found = self.known.solved(left, right)
+        if found is not None:
+            reason = f"{self.name}: {user_line()} {told}"
+            said = SizeSaid(
+                f"{reason}; declare {found[0]!r} with one size, or leave it out of dynamic_shapes"
+            )
+            said.reason, (said.name, said.size) = reason, found
+            self.failure = said  # type: ignore[assignment]
+            raise said
+        return self.known.may_say(left, right)
 
     def size_read(self, dim: Dim, what: str) -> TracingError:
         """The error for a read of a size."""

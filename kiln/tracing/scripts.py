@@ -12,7 +12,7 @@ from kiln.errors import describe, message
 from kiln.graph.text import text
 from kiln.nn import Module
 from kiln.table.callables import hide_frames, name_constructor
-from kiln.tracing.answers import OTHER, Condition, is_plain
+from kiln.tracing.answers import OTHER, Condition, attribute, is_plain
 from kiln.tracing.capture import capture
 from kiln.tracing.captured import Captured
 from kiln.tracing.compare import compare
@@ -285,10 +285,34 @@ def _compare_varied(found: Captured, again: Callable[[Variation], Captured], typ
     if of_types or (types and found.types and _difference(found, again, KINDS) is not None):
         for k, x in enumerate(found.inputs):
             found.checks.append(Condition(k, "type", found.types[k], line, x.name))
+    _state_attributes(found, again, line)
     if found.alike and _difference(found, again, SAME) is not None:
         compare(found, again(NONE))
         for k, first in found.alike.items():
             found.checks.append(Condition(k, OTHER, first, line, found.inputs[k].name))
+
+
+def _state_attributes(found: Captured, again: Callable[[Variation], Captured], line: str) -> None:
+    """What the function reads of its arguments' attributes without asking a tensor that tells (by `vars`, of
+    a subclass) are conditions too: it is followed without each of them.
+    """
+    asked = {(c.which, c.what) for c in found.checks if isinstance(c, Condition)}
+    held: dict[str, list[tuple[int, Any]]] = {}
+    for k, own in enumerate(found.attributes):
+        for name, value in own.items():
+            if (k, attribute(name)) not in asked:
+                held.setdefault(name, []).append((k, value))
+    for name, values in held.items():
+        if _difference(found, again, Variation(without=name)) is None:
+            continue
+        for k, value in values:
+            if not is_plain(value):
+                raise TracingError(
+                    f"{found.name}: reads the attribute {name} of {found.inputs[k].name}, which is neither "
+                    "number nor text: make it an argument"
+                )
+            answer = [copy.deepcopy(value)]  # a list may change
+            found.checks.append(Condition(k, attribute(name), answer, line, found.inputs[k].name))
 
 
 def _difference(found: Captured, again: Callable[[Variation], Captured], how: Variation) -> Exception | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln.graph.graph import Graph, Node, Shape, Value, building
-from kiln.graph.size import Dim, Size, evaluate, slots_named
+from kiln.graph.size import Dim, Size, evaluate, quotient, slots_named, symbol, terms
 from kiln.graph.text import dim_text
 from kiln.late import later
 from kiln.table.kinds import VIEWS
@@ -65,7 +65,9 @@ class Sizes:
         self.hints: dict[int, int] = {}  # slot -> the size the trace is made with
         self.ranges: dict[int, tuple[int, float]] = {}  # slot -> least and most
         self.names: dict[int, str] = {}
+        self.open: dict[int, str] = {}  # slots whose sizes the program may say more of; their names
         self.guards: dict[tuple[Dim, str, Dim], Guard] = {}
+        self.ties: list[tuple[Dim, Dim]] = []  # what ops need equal of open sizes
         self.work = Graph()  # where shapes are inferred
 
     def value_of(self, dim: Dim) -> int:
@@ -122,6 +124,44 @@ class Sizes:
         answer = SIGNS[sign](self.value_of(left), self.value_of(right))
         self.guards.setdefault((left, sign, right), Guard(left, sign, right, answer, line))
         return answer
+
+    def without_factors(self, left: Dim, right: Dim) -> tuple[Dim, Dim]:
+        """Two sizes without the open ones that are factors of both, which are taken not to be 0."""
+        for slot in self.open:
+            while slot in slots_named(left) and slot in slots_named(right):
+                divided = [quotient(dim, symbol(slot)) for dim in (left, right)]
+                if any(found * symbol(slot) is not dim for found, dim in zip(divided, (left, right))):
+                    break
+                left, right = divided
+        return left, right
+
+    def may_say(self, left: Dim, right: Dim) -> bool:
+        """Whether a program may ask two sizes to be equal: all of them are left to it."""
+        return slots_named(left - right) <= self.open.keys()
+
+    def solved(self, left: Dim, right: Dim) -> tuple[str, tuple[str, int, int] | None] | None:
+        """What an open size is where two sizes are equal, if that is a number, or another size times a
+        number, plus one: its name, and that. Of two open sizes the first keeps its name.
+        """
+        difference = left - right
+        for slot in sorted(slots_named(difference) & self.open.keys(), reverse=True):
+            own = symbol(slot)
+            many = dict(terms(difference)).get(own.terms[0][0], 0)
+            rest = own * many - difference
+            if not many or slot in slots_named(rest):
+                continue
+            parts = [(monomial, *divmod(n, many)) for monomial, n in terms(rest)]
+            if any(left for *_, left in parts):
+                continue
+            plus = sum(n for monomial, n, _ in parts if not monomial)
+            sizes = [(monomial, n) for monomial, n, _ in parts if monomial]
+            if not sizes:
+                return self.open[slot], None
+            (monomial, times), *more = sizes
+            name = self.names.get(monomial[0].slot, "")
+            if not more and len(monomial) == 1 and times > 0 and name.isidentifier():
+                return self.open[slot], (name, times, plus)
+        return None
 
     def fixed_names(self, *dims: Dim) -> str:
         """The names in some sizes, for messages."""

@@ -87,6 +87,10 @@ class TracedSize(Size):
             self.recorder.fix(plain(self), "used as a key")
         return hash(plain(self))
 
+    def fixed(self, what: str) -> int:
+        """Its number in the example, which it keeps because of what it is used as."""
+        return self.recorder.fix(plain(self), what)
+
     def __int__(self) -> int:
         return self.recorder.fix(plain(self), "read as a number")
 

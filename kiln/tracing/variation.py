@@ -5,6 +5,7 @@
     order     keyword arguments come in another order
     around    more references to arguments, more frames on the stack
     copies    contiguous() gives another object than the argument
+    without   arguments have not the user's attribute of that name: a run of its own for each
     same      arguments that look alike are one tensor: a run of its own, for it hides which of them is used
 
 Where the two graphs differ, the function is followed again, with one thing varied at a time: what matters
@@ -33,6 +34,7 @@ class Variation(NamedTuple):
     same: bool = False
     copies: bool = False
     kinds: bool = False
+    without: str = ""
 
 
 NONE, TYPES, ORDER, AROUND = Variation(), Variation(True), Variation(order=True), Variation(around=True)

@@ -407,3 +407,32 @@ def test_sizes_given_to_ops_as_numbers(function: Any, mode: None) -> None:
     for n in (3, 3, 3, 5, 5, 3):
         x = kiln.arange(4 * n).reshape(n, 4) * 0.5
         assert cell(x).tolist() == function(x).tolist()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[0],
+        lambda x: x[1:],
+        lambda x: x.view(2, 2),
+        lambda x: (x.detach()[None].expand(3, -1), x * 2),
+        lambda x: x.unfold(0, 2, 1),
+        lambda x: x.view(2, 2).t()[:, None],
+        lambda x: x.as_strided((2, 2), (2, 1)),
+        lambda x: x.split(2),
+        lambda x: (x * 2)[1:3],
+    ],
+)
+def test_views_that_a_cell_returns_are_views_of_samples(function: Any) -> None:
+    x = kiln.arange(12.0).reshape(3, 4).requires_grad_()
+
+    def total(y: Any) -> Any:
+        return sum((part * 3).sum() for part in (y if isinstance(y, tuple) else (y,)))
+
+    cell = kiln.compile(function, pure=True)
+    for _ in range(3):
+        made, expected = kiln.vmap(cell)(x), kiln.vmap(function)(x)
+        for y, z in zip(*((v if isinstance(v, tuple) else (v,)) for v in (made, expected)), strict=True):
+            assert y.tolist() == z.tolist() and y.requires_grad == z.requires_grad
+        found, wanted = (kiln.vmap(kiln.func.grad(lambda y, f=f: total(f(y))))(x) for f in (cell, function))
+        assert found.tolist() == wanted.tolist()

@@ -107,6 +107,153 @@ def test_what_the_model_fixes_is_as_in_the_example_where_that_is_left_to_it() ->
         export(g, (kiln.ones(3, 4),), dynamic_shapes=({0: Dim.AUTO, 1: Dim.DYNAMIC},))
 
 
+def _shapes(program: Any) -> list[list[str]]:
+    """The sizes of inputs: names of those that vary, by which they are equal."""
+    found = program._captured
+    return [[found.size_text(n) for n in x.shape] for x in found.inputs]
+
+
+def _open(*args: Any) -> Any:
+    return tuple([dict.fromkeys(range(x.ndim), Dim.AUTO) for x in args])
+
+
+def _exported(f: Any, *shapes: tuple[int, ...]) -> Any:
+    args = tuple(map(kiln.ones, shapes))
+    return export(f, args, dynamic_shapes=_open(*args))
+
+
+def test_sizes_are_equal_by_what_the_model_does_and_not_by_the_example() -> None:
+    """As torch.export: `cat` needs all but one dim equal, `@` the inner, `x[:, 0] + y[:, 0]` the first."""
+    joined = _exported(lambda x, y: kiln.cat([x, y]), (8, 6), (8, 6))
+    assert _shapes(joined) == [["x_0", "x_1"], ["y_0", "x_1"]]
+    assert _shapes(_exported(lambda x, y: x @ y, (8, 8), (8, 8))) == [["x_0", "x_1"], ["x_1", "y_1"]]
+    assert _shapes(_exported(lambda x: x @ x, (8, 8))) == [["x_0", "x_0"]]
+    half = _exported(lambda x, y: (x[:, 0] + y[:, 0], x.sum(), y.sum()), (8, 6), (8, 6))
+    assert _shapes(half) == [["x_0", "x_1"], ["x_0", "y_1"]]
+    doubled = _exported(lambda x, y: kiln.cat([x, x]) + y, (4, 3), (8, 3))
+    assert _shapes(doubled) == [["x_0", "x_1"], ["2*x_0", "x_1"]]
+    for program in (doubled, again(doubled)):
+        assert program(kiln.ones(5, 2), kiln.ones(10, 2)).shape == (10, 2)
+        with pytest.raises(RuntimeError, match=r"y: dim 0 must be 2\*x_0 = 10, got 9: .*calls add"):
+            program(kiln.ones(5, 2), kiln.ones(9, 2))
+    named = export(
+        lambda x, y: x + y, (kiln.ones(4), kiln.ones(4)), dynamic_shapes=({0: Dim.AUTO}, {0: Dim("n")})
+    )
+    assert _shapes(named) == [["n"], ["n"]]
+
+
+def test_what_the_model_asks_of_sizes_is_checked_where_it_makes_no_number_of_them() -> None:
+    pairs = _exported(lambda x: x.reshape(-1, 2), (8, 6))
+    assert _shapes(pairs) == [["x_0", "x_1"]]
+    for program in (pairs, again(pairs)):
+        assert program(kiln.ones(3, 4)).shape == (6, 2)
+        with pytest.raises(RuntimeError, match=r"was made where .*div\(x_0\*x_1, 2\) == 0 is True"):
+            program(kiln.ones(3, 3))
+    functional = kiln.nn.functional
+    for f, shape, other, odd in (
+        (lambda x: x.unflatten(1, (2, -1)), (8, 6), (3, 4), (3, 5)),
+        (lambda x: functional.glu(x, 1), (8, 6), (3, 4), (3, 5)),
+        (lambda x: functional.pixel_shuffle(x, 2), (2, 4, 8, 9), (1, 8, 3, 2), (1, 6, 3, 2)),
+        (lambda x: functional.group_norm(x, 2), (2, 4, 8), (3, 6, 5), (3, 7, 5)),
+    ):
+        made = _exported(f, shape)
+        assert _shapes(made) == [[f"x_{k}" for k in range(len(shape))]]
+        x = kiln.randn(other)
+        for program in (made, again(made)):
+            assert program(x).tolist() == f(x).tolist()
+            with pytest.raises(RuntimeError):
+                program(kiln.ones(odd))
+    even = _exported(lambda x: x if x.shape[0] % 2 == 0 else x * 2, (8, 6))
+    assert even(kiln.ones(4, 2)).tolist() == kiln.ones(4, 2).tolist()
+    with pytest.raises(RuntimeError, match="was made where"):
+        even(kiln.ones(5, 2))
+
+
+def test_a_size_that_is_made_a_number_says_why_it_is_one() -> None:
+    looped = _exported(lambda x, y: sum(x[k] for k in range(x.shape[0])) + y, (3, 2), (2,))
+    assert _shapes(looped) == [["3", "x_1"], ["x_1"]]
+    for program in (looped, again(looped)):
+        told = r"x: dim 0 must be 3, got 4: .*test_dynamic_shapes\.py:\d+ has the size x_0 read as a number"
+        with pytest.raises(RuntimeError, match=told):
+            program(kiln.ones(4, 2), kiln.ones(2))
+    pooled = _exported(lambda x: kiln.nn.functional.adaptive_avg_pool1d(x, 3), (2, 3, 8))
+    assert _shapes(pooled) == [["x_0", "x_1", "8"]]
+    with pytest.raises(
+        RuntimeError, match=r"x: dim 2 must be 8, got 9: .*a window has decides what a program"
+    ):
+        pooled(kiln.ones(2, 3, 9))
+    with pytest.raises(TracingError, match="read as a number"):
+        export(lambda x: x * int(x.shape[0]), (kiln.ones(3),), dynamic_shapes=({0: Dim.DYNAMIC},))
+
+
+_VARY: dict[str, tuple[Any, tuple[int, ...], list[tuple[int, ...]], list[tuple[int, ...]]]] = {
+    # a function, the example's shape, shapes that its program takes, and such that change what it consists of
+    "split": (lambda x: x.split(2, 1), (4, 6), [(3, 5)], [(4, 7)]),
+    "split, one size left": (lambda x: x.split([2, x.shape[1] - 2], 1), (4, 6), [(3, 9)], [(4, 1)]),
+    "chunk": (lambda x: x.chunk(3, 1), (4, 6), [(3, 5), (3, 70), (2, 3)], [(4, 4)]),
+    "tensor_split": (lambda x: x.tensor_split(3, 1), (4, 6), [(3, 5), (3, 70), (2, 2)], []),
+    "tensor_split at": (lambda x: x.tensor_split([1, -2], 1), (4, 6), [(3, 5), (3, 9)], [(4, 1)]),
+    "hsplit": (lambda x: kiln.hsplit(x, 2), (4, 6), [(3, 8)], [(3, 5)]),
+    "diagonal": (lambda x: x.diagonal(), (4, 6), [(6, 4), (5, 5), (1, 3)], []),
+    "diagonal of a square": (lambda x: x.diagonal(), (4, 4), [(6, 4), (2, 5)], []),
+    "diagonal off": (lambda x: x.diagonal(2), (4, 6), [(6, 4), (5, 9)], [(4, 1)]),
+    "trace": (lambda x: x.trace(), (4, 6), [(6, 4), (5, 5)], []),
+    "max_pool1d": (
+        lambda x: kiln.nn.functional.max_pool1d(x, 3, 2, 1, ceil_mode=True), (2, 8), [(3, 9), (1, 3)], []
+    ),
+    "avg_pool1d": (
+        lambda x: kiln.nn.functional.avg_pool1d(x, 2, 3, ceil_mode=True),
+        (2, 8), [(3, 9), (3, 10), (1, 4)], [],
+    ),
+    "lp_pool1d": (lambda x: kiln.nn.functional.lp_pool1d(x, 2, 2, 3, True), (2, 8), [(3, 9), (3, 10)], []),
+    **{
+        f"interpolate {mode} by {factor}": (
+            lambda x, mode=mode, factor=factor: kiln.nn.functional.interpolate(
+                x, scale_factor=factor, mode=mode
+            ),
+            (2, 3, 6),
+            [(2, 1, 7), (1, 2, 13)],
+            [],
+        )
+        for mode in ("nearest", "nearest-exact", "linear")
+        for factor in (2, 1.5, 0.25)
+    },
+    "interpolate to": (
+        lambda x: kiln.nn.functional.interpolate(x, 9, mode="linear"), (2, 3, 6), [(2, 1, 8)], [(1, 2, 5)]
+    ),
+    "interpolate corners": (
+        lambda x: kiln.nn.functional.interpolate(x, scale_factor=2, mode="linear", align_corners=True),
+        (2, 3, 6), [(2, 1, 7), (2, 1, 6)], [(1, 2, 2)],
+    ),
+    "interpolate as": (
+        lambda x: kiln.nn.functional.interpolate(x[..., ::2], x.shape[-1], mode="linear"),
+        (2, 3, 8), [(3, 2, 10)], [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _VARY)
+def test_results_and_gradients_are_those_of_the_sizes_that_come(name: str) -> None:
+    f, example, taken, refused = _VARY[name]
+    program = _exported(f, example)
+    assert all(n > 1 or text == "1" for n, text in zip(example, _shapes(program)[0]))
+    for made in (program, again(program)):
+        for shape in (example, *taken):
+            x = kiln.randn(shape, requires_grad=True)
+            y, z = f(x), made(x)
+            y, z = (y, z) if isinstance(y, tuple) else ((y,), (z,))
+            assert [part.tolist() for part in y] == [part.tolist() for part in z], shape
+            weights = [kiln.randn(part.shape) for part in y]
+            g, h = (
+                kiln.autograd.grad(sum((part * w).sum() for part, w in zip(parts, weights)), x)[0]
+                for parts in (y, z)
+            )
+            assert g.tolist() == h.tolist(), shape
+        for shape in refused:
+            with pytest.raises(RuntimeError, match="was made where"):
+                made(kiln.ones(shape))
+
+
 def test_sizes_that_are_1_stay_where_that_is_left_to_the_model() -> None:
     x, y = kiln.randn(3, 1), kiln.randn(1, 6)
     every = {0: Dim.AUTO, 1: Dim.AUTO}

@@ -237,6 +237,7 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/profiler.py": {"kiln.capture.flops": "few profiles count operations"},
     "kiln/capture/pure/variant.py": {
         "kiln.tracing.answers": "for what was asked, which traces keep too",
+        "kiln.tracing.graphs": "for views of samples, which are made by the arguments of their ops",
     },
     "kiln/fx/sizes.py": {
         "kiln.symbolic.definition": "for backends that are given sizes that vary",

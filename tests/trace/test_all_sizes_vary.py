@@ -82,3 +82,21 @@ def test_sizes_that_can_vary_vary(record: Any) -> None:
         expected, came = _outcome(called, other), _outcome(program, other)
         if expected is not None and came is not None:
             assert_same(record.name, expected, came)
+
+
+@pytest.mark.parametrize("record", RECORDS if FULL else RECORDS[::6], ids=lambda record: str(record.name))
+def test_what_a_function_refuses_of_sizes_its_program_refuses(record: Any) -> None:
+    """With one size of one input larger by 1, which often does not fit the others."""
+    for called, own in _cases(record) if getattr(record, "public", True) else ():
+        if _outcome(called, own) is None:
+            continue
+        vary = tuple([dict.fromkeys(range(x.ndim), Dim.AUTO) for x in own])
+        try:
+            program = kiln.export.export(called, tuple([x.clone() for x in own]), dynamic_shapes=vary)
+        except TracingError:
+            continue
+        for k, d in [(k, d) for k, x in enumerate(own) for d, n in enumerate(x.shape) if n > 1]:
+            other = [*own[:k], kiln.cat([own[k], own[k].narrow(d, 0, 1)], d), *own[k + 1 :]]
+            if _outcome(called, tuple(other)) is None:
+                sizes = [tuple(x.shape) for x in other]
+                assert _outcome(program, tuple(other)) is None, f"{sizes} are taken"

@@ -205,3 +205,39 @@ def test_a_question_that_shows_only_while_it_runs_is_refused() -> None:
     made = kiln.compile(hidden, backend=lambda made, examples: made)
     with pytest.raises(RuntimeError, match="test_types_asked"):
         made(kiln.ones(2), {"f": asks})
+
+
+class _Marked(kiln.Tensor):
+    """A tensor of a class of the user's."""
+
+
+@pytest.mark.parametrize("kind", [kiln.Tensor, _Marked])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.scale,
+        lambda x: vars(x)["scale"],
+        lambda x: x.__dict__["scale"],
+        lambda x: getattr(x, "scale", 1.0),
+        lambda x: sum(v for v in vars(x).values() if isinstance(v, float)),
+    ],
+)
+def test_attributes_are_conditions_however_they_are_read(kind: Any, read: Any) -> None:
+    def marked(scale: float, **more: Any) -> Any:
+        x = kiln.ones(3).as_subclass(kind)
+        vars(x).update(scale=scale, **more)
+        return x
+
+    def f(x: Any) -> Any:
+        return x * read(x)
+
+    for program in (kiln.jit.trace(f, (marked(2.0),)), kiln.export.export(f, (marked(2.0),))):
+        assert program(marked(2.0)).tolist() == [2.0] * 3
+        with pytest.raises(RuntimeError, match=r"x must have scale 2\.0, as in the example"):
+            program(marked(5.0))
+    unread = kiln.jit.trace(lambda x: x * 2, (marked(2.0),))
+    assert unread(marked(5.0)).tolist() == [2.0] * 3
+    noted = kiln.jit.trace(f, (marked(2.0, note={}),))
+    assert noted(marked(2.0, note={1: 2})).tolist() == [2.0] * 3
+    with pytest.raises(RuntimeError, match="reads .*attribute.* of x.* neither number nor text"):
+        kiln.jit.trace(lambda x: x * len(vars(x)["note"]), (marked(2.0, note={}),))

@@ -27,6 +27,15 @@ _NUMBERS = (int, float, bool, complex, str, bytes, type(None), _core.dtype)
 
 
 _holds = later("kiln.tracing.answers", "holds")
+_bound_of = later("kiln.tracing.graphs", "bound_of")
+
+
+def _seen(view: Viewed, op: Any, given: tuple[Any, ...]) -> Any:
+    """A view by `op` anew, of a tensor or of samples of a batch, for which Python makes it."""
+    if all(not isinstance(x, _core.Tensor) or issubclass(type(x), _core.Tensor) for x in given):
+        return _core.call_op(op.handle, view.structure, given)[view.which]
+    made = op.handle(*_bound_of(op, view.structure, list(given)))
+    return made[view.which] if isinstance(made, (tuple, list)) else made
 
 
 class Leaf(NamedTuple):
@@ -208,7 +217,7 @@ class Variant:
                 continue
             given = tuple([x if a is None else a for a in view.args])
             with _core.ModeSwitch(*view.modes):
-                views.append(_core.call_op(view.op.handle, view.structure, given)[view.which])
+                views.append(_seen(view, view.op, given))
         made = []
         for leaf in self.leaves:
             y = at(leaf.kind, leaf.which)

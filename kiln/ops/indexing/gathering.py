@@ -16,7 +16,17 @@ from kiln.ops.elementwise import comparison
 from kiln.ops.views.core_views import expand, expand_, reshape, slice_
 from kiln.table import arguments
 from kiln.table import drawn as d
-from kiln.table.arguments import dtype_name, expect, into, is_value, numel, recorder_here, type_name
+from kiln.table.arguments import (
+    answerable,
+    dtype_name,
+    expect,
+    into,
+    is_value,
+    numel,
+    recorder_here,
+    surely_equal,
+    type_name,
+)
 from kiln.table.kinds import normalize_dim
 from kiln.table.public import public
 from kiln.table.record import IndexCheck, Sample, Structure, Tensor, composite, find, primitive
@@ -115,14 +125,14 @@ def check_index(op: str, input: Tensor, dim: int, index: Any, src: Tensor | None
     if src is not None and max(index.ndim, 1) != max(src.ndim, 1):
         raise RuntimeError("Index tensor must have the same number of dimensions as src tensor")
     for k, (have, limit) in enumerate(zip(index.shape, input.shape)):
-        if k != dim and isinstance(have, int) and isinstance(limit, int) and have > limit:
+        if k != dim and answerable(have, limit) and have > limit:
             raise RuntimeError(
                 f"Size does not match at dimension {k} expected index {list(index.shape)} to be no larger "
                 f"than self {list(input.shape)} apart from dimension {dim}"
             )
     taken = () if src is None else src.shape
     for have, limit in zip(index.shape, taken):
-        if isinstance(have, int) and isinstance(limit, int) and have > limit:
+        if answerable(have, limit) and have > limit:
             raise RuntimeError(f"Expected index {list(index.shape)} to be no larger than src {list(taken)}")
 
 
@@ -187,7 +197,7 @@ def scatter_add_(input: Any, dim: int, index: Any, src: Any, *, out: Any = None)
         found = scatter_add(flat, 0, places, values)
         return p.written_to(reshape(found, tuple(input.shape)), out, input)
     for k, (have, limit) in enumerate(zip(index.shape, src.shape)):
-        if isinstance(have, int) and isinstance(limit, int) and have != limit:
+        if answerable(have, limit) and not surely_equal(have, limit):
             src = slice_(src, k, (0, have, 1))
     return scatter_add(input, dim, long(index), src, **into(out))
 

@@ -18,7 +18,7 @@ from kiln.ops.indexing.gathering import OUT, check_index, gather, in_one_dim, lo
 from kiln.ops.views.core_views import expand, reshape, slice_
 from kiln.table import arguments
 from kiln.table import drawn as d
-from kiln.table.arguments import dtype_name, into, is_float, number, numel
+from kiln.table.arguments import answerable, dtype_name, into, is_float, number, numel, surely_equal
 from kiln.table.kinds import normalize_dim
 from kiln.table.public import public
 from kiln.table.record import IndexCheck, Op, Structure, Tensor, composite, find, primitive
@@ -254,7 +254,7 @@ def _fitted(input: Tensor, dim: int, index: Any, src: Tensor, out: Any, run: Cal
         x, places, values = in_one_dim(input, index, src)
         return p.written_to(reshape(run(x, 0, places, values), tuple(input.shape)), out, input)
     for k, (have, limit) in enumerate(zip(index.shape, src.shape)):
-        if isinstance(have, int) and isinstance(limit, int) and have != limit:
+        if answerable(have, limit) and not surely_equal(have, limit):
             src = slice_(src, k, (0, have, 1))
     return run(input, dim, long(index), src, **into(out))
 

@@ -20,7 +20,7 @@ from kiln.ops.nn.interpolation import cubic_weight, cubic_weights
 from kiln.ops.views.core_views import expand, reshape, slice_
 from kiln.ops.windows.geometry import listed, require
 from kiln.table import drawn as d
-from kiln.table.arguments import dtype_name, is_float, is_symbolic, number, type_name
+from kiln.table.arguments import answerable, dtype_name, is_float, number, type_name
 from kiln.table.public import public
 from kiln.table.record import Sample, Sizes, Structure, Tensor, composite, find
 
@@ -210,7 +210,7 @@ def _check(input: Tensor, grid: Tensor, mode: str) -> None:
         "grid_sampler(): expected 4D or 5D input and grid with same number of dimensions, but got input with "
         f"sizes {listed(shape)} and grid with sizes {listed(other)}",
     )
-    if is_symbolic((*shape, *other)):
+    if not answerable(*shape, *other):
         return
     require(
         shape[0] == other[0],
@@ -351,7 +351,7 @@ def affine_grid(theta: Any, size: Any, align_corners: bool | None = None) -> Any
         ValueError,
     )
     require(
-        is_symbolic((size[0], shape[0])) or size[0] == shape[0],
+        not answerable(size[0], shape[0]) or size[0] == shape[0],
         f"Expected size for first two dimensions of batch2 tensor to be: [{size[0]}, {dims + 1}] but got: "
         f"[{shape[0]}, {dims + 1}].",
     )

@@ -23,7 +23,15 @@ from kiln.ops.views.core_views import permute, slice_
 from kiln.ops.windows.adaptive_pools import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 from kiln.ops.windows.geometry import require
 from kiln.table import drawn as d
-from kiln.table.arguments import dtype_name, is_float, is_symbolic, number, type_name
+from kiln.table.arguments import (
+    answerable,
+    dtype_name,
+    fixed_count,
+    is_float,
+    number,
+    surely_equal,
+    type_name,
+)
 from kiln.table.public import public
 from kiln.table.record import Number, Sample, Sizes, Structure, Tensor, composite, find
 from kiln.table.registry import forms
@@ -43,10 +51,12 @@ def _spots(np: ModuleType, n: int, out: int, scale: float, how: str) -> Any:
     return at if how == "nearest-exact" else at - 0.5 if how == "cubic" else np.maximum(at - 0.5, 0)
 
 
-def _reference(np: ModuleType, x: Any, dim: int, size: Any, scale: float, how: str, span: int = 0) -> Any:
+def _reference(
+    np: ModuleType, x: Any, dim: int, size: Any, over: float, under: float, how: str, span: int = 0
+) -> Any:
     """resample, or resample_cubic, in NumPy."""
     n = x.shape[dim]
-    at = _spots(np, n, size[0], scale, how)
+    at = _spots(np, n, size[0], over / under, how)
     low = np.floor(at).astype(np.int64)
     if how.startswith("nearest"):
         return np.take(x, np.minimum(low, n - 1), dim)
@@ -67,15 +77,16 @@ def cubic_weight(t: Any) -> Any:
 
 def _samples(rng: Any, t: str) -> list[Any]:
     x = d.array(rng, (2, 5, 3), t)
-    cases = ((1, 8, 0.625, "linear", 6), (2, 7, 1 / 3, "linear corners", 8), (1, 3, 5 / 3, "nearest", 3),
-             (1, 7, 5 / 7, "nearest-exact", 4), (2, 40, 3 / 40, "linear", 29),
-             (2, 40, 3 / 40, "nearest", 16), (1, 10, 0.5, _WHOLE, 2), (2, 12, 0.25, _WHOLE, 4))  # fmt: skip
-    return [Sample((x, dim, (size,), scale, how, span)) for dim, size, scale, how, span in cases]
+    cases = ((1, 8, 5, 8, "linear", 6), (2, 7, 2, 6, "linear corners", 8), (1, 3, 5, 3, "nearest", 3),
+             (1, 7, 1.0, 1.4, "nearest-exact", 4), (2, 40, 3, 40, "linear", 13),
+             (2, 40, 3, 40, "nearest", 13), (1, 10, 1, 2, _WHOLE, 2),
+             (2, 12, 1.0, 4.0, _WHOLE, 4))  # fmt: skip
+    return [Sample((x, dim, (size,), *apart, how, span)) for dim, size, *apart, how, span in cases]
 
 
 def _cubic_samples(rng: Any, t: str) -> list[Any]:
     x = d.array(rng, (2, 5, 3), t)
-    return [Sample((x, 1, (9,), 0.5, "cubic")), Sample((x, 2, (2,), 2.0, "cubic corners"))]
+    return [Sample((x, 1, (9,), 1.0, 2.0, "cubic")), Sample((x, 2, (2,), 2, 1, "cubic corners"))]
 
 
 @composite(
@@ -84,17 +95,17 @@ def _cubic_samples(rng: Any, t: str) -> list[Any]:
     reference=d.reference(_reference),
 )
 def resample(
-    input: Tensor, dim: Structure, size: Sizes, scale: Number, how: Structure, span: Structure
+    input: Tensor, dim: Structure, size: Sizes, over: Number, under: Number, how: Structure, span: Structure
 ) -> Any:
     """`input` with `size` elements along `dim`, the i-th at scale * i ("nearest", "nearest whole", "linear
-    corners") or scale * (i + 0.5) - 0.5 ("linear"; "nearest-exact" without the last half) of its own. `span`:
-    no element is seen by more.
+    corners") or scale * (i + 0.5) - 0.5 ("linear"; "nearest-exact" without the last half) of its own, where
+    scale is over / under. `span`: no element is seen by more.
 
     >>> kiln.nn.functional.interpolate(kiln.tensor([[[1.0, 3.0]]]), 4, mode="linear")
     tensor([[[1.0000, 1.5000, 2.5000, 3.0000]]])
     """
     shape = (*input.shape[:dim], *size, *input.shape[dim + 1 :])
-    low, high, share = _seen(input, shape, dim, input.shape[dim], scale, how)
+    low, high, share = _seen(input, shape, dim, input.shape[dim], over / under, how)
     if share is None:
         return gather(input, dim, low)
     x = wide(input)
@@ -128,20 +139,20 @@ _CHAIN = 12  # elements that see one, at most, for a gradient that gathers them;
 
 
 @resample.derivative
-def _(g: Tensor, input: Tensor, dim: Any, scale: Any, how: Any, span: Any) -> Any:
-    shape = tuple(input.shape)
+def _(g: Tensor, input: Tensor, dim: Any, over: Any, under: Any, how: Any, span: Any) -> Any:
+    shape, scale = tuple(input.shape), over / under
     if how == _WHOLE:
         total: Any = 0
         for k in range(span):
             total = slice_(g, dim, (k, shape[dim], span)) + total
-        return total, None
+        return total, None, None
     if span <= _CHAIN:
-        return _gathered(g, shape, dim, scale, how, span), None
+        return _gathered(g, shape, dim, scale, how, span), None, None
     low, high, share = _seen(g, tuple(g.shape), dim, shape[dim], scale, how)
     zeros = filled(g.graph, 0, shape, g.dtype)
     if share is None:
-        return scatter_add(zeros, dim, low, g), None
-    return scatter_add(scatter_add(zeros, dim, low, g * (1 - share)), dim, high, g * share), None
+        return scatter_add(zeros, dim, low, g), None, None
+    return scatter_add(scatter_add(zeros, dim, low, g * (1 - share)), dim, high, g * share), None, None
 
 
 def _gathered(g: Tensor, shape: Any, dim: int, scale: Any, how: str, span: int) -> Any:
@@ -170,9 +181,15 @@ def _gathered(g: Tensor, shape: Any, dim: int, scale: Any, how: str, span: int) 
     return total
 
 
-def _most(scale: float, how: str) -> int:
-    """How many elements see one at most; some more, for how places are rounded."""
-    return ceil((2 if how.startswith("linear") else 1) / scale) + 2 if scale else _CHAIN + 1
+def _most(over: Any, under: Any, how: str) -> int:
+    """How many elements see one at most, where they lie over / under apart; some more, for how places are
+    rounded. `_CHAIN` + 1 stands for all beyond that.
+    """
+    wide, most = 2 if how.startswith("linear") else 1, _CHAIN + 1
+    if isinstance(over, float):
+        return min(ceil(wide / (over / under)) + 2 if over else most, most)
+    found = (wide * under + over - 1) // over + 2 if over > 0 else most
+    return most if found > _CHAIN else fixed_count(found, "taken for how many elements see one")
 
 
 @composite(
@@ -180,7 +197,9 @@ def _most(scale: float, how: str) -> int:
     samples=_cubic_samples,
     reference=d.reference(_reference),
 )
-def resample_cubic(input: Tensor, dim: Structure, size: Sizes, scale: Number, how: Structure) -> Any:
+def resample_cubic(
+    input: Tensor, dim: Structure, size: Sizes, over: Number, under: Number, how: Structure
+) -> Any:
     """`resample` by cubics through four elements: "cubic" or "cubic corners".
 
     >>> x = kiln.tensor([[[[1.0, 3.0]]]])
@@ -189,7 +208,7 @@ def resample_cubic(input: Tensor, dim: Structure, size: Sizes, scale: Number, ho
     """
     shape = (*input.shape[:dim], *size, *input.shape[dim + 1 :])
     i = p.convert(input.graph.add(find("iota"), (), (shape, dim)), _precision(how, input.dtype))
-    at, last = _place(i, scale, how), number(input, input.shape[dim] - 1)
+    at, last = _place(i, over / under, how), number(input, input.shape[dim] - 1)
     low, share = p.convert(floor(at), "int64"), at - floor(at)
     x, total = wide(input), None
     for offset, weight in cubic_weights(share):
@@ -212,11 +231,14 @@ def cubic_weights(t: Any) -> list[tuple[int, Any]]:
 
 def _smooth_samples(rng: Any, t: str) -> list[Any]:
     x = d.array(rng, (2, 5, 3), t)
-    return [Sample((x, 1, (2,), 2.5, "linear")), Sample((x, 2, (7,), 3 / 7, "cubic"))]
+    return [Sample((x, 1, (2,), 5, 2, "linear")), Sample((x, 2, (7,), 3, 7, "cubic"))]
 
 
-def _smooth_reference(np: ModuleType, x: Any, dim: int, size: Any, scale: float, how: str) -> Any:
+def _smooth_reference(
+    np: ModuleType, x: Any, dim: int, size: Any, over: float, under: float, how: str
+) -> Any:
     """resample_smooth in NumPy."""
+    scale = over / under
     away = np.arange(x.shape[dim]) + 0.5 - scale * (np.arange(size[0])[:, None] + 0.5)
     away = abs(away / max(scale, 1))
     near = (1.5 * away - 2.5) * away * away + 1
@@ -232,7 +254,9 @@ def _smooth_reference(np: ModuleType, x: Any, dim: int, size: Any, scale: float,
     samples=_smooth_samples,
     reference=d.reference(_smooth_reference),
 )
-def resample_smooth(input: Tensor, dim: Structure, size: Sizes, scale: Number, how: Structure) -> Any:
+def resample_smooth(
+    input: Tensor, dim: Structure, size: Sizes, over: Number, under: Number, how: Structure
+) -> Any:
     """`resample` with antialiasing, along one of the last two dims: an element is the mean of those around
     its place, weighed by a triangle ("linear") or a cubic of slope -1/2 ("cubic"), which are as much wider
     as the result is smaller. It is a product with the matrix [size, n] of the weights.
@@ -241,7 +265,7 @@ def resample_smooth(input: Tensor, dim: Structure, size: Sizes, scale: Number, h
     >>> kiln.nn.functional.interpolate(x, (1, 2), mode="bilinear", antialias=True)
     tensor([[[[1.4286, 4.5714]]]])
     """
-    n, kind, iota = input.shape[dim], _precision(how, input.dtype), find("iota")
+    n, kind, iota, scale = input.shape[dim], _precision(how, input.dtype), find("iota"), over / under
     shape = (*size, n)
     i, j = (p.convert(input.graph.add(iota, (), (shape, k)), kind) for k in (0, 1))
     wider = p.maximum(p.convert(scale, kind), 1)
@@ -314,27 +338,36 @@ def _sizes(
         message = f"expected size to be one of int or a tuple of ints, but got size {each}"
         require(not any(isinstance(n, float) or n is None for n in each), message, TypeError)
         return each, (None,) * dims
-    if is_symbolic(sizes):
-        if not all(float(f).is_integer() and f >= 1 for f in each):
-            raise TypeError("interpolate: the sizes that scale_factor gives are not known here; pass size")
-        return tuple([n * int(f) for n, f in zip(sizes, each)]), tuple(map(float, each))
-    found = tuple(int(n * f) for n, f in zip(sizes, each))
+    found = tuple(_times(n, f) for n, f in zip(sizes, each))
     return found, (None,) * dims if recompute or always else tuple(map(float, each))
 
 
-def _scale(n: Any, out: Any, factor: float | None, corners: bool) -> Any:
-    """How far apart the result's elements lie, in elements of the input."""
-    if is_symbolic((n, out)) and (corners or factor is None):
+def _times(n: Any, factor: float) -> Any:
+    """A size times a factor, rounded down; one that varies where that is exact in integers."""
+    if isinstance(n, int):
+        return int(n * factor)
+    over, under = float(factor).as_integer_ratio()
+    if over >= _EXACT or under >= _EXACT or over < 0:
+        return int(fixed_count(n, f"multiplied by {factor}, which is rounded,") * factor)
+    return n * over // under
+
+
+_EXACT = 1 << 20  # sizes below 2^32 times such a number are exact as floats
+
+
+def _scale(n: Any, out: Any, factor: float | None, corners: bool) -> tuple[Any, Any]:
+    """How far apart the result's elements lie, in elements of the input: the one by the other."""
+    if not answerable(n, out):
         raise TypeError("interpolate: how far apart elements lie is not known here")
     if corners:
-        return (n - 1) / (out - 1) if out > 1 else 1.0  # the first of one lies at 0 whatever the scale
-    return 1.0 / factor if factor is not None and factor > 0 else n / out
+        return (n - 1, out - 1) if out > 1 else (1, 1)  # the first of one lies at 0 whatever the scale
+    return (1.0, float(factor)) if factor is not None and factor > 0 else (n, out)
 
 
-def _whole(n: int, out: int, scale: float) -> int:
+def _whole(n: Any, out: Any, over: Any, under: Any) -> int:
     """The power of two that a result is larger by, if places follow from it and are exact; else 0."""
-    factor = out // n
-    return factor if factor in (2, 4, 8) and out == factor * n and scale * factor == 1 else 0
+    fits = (k for k in (2, 4, 8) if surely_equal(out, k * n) and surely_equal(under, k * over))
+    return next(fits, 0)
 
 
 _AREA = (adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d)
@@ -417,23 +450,23 @@ def interpolate(
             raise NotImplementedError(f"\"upsample_{mode}\" not implemented for '{type_name(kind)}'")
         x = p.convert(input, "float32") if kind in ("float16", "bfloat16") else input
     for k in reversed(range(len(out))):
-        scale = _scale(shape[2 + k], out[k], factors[k], corners)
+        apart = _scale(shape[2 + k], out[k], factors[k], corners)
         if antialias:
             kernel = "cubic" if mode == "bicubic" else "linear"
-            scale = 0.0 if corners and out[k] == 1 else scale
-            x = resample_smooth.handle(x, 2 + k, (out[k],), scale, kernel)
+            apart = (0, 1) if corners and out[k] == 1 else apart
+            x = resample_smooth.handle(x, 2 + k, (out[k],), *apart, kernel)
             continue
         if how == "linear" or (mode == "nearest" and len(out) == 2):
             if out[k] == shape[2 + k]:  # PyTorch's, whatever the factor
                 continue
-            scale = 0.5 if mode == "nearest" and out[k] == 2 * shape[2 + k] else scale
-        whole = _whole(shape[2 + k], out[k], scale) if mode.startswith("nearest") else 0
+            apart = (1, 2) if mode == "nearest" and out[k] == 2 * shape[2 + k] else apart
+        whole = _whole(shape[2 + k], out[k], *apart) if mode.startswith("nearest") else 0
         if mode == "bicubic":
-            x = resample_cubic.handle(x, 2 + k, (out[k],), scale, how)
+            x = resample_cubic.handle(x, 2 + k, (out[k],), *apart, how)
         elif whole:
-            x = resample.handle(x, 2 + k, (out[k],), scale, _WHOLE, whole)
+            x = resample.handle(x, 2 + k, (out[k],), *apart, _WHOLE, whole)
         else:
-            x = resample.handle(x, 2 + k, (out[k],), scale, how, _most(scale, how))
+            x = resample.handle(x, 2 + k, (out[k],), *apart, how, _most(*apart, how))
     if x is input:
         return p.clone(x)
     return x if dtype_name(x.dtype) == kind else p.convert(x, kind)
@@ -445,7 +478,8 @@ def _of_bytes(input: Any, out: Any, factors: Any, mode: str, corners: bool, anti
     for dim in (3, 2):
         n, wanted = input.shape[dim], out[dim - 2]
         if n != wanted:  # as PyTorch, whatever the factor
-            scale = _scale(n, wanted, factors[dim - 2], corners)
+            over, under = _scale(n, wanted, factors[dim - 2], corners)
+            scale = over / under
             if corners and wanted == 1:
                 scale = 0.0
             x = resample_bytes(x, dim, wanted, scale, mode == "bicubic", corners, antialias)

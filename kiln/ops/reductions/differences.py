@@ -13,7 +13,7 @@ from kiln.ops.views.shapes import together
 from kiln.ops.views.strided import diagonal_
 from kiln.table import drawn as d
 from kiln.table import registry
-from kiln.table.arguments import dtype_name, is_float, type_name
+from kiln.table.arguments import answerable, dtype_name, is_float, type_name
 from kiln.table.kinds import normalize_dim, normalize_dims
 from kiln.table.public import alias, public
 from kiln.table.record import Sample, Tensor, find
@@ -166,7 +166,7 @@ def _check_joins(input: Tensor, x: Tensor, dim: int) -> None:
     if x.ndim != input.ndim:
         raise RuntimeError("diff expects prepend or append to be the same dimension as input")
     for k, (have, want) in enumerate(zip(x.shape, input.shape)):
-        if k != dim and isinstance(have, int) and isinstance(want, int) and have != want:
+        if k != dim and answerable(have, want) and have != want:
             raise RuntimeError(
                 "diff expects the shape of tensor to prepend or append to match that of input except along "
                 f"the differencing dimension; input.size({k}) = {want}, but got tensor.size({k}) = {have}"
@@ -337,10 +337,10 @@ def gradient(input: Any, *, spacing: Any = None, dim: Any = None, edge_order: in
         input = convert(input, _core.default_dtype_name())
     results = []
     for k, points in zip(dims, spacings):
-        if isinstance(input.shape[k], int) and input.shape[k] <= edge_order:
+        if answerable(input.shape[k]) and input.shape[k] <= edge_order:
             raise RuntimeError("torch.gradient expected each dimension size to be at least edge_order+1")
         if hasattr(points, "shape") and points.ndim == 1:
-            if isinstance(input.shape[k], int) and points.shape[0] != input.shape[k]:
+            if answerable(points.shape[0], input.shape[k]) and points.shape[0] != input.shape[k]:
                 raise RuntimeError(
                     f"torch.gradient expected a coordinate for each of the {input.shape[k]} elements of dim "
                     f"{k}, but got {points.shape[0]}"

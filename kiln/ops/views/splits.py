@@ -6,9 +6,20 @@ from itertools import accumulate
 from typing import Any
 
 from kiln import _core
+from kiln.graph.size import Size
 from kiln.ops.views.core_views import reshape, slice_
 from kiln.table import drawn as d
-from kiln.table.arguments import INTEGERS, dtype_name, expect_count, is_symbolic, is_value, number, type_name
+from kiln.table.arguments import (
+    INTEGERS,
+    answerable,
+    dtype_name,
+    expect_count,
+    fixed_count,
+    is_symbolic,
+    is_value,
+    number,
+    type_name,
+)
 from kiln.table.kinds import normalize_dim
 from kiln.table.public import public
 from kiln.table.record import Sizes, Structure, Tensor, composite, find
@@ -193,10 +204,10 @@ def select(input: Any, dim: int, index: int) -> Any:
     return _reshape(_slice(input, dim, (start, 1, 1)), (*shape[:dim], *shape[dim + 1 :]))
 
 
-def _known(input: Tensor, dim: int, op: str) -> int:
-    """The size along dim, which decides how many results there are."""
+def _known(input: Tensor, dim: int, op: str) -> Any:
+    """The size along dim, which decides how many results there are, and so is asked about."""
     size = input.shape[dim]
-    if not isinstance(size, int):
+    if not answerable(size):
         raise TypeError(
             f"{op}: the size of dim {dim} is symbolic ({size}): the number of results would depend on it"
         )
@@ -218,7 +229,7 @@ def unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
     dim = normalize_dim(dim, input.ndim, "unbind")
     shape = tuple(input.shape)
     rest = (*shape[:dim], *shape[dim + 1 :])
-    places = range(_known(input, dim, "unbind"))
+    places = range(fixed_count(_known(input, dim, "unbind"), "divided into parts"))
     expect_count("unbind", len(places), "results")
     if isinstance(input, _core.Tensor):
         return _all(input, dim, len(places))  # type: ignore[no-any-return]
@@ -257,7 +268,9 @@ def split(
     if split_size_or_sections is None:
         raise TypeError('split() missing 1 required positional argument: "split_size_or_sections"')
     dim, lengths = _split(input, split_size_or_sections, dim)
-    return _parts(_several if isinstance(split_size_or_sections, int) else _sized, input, dim, lengths)
+    return _parts(
+        _several if isinstance(split_size_or_sections, (int, Size)) else _sized, input, dim, lengths
+    )
 
 
 def _parts(op: Any, input: Any, dim: int, lengths: list[Any]) -> tuple[Any, ...]:
@@ -278,7 +291,7 @@ def _split(input: Any, split_size_or_sections: Any, dim: int) -> tuple[int, list
     _has_dims(input, "split")
     dim = normalize_dim(dim, input.ndim, "split")
     size = _known(input, dim, "split")
-    if isinstance(split_size_or_sections, int):
+    if isinstance(split_size_or_sections, (int, Size)):
         step = split_size_or_sections
         if step < 0 or (step == 0 and size):
             raise RuntimeError(
@@ -286,8 +299,9 @@ def _split(input: Any, split_size_or_sections: Any, dim: int) -> tuple[int, list
                 if step == 0
                 else f"split expects split_size be non-negative, but got split_size={step}"
             )
-        expect_count("split", -(-size // step) if size else 1, "results")
-        lengths = [min(step, size - k) for k in range(0, size, step)] if size else [0]
+        count = fixed_count((size + step - 1) // step, "divided into parts") if size else 1
+        expect_count("split", count, "results")
+        lengths = [*[step] * (count - 1), size - step * (count - 1)]
     else:
         lengths = list(split_size_or_sections)
         if sum(lengths) != size or any(n < 0 for n in lengths):
@@ -314,8 +328,11 @@ def _chunk(input: Any, chunks: int, dim: int) -> tuple[int, list[Any]]:
     _has_dims(input, "chunk")
     dim = normalize_dim(dim, input.ndim, "chunk")
     size = _known(input, dim, "chunk")
-    expect_count("chunk", chunks if not size else min(chunks, size), "results")
-    return _split(input, -(-size // chunks) if size else [0] * chunks, dim)
+    if not size:
+        expect_count("chunk", chunks, "results")
+        return _split(input, [0] * chunks, dim)
+    step = (size + chunks - 1) // chunks
+    return _split(input, step, dim)
 
 
 @public(
@@ -384,7 +401,7 @@ def unsafe_split_with_sizes(input: Any, split_sizes: Any, dim: int = 0) -> tuple
 def _at(input: Tensor, dim: int, places: list[int]) -> tuple[Any, ...]:
     """Views along `dim` between places, which may be negative, too large, or out of order."""
     size = _known(input, dim, "tensor_split")
-    ends = [slice(None, place).indices(size)[1] for place in places] + [size]
+    ends = [min(place if place >= 0 else max(place + size, 0), size) for place in places] + [size]
     starts = [0, *ends[:-1]]
     return tuple([_slice(input, dim, (start, max(end - start, 0), 1)) for start, end in zip(starts, ends)])
 
@@ -448,8 +465,7 @@ def tensor_split(
         raise RuntimeError(f"number of sections must be larger than 0, got {wanted}")
     size = _known(input, dim, "tensor_split")
     expect_count("tensor_split", wanted, "results")
-    small, larger = divmod(size, wanted)
-    return _at(input, dim, [k * small + min(k, larger) for k in range(1, wanted)])
+    return _unsafe(input, dim, [(size + wanted - 1 - k) // wanted for k in range(wanted)])
 
 
 def _fixed_split(name: str, dim: int, least: int) -> None:

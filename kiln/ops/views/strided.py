@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from kiln import _core
-from kiln.graph.size import product, quotient
+from kiln.graph.size import least, product, quotient
 from kiln.ops.creation.constants import filled
 from kiln.ops.elementwise.arithmetic import clone, convert, written_to
 from kiln.ops.views.core_views import (
@@ -27,7 +27,7 @@ from kiln.ops.views.core_views import (
 )
 from kiln.ops.views.splits import select
 from kiln.table import drawn as d
-from kiln.table.arguments import dtype_name, into, is_value, numel
+from kiln.table.arguments import answerable, dtype_name, into, is_value, numel
 from kiln.table.kinds import normalize_dim
 from kiln.table.public import methods, public
 from kiln.table.record import Sizes, Structure, Tensor, composite, primitive
@@ -86,11 +86,11 @@ def _along_diagonal(shape: Any, strides: Any, which: int, a: int, b: int) -> tup
 def _length(rows: Any, columns: Any, which: int) -> Any:
     """How many elements a diagonal has."""
     rows, columns = (rows, columns - which) if which >= 0 else (rows + which, columns)
-    if isinstance(rows, int) and isinstance(columns, int):
-        return max(min(rows, columns), 0)
     if rows is columns:
         return rows
-    raise TypeError(f"diagonal: which of the sizes {rows} and {columns} is smaller is not known here")
+    if which and not answerable(rows, columns):
+        raise TypeError(f"diagonal: whether the sizes {rows} and {columns} are below 0 is not known here")
+    return 0 if which and (rows < 0 or columns < 0) else least(rows, columns)
 
 
 def _at_places(np: ModuleType, x: Any, sizes: Any, strides: Any, offset: Any) -> Any:
@@ -367,7 +367,7 @@ def _written_at(input: Tensor, src: Tensor, strides: Any, offset: Any) -> Any:
 
 def _fits(src: Tensor, sizes: Any) -> None:
     for have, want in zip(src.shape, sizes):
-        if isinstance(have, int) and isinstance(want, int) and have != want:
+        if answerable(have, want) and have != want:
             break
     else:
         if src.ndim == len(sizes):

@@ -185,7 +185,7 @@ def _fixed(sizes: Any, wanted: Any) -> Ints | None:
 def _most(sizes: Any, wanted: Any) -> Ints:
     """How many elements the largest window along each dim has."""
     if is_symbolic((*sizes, *wanted)):
-        raise TypeError("adaptive pools: the sizes of windows are not known here")
+        raise TypeError("adaptive pools: how many elements a window has decides what a program consists of")
     # Window i of w has ceil(f + n / w) elements, f being what floor(i n / w) leaves out: up to 1 - gcd / w.
     return tuple(-((gcd(n, w) - n - w) // w) for n, w in zip(sizes, wanted))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product as combinations
 from typing import Any
 
-from kiln.graph.size import product, quotient
+from kiln.graph.size import product
 from kiln.ops.creation.constants import filled
 from kiln.ops.views.core_views import slice_, write
 from kiln.ops.views.strided import contiguous_strides
@@ -70,26 +70,25 @@ class Windows:
         found = tuple(self._count(k, ceil_mode) for k in range(dims))
         self.out = found
         self._check_room(input)
-        ends = (
-            (o - 1) * s + r * (k - 1) + 1 - n - p
-            for o, s, r, k, n, p in zip(
-                found, self.stride, self.dilation, self.kernel, self.sizes, self.padding
-            )
-        )
-        # of sizes that are symbols the padding asked for; no window reaches further without ceil_mode
-        self.after = tuple(max(e, 0) if isinstance(e, int) else p for e, p in zip(ends, self.padding))
+        self.after = tuple(self._beyond(k, ceil_mode) for k in range(dims))
         self.padded = any(self.padding) or any(self.after)
         self.settings = (self.kernel, self.stride, self.padding, self.dilation, self.padded)
 
     def _count(self, dim: int, ceil_mode: bool) -> Any:
         n, k, s = self.sizes[dim], self.kernel[dim], self.stride[dim]
         p, r = self.padding[dim], self.dilation[dim]
-        room = n + 2 * p - r * (k - 1) - 1
-        if not isinstance(n, int):
-            require(not ceil_mode, "ceil_mode: how many windows there are is not known here", TypeError)
-            return quotient(room, s) + 1
-        count = -(-room // s) + 1 if ceil_mode else room // s + 1
-        return count - 1 if ceil_mode and (count - 1) * s >= n + p else count
+        room = 2 * p - r * (k - 1) - 1
+        # the last window may reach over the end, but begins before it
+        return (n + (min(room + s - 1, p - 1) if ceil_mode else room)) // s + 1
+
+    def _beyond(self, dim: int, ceil_mode: bool) -> int:
+        """How much is missing behind the array; of sizes that vary, at most."""
+        n, k, s = self.sizes[dim], self.kernel[dim], self.stride[dim]
+        p, r = self.padding[dim], self.dilation[dim]
+        if isinstance(n, int):
+            last: int = (self.out[dim] - 1) * s + r * (k - 1) + 1 - n - p
+            return max(last, 0)
+        return min(p + s - 1, r * (k - 1)) if ceil_mode else p
 
     def _check(self, name: str, input: Tensor) -> None:
         require(
