@@ -167,10 +167,9 @@ def declared(
                 most = _LARGEST if own.max is None else own.max * dim.times + dim.plus
                 known.ranges[slot] = own.min * dim.times + dim.plus, most
                 known.names[slot] = repr(dim)
-                alone = own.slot == slot
-                if dim.is_open and alone and repr(dim) == dim.__name__:
+                if dim.is_open and own.slot == slot and repr(dim) == dim.__name__:
                     known.open[slot] = dim.__name__
-                shape.append(symbol(slot) if alone else own.symbol * dim.times + dim.plus)
+                shape.append(own.symbol * dim.times + dim.plus)
             else:
                 shape.append(int(size))
             slot += 1
