@@ -121,7 +121,16 @@ def exp_unclamped(x: Scalar) -> Scalar:
 
 def exp(x: Scalar) -> Scalar:
     """e^x."""
-    return exp_unclamped(clamp(x, *EXP_RANGE[x.type]))
+    low, high = EXP_RANGE[x.type]
+    return unless_zero(x, low, lambda x: exp_unclamped(select(x > high, high, x)))
+
+
+def unless_zero(x: Scalar, low: float, of: Callable[[Scalar], Scalar]) -> Scalar:
+    """of(x), but 0 for x below `low`, where it is that: a masked score is -inf, and processors take a hundred
+    times as long for an instruction whose result is too small for a normal number.
+    """
+    below = x < low
+    return select(below, 0.0, of(select(below, 0.0, x)))
 
 
 def exp_pair(x: Scalar, less: float = 0.0) -> Pair:
@@ -136,8 +145,12 @@ def exp_pair(x: Scalar, less: float = 0.0) -> Pair:
 
 def exp2(x: Scalar) -> Scalar:
     """2^x; exact for integers."""
+    low, high = EXP2_RANGE[x.type]
+    return unless_zero(x, low, lambda x: _exp2_within(select(x > high, high, x)))
+
+
+def _exp2_within(x: Scalar) -> Scalar:
     magic = FORMAT[x.type].magic
-    x = clamp(x, *EXP2_RANGE[x.type])
     t = x + magic
     r = x - (t - magic)
     return scale(fma(r, poly(r, EXP2[x.type]), 1.0), t)
