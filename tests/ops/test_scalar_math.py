@@ -19,7 +19,7 @@ from kiln.codegen.compile import compile_text
 from kiln.codegen.nests.generate import nest_text
 from kiln.codegen.nests.nest import Nest, Operand
 from kiln.codegen.target import LEVELS
-from kiln.scalars import philox
+from kiln.scalars import mathematics, on_numpy, philox
 from kiln.scalars.on_numpy import DTYPE, evaluate
 from kiln.scalars.scalar import Scalar, arg, const, convert, fma, round_to, select
 
@@ -191,6 +191,24 @@ def test_special_values(name: str, dtype: str) -> None:
         least = np.finfo(dtype).smallest_subnormal
         tiny = np.array([least, -least, 5 * least, np.finfo(dtype).tiny, -np.finfo(dtype).tiny], dtype)
         assert same(on(ulp.body(name), tiny), tiny)
+
+
+def test_masked_scores_take_no_slow_instruction(monkeypatch: Any) -> None:
+    """Processors take a hundred times as long where a result is too small for a normal number."""
+    scaled: list[Array] = []
+    real = on_numpy._ldexp
+
+    def noted(x: Array, n: Array) -> Array:
+        scaled.append(real(x, n))
+        return scaled[-1]
+
+    monkeypatch.setattr(on_numpy, "_ldexp", noted)
+    for name in ("exp", "exp2"):
+        for dtype, lowest in ((np.float32, -152.0), (np.float64, -1077.0)):
+            x = np.array([-np.inf, np.finfo(dtype).min, -1e30, -1e9, -1e4, lowest, 0.0], dtype)
+            scaled.clear()
+            assert on(getattr(mathematics, name), x).tolist() == [0.0] * 6 + [1.0]
+            assert scaled and all((np.abs(y) >= np.finfo(dtype).tiny).all() for y in scaled)
 
 
 @pytest.mark.parametrize("name", ["tanh", "erf", "sin"])
