@@ -142,7 +142,7 @@ def test_no_thread_goes_on_with_a_kernel_that_was_given_up(monkeypatch: pytest.M
     main, finish = threading.current_thread(), generator.Helper.finish
 
     class Work(generator._Work):
-        def _object(self, part: Any, end: int) -> bytes:
+        def _object(self, part: Any, names: Any, end: int) -> bytes:
             if threading.current_thread() is main:
                 begun.wait(60)
             else:
