@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
+from subprocess import run
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from kiln.export.verification import Run
 from kiln.onnx.running import BOUNDS, by_runtime
 from kiln.standalone import verifying
 from kiln.standalone.constants import memory_of
-from kiln.standalone.native import library_of, write
+from kiln.standalone.native import library_of, target_of, write
 from kiln.standalone.running import Loaded
 from kiln.standalone.wasm import wasm_of
 
@@ -54,6 +55,20 @@ def test_native_libraries(name: str, tmp_path: Path) -> None:
     made = library_of(program._captured, "m")
     report = verifying.native(program, write(made, tmp_path)[0], made.driver, cases)
     assert report.equal, report
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_libraries_under_valgrind(name: str, tmp_path: Path) -> None:
+    """The C example that is written beside a library touches nothing outside of what it allocated."""
+    compiler, valgrind = which("cc"), which("valgrind")
+    if compiler is None or valgrind is None or target_of(None).name == "aarch64":
+        pytest.skip("needs valgrind and a C compiler on x86-64")
+    program_of(name)[1].to_native(tmp_path, name="m", target="x86-64-v3")
+    run([compiler, "-g", "m_example.c", "m.o", "-o", "main", "-lm"], cwd=tmp_path, check=True, timeout=120)
+    checked = [valgrind, "-q", "--error-exitcode=9", "--undef-value-errors=no", "./main"]
+    done = run(checked, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "no error" in done.stdout
 
 
 @pytest.mark.parametrize("name", MODELS)
