@@ -230,11 +230,11 @@ private:
 
     std::vector<TensorRef> finish();
 
-    SmallVector<Node*, 16> ready_;  // a heap: nodes whose gradients are whole, the latest on top
+    SmallVector<Node*, 16> ready_;      // a heap: nodes whose gradients are whole, the latest on top
     ProductSum::Last last_factors_[2];  // left, right
     // Parts that are to be added to the gradients of a node's outputs.
     std::map<std::pair<const Node*, uint32_t>, KeptParts> kept_;
-    std::vector<TensorRef> captured_;                             // gradients of the inputs asked for
+    std::vector<TensorRef> captured_;                  // gradients of the inputs asked for
     std::vector<std::pair<MetaRef, TensorRef>> late_;  // what tensors that are no leaves keep at the end
 };
 
