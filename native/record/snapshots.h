@@ -1,5 +1,4 @@
-// Memory that others can see, as it was when a recorded op read it: what they write later must not be
-// noticed.
+// Memory that others can see, as it was when an op read it: what they write later must not be noticed.
 #pragma once
 
 #include <cstddef>
