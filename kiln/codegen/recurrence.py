@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 from kiln.codegen.arguments import Arguments
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm import fma
+from kiln.codegen.gemm.driver_spec import driver_spec_of
 from kiln.codegen.gemm.element import element_of, multiply_add
 from kiln.codegen.gemm.fma_tile import nothing
-from kiln.codegen.gemm.frame import frame_of
 from kiln.codegen.gemm.spec import product
 from kiln.codegen.ir.index import Index, Pointer
 from kiln.codegen.ir.memory import Memory
@@ -127,7 +127,7 @@ def recurrence_parts(spec: RecurrenceSpec, target: Target) -> list[Part]:
     return [
         *driver,
         Part(("cell",), lambda: _cell_text(spec, target)),
-        *fma.shared_parts(frame_of(product(spec.dtype), target), target),
+        *fma.shared_parts(driver_spec_of(product(spec.dtype), target), target),
     ]
 
 

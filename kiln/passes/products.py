@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm.arguments import BATCH, arguments_of
+from kiln.codegen.gemm.driver_spec import same
 from kiln.codegen.gemm.element import element_of
-from kiln.codegen.gemm.frame import same
 from kiln.codegen.gemm.kernel import gemm_parts
 from kiln.codegen.gemm.spec import GemmSpec, Prologue, accumulates
 from kiln.codegen.nests.nest import Operand

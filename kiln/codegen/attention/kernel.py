@@ -30,9 +30,9 @@ from kiln.codegen.attention.vectors import vector_routines
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm import amx, fma
 from kiln.codegen.gemm.amx_tile import config
+from kiln.codegen.gemm.driver_spec import driver_spec_of
 from kiln.codegen.gemm.element import element_of
 from kiln.codegen.gemm.fma_tile import nothing
-from kiln.codegen.gemm.frame import frame_of
 from kiln.codegen.gemm.spec import product
 from kiln.codegen.ir.routine import own_parts
 from kiln.codegen.target import Target
@@ -42,7 +42,7 @@ from kiln.scalars.scalar import LEAVES, topological
 def attention_parts(spec: AttentionSpec, target: Target) -> list[Part]:
     """The parts of the kernel: its own, and those that products of such factors share."""
     _verify(spec)
-    element, factors = element_of(spec.dtype), frame_of(product(spec.dtype), target)
+    element, factors = element_of(spec.dtype), driver_spec_of(product(spec.dtype), target)
     if product(spec.dtype).tiled(target):
         own = own_parts(target, tile_routines(spec, target, element), [config()])
         return own + amx.shared_parts(factors, target)

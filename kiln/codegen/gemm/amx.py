@@ -33,8 +33,8 @@ from kiln.codegen.gemm.amx_tile import (
     trim,
 )
 from kiln.codegen.gemm.driver import Blocks
+from kiln.codegen.gemm.driver_spec import DriverSpec
 from kiln.codegen.gemm.epilogue import Block
-from kiln.codegen.gemm.frame import Frame
 from kiln.codegen.gemm.grid import SCRATCH_BYTES, UNIT_BYTES, UNIT_ROWS
 from kiln.codegen.gemm.pack import transpose
 from kiln.codegen.gemm.problem import Problem, Run
@@ -46,11 +46,11 @@ from kiln.codegen.target import Target
 UNIT_COLUMNS = UNIT_BYTES // WORD
 
 
-def shared_parts(frame: Frame, target: Target) -> list[Part]:
+def shared_parts(spec: DriverSpec, target: Target) -> list[Part]:
     """What products on AMX share, of one row or many: packing and tiles."""
-    factor = FACTORS[frame.dtype]
+    factor = FACTORS[spec.dtype]
     parts = []
-    if frame.window:
+    if spec.window:
         parts += [shared_part(target, factor.raw, offsets), shared_part(target, factor, window_vnni, trim)]
     parts += [shared_part(target, factor, pack_vnni, pack_lines), shared_part(target, WORDS, transpose)]
     return [*parts, shared_part(target, factor, panels, tiles, constants=[config()])]
@@ -61,7 +61,7 @@ class Amx(Blocks):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self.factor, blocking = FACTORS[problem.frame.dtype], problem.code.target.amx
+        self.factor, blocking = FACTORS[problem.spec.dtype], problem.code.target.amx
         assert blocking is not None
         self.blocking, self.kc = blocking, blocking.kc_bytes // self.factor.bytes
         self.a_depth = blocking.a_bytes // self.factor.bytes
@@ -69,11 +69,11 @@ class Amx(Blocks):
         self.column_pitch = blocking.a_bytes + LINE
 
     def parts(self) -> list[Part]:
-        return shared_parts(self.frame, self.code.target)
+        return shared_parts(self.spec, self.code.target)
 
     def block_of(self, factor: str) -> Block:
         """Its elements, as wide as a line of them."""
-        return Block(self.frame.dtype, self.factor.step)
+        return Block(self.spec.dtype, self.factor.step)
 
     # -- the loops ----------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Amx(Blocks):
         self.n_offsets = self.k_offsets[8 * self.kc]
 
     def locate_columns(self, run: Run) -> None:
-        if self.frame.window:
+        if self.spec.window:
             look = self.problem.look_n
             self.code.run("offsets", look, run.column, run.columns, self.table_room, self.n_offsets)
 
@@ -118,12 +118,12 @@ class Amx(Blocks):
     def pack_b(self, run: Run, from_k: Index, depth: Index) -> None:
         """The panels, packed or computed."""
         self.panel_pitch = depth.ceil_div(self.factor.step) * STEP_BYTES + ROW
-        if self.frame.window:
+        if self.spec.window:
             self._pack_window(run, from_k, depth)
-        elif "b" not in self.frame.computed:
+        elif "b" not in self.spec.computed:
             self._pack_matrix(run, from_k, depth)
         else:
-            compute = self._transpose_b if self.frame.computed["b"] else self._compute_b
+            compute = self._transpose_b if self.spec.computed["b"] else self._compute_b
             with self.code.either(self.problem.empty) as filled:
                 self._pack_matrix(run, from_k, depth)
                 next(filled)
@@ -204,10 +204,10 @@ class Amx(Blocks):
 
     def _factor_a(self, run: Run, k: Index, depth: Index) -> None:
         """Some k of A, packed or computed."""
-        if "a" not in self.frame.computed:
+        if "a" not in self.spec.computed:
             self._pack_a(run, k, depth)
             return
-        compute = self._transpose_a if self.frame.computed["a"] else self._compute_a
+        compute = self._transpose_a if self.spec.computed["a"] else self._compute_a
         with self.code.either(self.problem.empty) as filled:
             self._pack_a(run, k, depth)
             next(filled)

@@ -35,8 +35,8 @@ class Blocks:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.code, self.element = problem, problem.code, problem.element
-        self.frame = problem.frame
-        self.columns = unit_columns(problem.element, self.frame.folds)  # of a unit
+        self.spec = problem.spec
+        self.columns = unit_columns(problem.element, self.spec.folds)  # of a unit
 
     def parts(self) -> list[Part]:
         """The routines that it shares with all kernels of the same elements: tiles and packing."""
@@ -95,7 +95,7 @@ class GemmDriver:
     def __init__(self, blocks: Blocks) -> None:
         self.blocks, self.problem, self.code = blocks, blocks.problem, blocks.code
         self.columns = blocks.columns
-        self.column_step = self.columns if blocks.frame.folds else self.columns // COLUMN_STEPS
+        self.column_step = self.columns if blocks.spec.folds else self.columns // COLUMN_STEPS
 
     def write(self) -> Routine:
         """A launch either adds the sums of segments of k, for some rows, or computes units."""

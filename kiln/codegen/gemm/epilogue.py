@@ -11,8 +11,8 @@ from functools import partial
 from typing import NamedTuple
 
 from kiln.codegen.gemm.arguments import BATCH, arguments_of
+from kiln.codegen.gemm.driver_spec import Launches, driver_spec_of
 from kiln.codegen.gemm.element import element_of
-from kiln.codegen.gemm.frame import Launches, frame_of
 from kiln.codegen.gemm.spec import GemmSpec
 from kiln.codegen.ir.emit import Expression, rare_families, together
 from kiln.codegen.ir.index import Index, Pointer
@@ -85,7 +85,7 @@ class _Rectangle:
         )
         self.memory = Memory(self.code)
         self.spec, self.arguments = spec, arguments_of(spec)
-        self.frame = frame_of(spec, target, launches)
+        self.driver = driver_spec_of(spec, target, launches)
         self.block, self.stores = block, stores
         self.nodes = topological([value for _, value in stores])
         self.level: dict[int, int] = {}
@@ -121,7 +121,7 @@ class _Rectangle:
         kind = "s" if isinstance(dim, int) else operand.strides[dim == "column"]
         if kind in "01":
             return self.code.index(size if kind == "1" else 0)
-        return self.frame.word(self.code, "stride", k, dim) * size
+        return self.driver.word(self.code, "stride", k, dim) * size
 
     def write(self) -> Routine:
         """Numbers; each row: what varies by row; each 16 columns: the expression and its stores."""
@@ -282,7 +282,7 @@ class _Rectangle:
         self.memory.write_lanes(dtype, vector.address, stored, vector.exist, vector.mask)
 
     def _positions(self, k: int) -> Value:
-        return self.memory.strided(self.frame.word(self.code, "stride", k, "column"))
+        return self.memory.strided(self.driver.word(self.code, "stride", k, "column"))
 
 
 def finish(target: Target, spec: GemmSpec, launches: Launches | None = None) -> Routine:

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm.driver import Blocks
+from kiln.codegen.gemm.driver_spec import DriverSpec
 from kiln.codegen.gemm.element import element_of
 from kiln.codegen.gemm.epilogue import Block
 from kiln.codegen.gemm.fma_tile import nothing, tile, tile_indirect, tile_masked
-from kiln.codegen.gemm.frame import Frame
 from kiln.codegen.gemm.pack import clear, copy, transpose, zeros
 from kiln.codegen.gemm.problem import Problem, Run
 from kiln.codegen.gemm.swapped import Swapped
@@ -31,26 +31,26 @@ from kiln.codegen.target import Target
 from kiln.table.order import LANES, SEGMENT
 
 
-def shared_parts(frame: Frame, target: Target) -> list[Part]:
+def shared_parts(spec: DriverSpec, target: Target) -> list[Part]:
     """What products by fused multiply-adds share: packing and tiles.
 
     Narrow factors are as wide as their sums by the time a tile reads them.
     """
-    element = element_of(frame.dtype)
+    element = element_of(spec.dtype)
     wide = element_of(element.total)
-    parts = [shared_part(target, element, offsets, window)] if frame.window else []
+    parts = [shared_part(target, element, offsets, window)] if spec.window else []
     parts += [shared_part(target, element, zeros, copy), shared_part(target, element, transpose)]
     parts.append(shared_part(target, wide, tile))
-    if masked_panels(frame, target):
+    if masked_panels(spec, target):
         parts.append(shared_part(target, wide, tile_masked))
-    if frame.indirect:
+    if spec.indirect:
         parts.append(shared_part(target, wide, tile_indirect))
     return parts
 
 
-def by_panels(frame: Frame) -> bool:
+def by_panels(spec: DriverSpec) -> bool:
     """Whether very few rows go panel by panel: by a matrix in memory, elements as they are summed."""
-    return not (frame.window or frame.computed or frame.widened)
+    return not (spec.window or spec.computed or spec.widened)
 
 
 class Fma(Blocks):
@@ -60,25 +60,25 @@ class Fma(Blocks):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        frame = problem.frame
-        self.plain = frame.plain  # there is no epilogue: the sums are the result
+        spec = problem.spec
+        self.plain = spec.plain  # there is no epilogue: the sums are the result
         self.work = Workspace(problem)
         self.panel, self.panel_bytes = self.work.panel, self.work.panel_bytes
-        swaps = not (frame.widened or frame.computed)
-        self.by_panels = by_panels(frame)
+        swaps = not (spec.widened or spec.computed)
+        self.by_panels = by_panels(spec)
         self.swapping = Swapped(self.work, self.plain) if swaps else None
         self.b_place, self.b_step = self.code.slot("ptr"), self.code.variable()
 
     def parts(self) -> list[Part]:
         few = [shared_part(self.code.target, self.element, tile_transposed)] if self.by_panels else []
-        return shared_parts(self.frame, self.code.target) + few
+        return shared_parts(self.spec, self.code.target) + few
 
     def constants(self) -> list[str]:
         return [nothing(self.code.target, self.element)]
 
     def block_of(self, factor: str) -> Block:
         """What tiles read; of a B that is transposed on its way there, elements as they lie in memory."""
-        later = factor == "b" and self.frame.computed[factor]
+        later = factor == "b" and self.spec.computed[factor]
         return Block(self.element.dtype if later else self.element.total, self.panel)
 
     # -- the loops ----------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Fma(Blocks):
             self.swapping.multiply(run)
 
     def locate_columns(self, run: Run) -> None:
-        if self.problem.frame.window:
+        if self.problem.spec.window:
             columns = self.work.wide_units * self.columns
             self.work.offsets(self.problem.look_n, run.column, run.columns, columns, self.work.n_offsets)
 
@@ -116,9 +116,9 @@ class Fma(Blocks):
 
     def pack_b(self, run: Run, from_k: Index, depth: Index) -> None:
         """Leaves the block's panels packed, or settles that whole ones are read in place."""
-        if "b" in self.frame.computed:
+        if "b" in self.spec.computed:
             self.b_lies = self._compute_b(run, from_k, depth)
-        elif self.problem.frame.window:
+        elif self.problem.spec.window:
             self.b_lies = self._pack_window(run, from_k, depth)
         else:
             self.b_lies = self._pack_matrix(run, from_k, depth)
@@ -151,7 +151,7 @@ class Fma(Blocks):
         self.b_place.put(problem.b.base)
         self.b_step.set(pitch)
         filled = ~problem.empty
-        transposed = self.frame.computed["b"]
+        transposed = self.spec.computed["b"]
         single = self.panel < LANES  # as 16 columns are computed at a time, a narrower panel goes alone
         with code.times(run.columns, self.panel) as at:
             columns = (run.columns - at).min(self.panel)
@@ -255,7 +255,7 @@ class Fma(Blocks):
         work.a_place.put(src)
         work.a_row.set(row)
         work.a_k.set(along)
-        if "a" in self.frame.computed:
+        if "a" in self.spec.computed:
             with code.when(~self.problem.empty):
                 self._compute_a(run, from_k, depth)
             return
@@ -266,7 +266,7 @@ class Fma(Blocks):
     def _compute_a(self, run: Run, from_k: Index, depth: Index) -> None:
         """A's rows computed; its columns, if neighbours lie along them."""
         size, rows, depths = self.element.bytes, [run.row, run.rows], [from_k, depth]
-        transposed = self.frame.computed["a"]
+        transposed = self.spec.computed["a"]
         rectangle, pitch = (depths + rows, ROWS * size) if transposed else (rows + depths, ROW_PITCH * size)
         self.problem.compute("a", [*run.batch, *rectangle], self.work.copied, pitch, self.panel_bytes)
         self._copied(*((size, pitch) if transposed else (pitch, size)))
@@ -372,7 +372,7 @@ class Fma(Blocks):
                 pack(left, columns)
             b = work.packed if pack else self._packed_panel(left)
             step = code.index(self.panel_bytes) if pack else self.b_step.get()
-            if not problem.frame.window and not pack:
+            if not problem.spec.window and not pack:
                 there = self.b_place.pointer()[left * size]
                 in_place = self.b_lies & fits
                 b = in_place.choose(there, b)
@@ -410,6 +410,6 @@ class Fma(Blocks):
         batch, column, inside = problem.place(run.batch, run.column, run.columns)
         direct = every(segments.whole, whole, inside)
         out = problem.output_of(run._replace(batch=batch, column=column))
-        kept = segments.cut.choose(part, rows[left] if problem.frame.window else rows)
+        kept = segments.cut.choose(part, rows[left] if problem.spec.window else rows)
         into = direct.choose(out, kept)
         return into, direct.choose(problem.c.stride["row"], pitch), direct

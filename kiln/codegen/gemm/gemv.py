@@ -22,8 +22,8 @@ from operator import mul
 
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm.arguments import BATCH
+from kiln.codegen.gemm.driver_spec import PRODUCT, DriverSpec
 from kiln.codegen.gemm.element import Element, element_of, multiply_add
-from kiln.codegen.gemm.frame import PRODUCT, Frame
 from kiln.codegen.gemm.grid import row_columns
 from kiln.codegen.gemm.pack import interleave, load, side_by_side, stored_type, widen
 from kiln.codegen.gemm.problem import Batch, batch_indices
@@ -45,9 +45,9 @@ CROWDED_LINE = 32  # k of them before the others have their turn: two cache line
 PARAMS = "ptr %a, i64 %ak, ptr %b, i64 %bk, i64 %bs, ptr %c, i64 %k, i64 %cols, i1 %first"
 
 
-def shared_parts(frame: Frame, target: Target) -> list[Part]:
+def shared_parts(spec: DriverSpec, target: Target) -> list[Part]:
     """What all kernels of one row share."""
-    element = element_of(frame.dtype)
+    element = element_of(spec.dtype)
     return [
         shared_part(target, element, contiguous, gathered),
         shared_part(target, element, row_transposed, crowded),
@@ -256,13 +256,13 @@ def _one_by_one(made: _Sums, b: Pointer) -> str:
 class RowDriver:
     """The routine kernel under construction."""
 
-    def __init__(self, target: Target, frame: Frame) -> None:
-        self.frame, self.code = frame, Routine(target, PRODUCT, frame.params, quick=True)
-        self.element, self.masks, self.arguments = element_of(frame.dtype), target.masks, frame.arguments
+    def __init__(self, target: Target, spec: DriverSpec) -> None:
+        self.spec, self.code = spec, Routine(target, PRODUCT, spec.params, quick=True)
+        self.element, self.masks, self.arguments = element_of(spec.dtype), target.masks, spec.arguments
         self.buffer = self.code.slot("i8", RUN_COLUMNS * self.element.bytes)
 
     def _word(self, *path: int | str) -> Index:
-        return self.frame.word(self.code, *path)
+        return self.spec.word(self.code, *path)
 
     def write(self) -> Routine:
         """What of the product the launch is for: segments' sums to be added, or units."""

@@ -2,7 +2,7 @@
 
 kernel(begin .. end)     product, with what it calls
 finish                   the epilogue; compute_a, compute_b: factors that are computed (epilogue.py)
-product                  the driver, over units of work (grid.py), shared by all kernels of a frame (frame.py)
+product                  the driver, over units of work (grid.py), shared as driver_spec.py says
 packing, tiles           shared by all kernels of the same elements
 """
 
@@ -14,9 +14,9 @@ from kiln.codegen.compile import Part
 from kiln.codegen.gemm import gemv
 from kiln.codegen.gemm.amx import Amx
 from kiln.codegen.gemm.driver import Blocks, GemmDriver
+from kiln.codegen.gemm.driver_spec import PRODUCT, Launches, driver_spec_of, entry
 from kiln.codegen.gemm.epilogue import compute, finish
 from kiln.codegen.gemm.fma import Fma
-from kiln.codegen.gemm.frame import PRODUCT, Launches, entry, frame_of
 from kiln.codegen.gemm.problem import Problem
 from kiln.codegen.gemm.spec import GemmSpec, verify
 from kiln.codegen.gemm.window import nowhere
@@ -26,7 +26,7 @@ from kiln.codegen.target import Target
 
 def blocks_of(spec: GemmSpec, target: Target, launches: Launches | None = None) -> Blocks:
     """What multiplies."""
-    problem = Problem(target, frame_of(spec, target, launches))
+    problem = Problem(target, driver_spec_of(spec, target, launches))
     return Amx(problem) if spec.tiled(target) else Fma(problem)
 
 
@@ -37,11 +37,11 @@ def gemm_parts(spec: GemmSpec, target: Target, launches: Launches | None = None)
     Raises ValueError for a pattern that breaks the grammar, and AssertionError for bool factors.
     """
     verify(spec, target)
-    frame = frame_of(spec, target, launches)
+    key = driver_spec_of(spec, target, launches)
     driver: gemv.RowDriver | GemmDriver
-    routines, constants = [entry(target, frame), finish(target, spec, launches)], []
+    routines, constants = [entry(target, key), finish(target, spec, launches)], []
     if spec.row and not spec.tiled(target):
-        driver, shared = gemv.RowDriver(target, frame), gemv.shared_parts(frame, target)
+        driver, shared = gemv.RowDriver(target, key), gemv.shared_parts(key, target)
     else:
         blocks = blocks_of(spec, target, launches)
         driver, shared = GemmDriver(blocks), blocks.parts()
@@ -56,4 +56,4 @@ def gemm_parts(spec: GemmSpec, target: Target, launches: Launches | None = None)
     def product() -> str:
         return module(target, [written()], constants)
 
-    return [*own_parts(target, routines), Part((PRODUCT,), product, launches is None, str(frame)), *shared]
+    return [*own_parts(target, routines), Part((PRODUCT,), product, launches is None, str(key)), *shared]

@@ -11,8 +11,8 @@ from operator import mul
 from typing import NamedTuple, Union
 
 from kiln.codegen.gemm.arguments import BATCH, EVENLY
+from kiln.codegen.gemm.driver_spec import PRODUCT, DriverSpec
 from kiln.codegen.gemm.element import element_of
-from kiln.codegen.gemm.frame import PRODUCT, Frame
 from kiln.codegen.gemm.split_k import Segments
 from kiln.codegen.ir.index import Condition, Index, Integer, Pointer
 from kiln.codegen.ir.routine import Routine
@@ -70,22 +70,22 @@ class Problem:
     c: Matrix  # the output that takes sums, if one does
     segments: Segments  # which k are to be taken
 
-    def __init__(self, target: Target, frame: Frame) -> None:
-        self.frame, self.output = frame, frame.output
-        self.element, self.arguments = element_of(frame.dtype), frame.arguments
-        self.code = Routine(target, PRODUCT, frame.params, quick=True)
+    def __init__(self, target: Target, spec: DriverSpec) -> None:
+        self.spec, self.output = spec, spec.output
+        self.element, self.arguments = element_of(spec.dtype), spec.arguments
+        self.code = Routine(target, PRODUCT, spec.params, quick=True)
         self.size: dict[str, Index] = {}
 
     # -- arguments ----------------------------------------------------------------------------------
 
     def word(self, *path: int | str) -> Index:
         """An argument."""
-        return self.frame.word(self.code, *path)
+        return self.spec.word(self.code, *path)
 
     def read(self) -> None:
         """Sizes and strides; without k, both factors become one zero read everywhere, and k is 1."""
-        code, size, window = self.code, self.element.stored_bytes, self.frame.window
-        launches = self.frame.launches
+        code, size, window = self.code, self.element.stored_bytes, self.spec.window
+        launches = self.spec.launches
         self.empty = empty = self.word("size", "k").equals(0)
         zero = code.slot("i64")
         zero.put(0)
@@ -168,7 +168,7 @@ class Problem:
 
     def indices(self, batch: Index) -> Batch:
         """The index along each dim of the batch; over a window of the last, as images are columns."""
-        if self.frame.window:
+        if self.spec.window:
             return self.code.index(0), self.code.index(0), batch
         return batch_indices(self.code, batch, self.batch)
 
@@ -181,7 +181,7 @@ class Problem:
 
         A window's images stand side by side: each has an index of its own.
         """
-        if not self.frame.window:
+        if not self.spec.window:
             return batch, column, self.code.condition(True)
         image, inside = divmod(column, self.image)
         inner = inside + columns <= self.image
@@ -195,7 +195,7 @@ class Problem:
         with code.during(done, run.columns) as at:
             left = run.columns - at
             batch, column, _ = self.place(run.batch, run.column + at, left)
-            columns = left.min(self.image - column) if self.frame.window else left
+            columns = left.min(self.image - column) if self.spec.window else left
             yield at, Run(batch, run.row, run.rows, column, columns)
             done.set(at + columns)
 

@@ -30,8 +30,8 @@ class Swapped:
     def __init__(self, work: Workspace, plain: bool) -> None:
         self.work, self.plain = work, plain
         self.problem, self.code, self.element = work.problem, work.code, work.element
-        self.window, self.panel = work.problem.frame.window, work.panel
-        self.columns = unit_columns(self.element, work.problem.frame.folds)
+        self.window, self.panel = work.problem.spec.window, work.panel
+        self.columns = unit_columns(self.element, work.problem.spec.folds)
         unit, blocking = self.columns * self.element.bytes, work.blocking
         self.few_panels, self.wide_units = blocking.swap_panels, work.wide_units
         if self.window:

@@ -5,7 +5,7 @@ there.
 from __future__ import annotations
 
 from kiln.codegen.gemm.arguments import DIMS
-from kiln.codegen.gemm.frame import Frame
+from kiln.codegen.gemm.driver_spec import DriverSpec
 from kiln.codegen.gemm.grid import SCRATCH_BYTES, UNIT_BYTES, UNIT_ROWS, unit_columns
 from kiln.codegen.gemm.problem import Problem, Run
 from kiln.codegen.ir.index import Condition, Index, Integer, Pointer
@@ -39,19 +39,19 @@ class Workspace:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.code, self.element = problem, problem.code, problem.element
-        frame, element, code, target = problem.frame, problem.element, problem.code, problem.code.target
+        spec, element, code, target = problem.spec, problem.element, problem.code, problem.code.target
         self.blocking = blocking = target.fma
-        self.indirect = frame.indirect  # a table says where the k of A lie, read in place
-        self.masked = masked_panels(frame, target)
+        self.indirect = spec.indirect  # a table says where the k of A lie, read in place
+        self.masked = masked_panels(spec, target)
         self.panel, self.panel_bytes = element.panel(target), blocking.vectors * target.vector_bits // 8
         self.panel_pitch = SEGMENT * self.panel_bytes + PANEL_GAP
         self.block_rows = blocking.mc - blocking.mc % blocking.mr[0]
         assert self.block_rows + blocking.mr[0] <= ROWS and blocking.nc <= NC
         assert SEGMENT + blocking.prefetch_offsets <= OFFSETS
-        direct = problem.output is not None and not frame.window
-        most = blocking.nc if direct and "b" not in frame.computed else blocking.nc_with_sums
+        direct = problem.output is not None and not spec.window
+        most = blocking.nc if direct and "b" not in spec.computed else blocking.nc_with_sums
         most = min(target.second_cache // (UNIT_BYTES * SEGMENT), most)
-        unit = unit_columns(element, frame.folds) * element.bytes
+        unit = unit_columns(element, spec.folds) * element.bytes
         self.wide_units = max(most * UNIT_BYTES // unit, 1)
         self.pitch = self.panel_bytes if direct else self.wide_units * unit
         assert self.panel * self.wide_units * unit <= SUMS_BYTES
@@ -176,6 +176,6 @@ class Workspace:
         code.run("tile_transposed", a, row, k, *b, into, pitch, old, *old_steps, depth, run.rows, run.columns)
 
 
-def masked_panels(frame: Frame, target: Target) -> bool:
+def masked_panels(spec: DriverSpec, target: Target) -> bool:
     """Whether panels of fewer columns are masked, so that they need not be packed: of matrices in memory."""
-    return target.masks and not (frame.widened or frame.window or "b" in frame.computed)
+    return target.masks and not (spec.widened or spec.window or "b" in spec.computed)

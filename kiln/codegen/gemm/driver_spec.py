@@ -1,7 +1,7 @@
 """What the loops of a product depend on: all but what is fused with it.
 
-The loops are one function, `product`, which all products of a frame share. What is fused is called by its
-address:
+The loops are one function, `product`, which all products of one `DriverSpec` share. What is fused is called
+by its address:
 
     kernel(ptr, arg, begin, end)  =  product(ptr, arg, begin, end, finish, compute_a, compute_b)
 
@@ -48,7 +48,7 @@ def same(launches: Sequence[Sequence[Any]], names: Arguments) -> Launches:
     return Launches(words, all(args[rows] == args[m] for args in launches))
 
 
-class Frame(NamedTuple):
+class DriverSpec(NamedTuple):
     """The key of `product`, which is written from this, so that it can depend on nothing else."""
 
     dtype: str  # of both factors
@@ -99,20 +99,20 @@ class Frame(NamedTuple):
         return ", ".join([KERNEL, *(f"ptr %{name}" for name in self.called)])
 
 
-def frame_of(spec: GemmSpec, target: Target, launches: Launches | None = None) -> Frame:
-    """The frame of a pattern. On AMX no sums go to an output before they are finished."""
+def driver_spec_of(spec: GemmSpec, target: Target, launches: Launches | None = None) -> DriverSpec:
+    """What the driver of a pattern is written from. On AMX sums are finished before they go to an output."""
     plain = spec.plain_output
     output = None if spec.tiled(target) or spec.row else plain or spec.accumulator
     transposed = tuple((name, made.transposed) for name, made in spec.prologues.items())
-    return Frame(
+    return DriverSpec(
         spec.dtype, len(spec.operands), len(spec.numbers), spec.row, spec.window, transposed, spec.folds,
         plain is not None, output, launches,
     )  # fmt: skip
 
 
-def entry(target: Target, frame: Frame) -> Routine:
+def entry(target: Target, spec: DriverSpec) -> Routine:
     """The routine kernel: `product` with what it calls."""
     code = Routine(target, "kernel", KERNEL)
-    addresses = [code.pointer(f"@{name}") for name in frame.called]
+    addresses = [code.pointer(f"@{name}") for name in spec.called]
     code.run(PRODUCT, *code.pointers("ptr", "arg"), *code.indices("begin", "end"), *addresses)
     return code
