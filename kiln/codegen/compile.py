@@ -57,20 +57,20 @@ def object_for(text_key: str, parts: Callable[[], Sequence[Part]], target: Targe
     `target` is this host's unless given. Raises ValueError for text or an object that the verifiers
     refuse, and RuntimeError if LLVM cannot parse it.
     """
-    target = host_target() if target is None else target
-    found = _kept(kernel_key(text_key), target)
-    return found or objects_for([(text_key, parts)], target)[0]
+    return objects_for([(text_key, parts)], host_target() if target is None else target)[0]
 
 
 def objects_for(kernels: Sequence[tuple[str, Callable[[], Sequence[Part]]]], target: Target) -> list[bytes]:
     """The same of several patterns: what nobody kept is made together."""
     keys = [kernel_key(text) for text, _ in kernels]
-    with _lock:
-        found = {key: kept for key in keys if (kept := _kept(key, target)) is not None}
-        left = {key: parts for key, (_, parts) in zip(keys, kernels) if key not in found}
-        for key, made in zip(left, compile_kernels([parts() for parts in left.values()], target)):
-            _keep(key, target, made)
-            found[key] = made
+    found = {key: kept for key in keys if (kept := _kept(key, target)) is not None}
+    if len(found) < len({*keys}):
+        with _lock:
+            found.update({key: _memory[key, target] for key in keys if (key, target) in _memory})
+            left = {key: parts for key, (_, parts) in zip(keys, kernels) if key not in found}
+            for key, made in zip(left, compile_kernels([parts() for parts in left.values()], target)):
+                _keep(key, target, made)
+                found[key] = made
     return [found[key] for key in keys]
 
 

@@ -76,7 +76,7 @@ void run_range(KernelFunction function, void* const* pointers, const int64_t* ar
 // Of a grain of 0 every unit is more work than threads need to be worth it.
 bool worth_threads(int64_t units, int64_t grain) { return units > grains_worth_it * grain; }
 
-// Runs `body`; the profile counts it under `name`, or what a kernel of a recording computes.
+// Runs `body`; the profile counts it under `name`, or of a recording's program, which has none, `label`.
 template <class Body>
 void timed(const std::string& name, const std::string& label, Body body) {
     if (!profile().on) [[likely]]
@@ -108,7 +108,7 @@ void launch(Kernel& kernel, const std::string& name, void* const* pointers, cons
             int64_t units, int64_t grain) {
     if (units <= 0) return;
     KernelFunction function = code_of(kernel);
-    timed(name, name, [&] { run_units(function, pointers, args, units, grain); });
+    timed(name, {}, [&] { run_units(function, pointers, args, units, grain); });
 }
 
 void evaluate(std::span<const SizeExpr> exprs, uint32_t environment, int64_t* slots) {

@@ -30,11 +30,14 @@ _holds = later("kiln.tracing.answers", "holds")
 _bound_of = later("kiln.tracing.graphs", "bound_of")
 
 
-def _seen(view: Viewed, op: Any, given: tuple[Any, ...]) -> Any:
-    """A view by `op` anew, of a tensor or of samples of a batch, for which Python makes it."""
+def _seen(view: Viewed, given: tuple[Any, ...]) -> Any:
+    """The view of other operands: made by the core of tensors; in Python of what a mapped function is given,
+    which says that it is a Tensor and is none.
+    """
+    assert view.op is not None, "a view by an op"
     if all(not isinstance(x, _core.Tensor) or issubclass(type(x), _core.Tensor) for x in given):
-        return _core.call_op(op.handle, view.structure, given)[view.which]
-    made = op.handle(*_bound_of(op, view.structure, list(given)))
+        return _core.call_op(view.op.handle, view.structure, given)[view.which]
+    made = view.op.handle(*_bound_of(view.op, view.structure, list(given)))
     return made[view.which] if isinstance(made, (tuple, list)) else made
 
 
@@ -217,7 +220,7 @@ class Variant:
                 continue
             given = tuple([x if a is None else a for a in view.args])
             with _core.ModeSwitch(*view.modes):
-                views.append(_seen(view, view.op, given))
+                views.append(_seen(view, given))
         made = []
         for leaf in self.leaves:
             y = at(leaf.kind, leaf.which)

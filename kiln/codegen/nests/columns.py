@@ -202,20 +202,13 @@ class Columns:
                 self.frame.store(k, value, step)
         return [[scopes[0].machine.spread(e[n], LANES) for e in elements] for n in range(len(columns))]
 
-    def _copies(self, q: int) -> int:
-        """How many vectors pass q computes side by side."""
-        roots = self.plan.roots(q)
-        inner = frozenset({self.column, POINT})
-        if self.frame.cost(roots, inner) < EXPENSIVE:
-            return 1
-        return self.frame.in_flight(roots, inner)
-
     def _side_by_side(self, q: int, do: Callable[[list[Index]], None]) -> Index:
         """Several vectors of columns at a time, where pass q had better; the column where that ends."""
-        if (copies := self._copies(q)) == 1:
+        copies = self.frame.in_flight(self.plan.roots(q), frozenset({self.column, POINT}))
+        if copies == 1:
             return self.code.index(0)
-        with self.frame.turns(0, self.columns, copies, []) as turn:
-            do([turn.index + LANES * copy for copy in range(copies)])
+        with self.frame.turns(0, self.columns, copies) as (turn, at):
+            do([*at])
         return turn.index
 
     # -- passes -------------------------------------------------------------------------------------

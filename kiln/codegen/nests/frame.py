@@ -7,7 +7,7 @@ entry:  size_d = arg[d]; stride_k_d = arg[...]; base_k = ptr[k]; number_n = arg[
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kiln.codegen.ir.code import IOTA64, Code, Loop
@@ -323,14 +323,22 @@ class Frame:
     # -- loops over lanes ---------------------------------------------------------------------------
 
     @contextmanager
-    def turns(self, start: Integer, limit: Index, copies: int, carried: list[Value]) -> Iterator[Loop]:
-        """for v in start .. limit - 16*copies, which goes on as long as all of so many vectors exist."""
+    def turns(
+        self, start: Integer, limit: Index, copies: int, carried: Sequence[Value] = ()
+    ) -> Iterator[tuple[Loop, Iterator[Index]]]:
+        """for v in start .. limit - 16*copies, as long as all of so many vectors exist: the loop, and where
+        each of them begins, written when it is asked for.
+        """
         with self.code.loop(start, limit - (LANES * copies - 1), LANES * copies, carried) as turn:
-            yield turn
+            yield turn, (turn.index + LANES * copy for copy in range(copies))
             self.settle()
 
     def in_flight(self, roots: list[Scalar], dims: frozenset[int]) -> int:
-        """How many vectors a body that computes `roots` at positions along `dims` does side by side."""
+        """How many vectors a long body that computes `roots` at positions along `dims` does side by side;
+        1 of a short one, of which several are under way as they are.
+        """
+        if self.cost(roots, dims) < EXPENSIVE:
+            return 1
         apart = {"load", *REDUCE}
         nodes = [n for n in topological(roots) if n.args and n.op not in apart and self.varies(n, dims)]
         return side_by_side(nodes, self.target)
@@ -356,10 +364,10 @@ class Frame:
         if not self.target.masks:
             wide = [*wide, 1]
         for copies in wide:
-            with self.turns(start, limit, copies, carried) as turn:
+            with self.turns(start, limit, copies, carried) as (turn, at):
                 values = turn.values
-                for copy in range(copies):
-                    values = body(turn.index + LANES * copy, None, None, values)
+                for v in at:
+                    values = body(v, None, None, values)
                 turn.next = values
             start, carried = turn.index, turn.values
         self.in_tail = bool(wide)

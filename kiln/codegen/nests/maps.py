@@ -23,7 +23,6 @@ from kiln.codegen.nests.nest import Nest
 from kiln.codegen.nests.rows import SHORT
 from kiln.codegen.nests.tiles import Tiles, transposed
 from kiln.codegen.target import Target
-from kiln.table.order import LANES
 
 
 def emit_map(nest: Nest, target: Target) -> str:
@@ -127,8 +126,8 @@ def _row(
         bodies([v], count, mask)
         return values
 
-    if not cheap and not transposed(nest) and (copies := frame.in_flight(frame.roots, lanes)) > 1:
-        with frame.turns(start, limit, copies, []) as turn:
-            bodies([turn.index + LANES * copy for copy in range(copies)])
+    if not transposed(nest) and (copies := frame.in_flight(frame.roots, lanes)) > 1:
+        with frame.turns(start, limit, copies) as (turn, at):
+            bodies([*at])
         start = turn.index
     frame.lanes(start, limit, [], 4 if cheap and not transposed(nest) else 1, body)

@@ -122,8 +122,8 @@ class Rows:
         if not found:
             start = self.code.index(0)
             if (copies := self._copies(q)) > 1:
-                with frame.turns(0, self.length, copies, []) as turn:
-                    self._steps(spread, q, [turn.index + LANES * copy for copy in range(copies)])
+                with frame.turns(0, self.length, copies) as (turn, at):
+                    self._steps(spread, q, [*at])
                 start = turn.index
             frame.lanes(
                 start,
@@ -186,10 +186,9 @@ class Rows:
 
     def _copies(self, q: int) -> int:
         """How many vectors pass q computes side by side, of those that a group holds."""
-        roots = self.plan.roots(q)
-        if not self.steps_are_alike or self.frame.cost(roots, self.frame.reduced) < EXPENSIVE:
+        if not self.steps_are_alike:
             return 1
-        return min(CHAIN // 2, self.frame.in_flight(roots, self.frame.reduced))
+        return min(CHAIN // 2, self.frame.in_flight(self.plan.roots(q), self.frame.reduced))
 
     def _step(
         self, scope: Expression, q: int, v: Index, count: Index | None, mask: Value | None
@@ -330,9 +329,9 @@ class Rows:
         """The chains of one group, tails included."""
         carried = identities(reducers)
         if (copies := self._copies(q)) > 1:
-            with self.frame.turns(start, limit, copies, carried) as turn:
+            with self.frame.turns(start, limit, copies, carried) as (turn, at):
                 chain = turn.values
-                for elements in self._steps(scope, q, [turn.index + LANES * copy for copy in range(copies)]):
+                for elements in self._steps(scope, q, [*at]):
                     chain = steps(reducers, chain, elements)
                 turn.next = chain
             start, carried = turn.index, turn.values
