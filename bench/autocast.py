@@ -19,30 +19,37 @@ from kiln.testing.backend import load, peer
 VOCABULARY, LENGTH, WIDTH, HEADS, TEXTS, LAYERS = 65, 128, 384, 6, 8, 6
 
 
-def gpt(framework: Any, texts: int = TEXTS, length: int = LENGTH) -> Any:
+def gpt(
+    framework: Any,
+    texts: int = TEXTS,
+    length: int = LENGTH,
+    layers: int = LAYERS,
+    width: int = WIDTH,
+    heads: int = HEADS,
+) -> Any:
     """The model, for so many texts of one length."""
     nn, f = framework.nn, framework.nn.functional
 
     class Block(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-            self.qkv, self.join = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-            self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+            self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.join = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
         def forward(self, x: Any) -> Any:
-            parts = self.qkv(self.before(x)).split(WIDTH, dim=2)
-            q, k, v = (t.view(texts, length, HEADS, -1).transpose(1, 2) for t in parts)
+            parts = self.qkv(self.before(x)).split(width, dim=2)
+            q, k, v = (t.view(texts, length, heads, -1).transpose(1, 2) for t in parts)
             seen = f.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.join(seen.transpose(1, 2).contiguous().view(texts, length, WIDTH))
+            x = x + self.join(seen.transpose(1, 2).contiguous().view(texts, length, width))
             return x + self.down(f.gelu(self.up(self.between(x))))
 
     class Model(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(length, WIDTH)
-            self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-            self.last, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+            self.words, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(length, width)
+            self.blocks = nn.Sequential(*(Block() for _ in range(layers)))
+            self.last, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
 
         def forward(self, tokens: Any) -> Any:
             x = self.words(tokens) + self.places(framework.arange(length))

@@ -28,8 +28,8 @@ from bench.compiled_programs import PROGRAMS, Program
 from bench.measure import Work, interleaved
 from kiln.testing.backend import peer
 
-SIGHTS = 60  # calls after which a region has looked at itself
-NEAR = 0.2e-6  # seconds of a call's price that count as none
+SIGHTS = 60  # calls after which it is decided whether a function runs compiled
+NEAR = 0.2e-6  # seconds that a compiled call may cost more
 
 
 def settled(run: Callable[[], Any]) -> Callable[[], Any]:
