@@ -44,6 +44,7 @@ class _Worker:
 
     def submit(self, job: Job, give_up: Callable[[], None]) -> None:
         """Adds a job; starts the thread at the first."""
+        free_imports()
         with self.lock:
             if self.stopped:
                 return give_up()

@@ -7,7 +7,8 @@ A kernel is an object or several, its *parts*. Those that kernels share are kept
 to be made is made by two threads.
 
 A process that finds its kernels on disk never loads LLVM. One lock serialises compilation; a fork
-waits for it, so that no child inherits LLVM in the middle of its work.
+waits for it, so that no child inherits LLVM in the middle of its work. Who makes a kernel imports what writes
+its text: who waits for the lock, or for the other thread, first gives back what Ctrl-C left of an import.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from kiln.codegen.store.identity import digest
 from kiln.codegen.target import Target, host_target
 from kiln.codegen.thread import STACK, Helper
 from kiln.codegen.verify import verify_object, verify_text
+from kiln.late import free_imports
 
 # Bytes of address space there must be before LLVM works: for a thread's kernel, for each byte of its text,
 # and for another thread (its stack, and the arena that the C library sets up for what it allocates).
@@ -65,6 +67,7 @@ def objects_for(kernels: Sequence[tuple[str, Callable[[], Sequence[Part]]]], tar
     keys = [kernel_key(text) for text, _ in kernels]
     found = {key: kept for key in keys if (kept := _kept(key, target)) is not None}
     if len(found) < len({*keys}):
+        free_imports()
         with _lock:
             found.update({key: _memory[key, target] for key in keys if (key, target) in _memory})
             left = {key: parts for key, (_, parts) in zip(keys, kernels) if key not in found}
@@ -121,6 +124,7 @@ def compile_parts(parts: Sequence[Part], target: Target) -> bytes:
 
 def compile_kernels(kernels: Sequence[Sequence[Part]], target: Target) -> list[bytes]:
     """The same of several kernels."""
+    free_imports()
     with _lock:
         work = _Work(kernels, target)
         work.run()
@@ -243,6 +247,7 @@ _forking: set[int] = set()  # threads that fork; those of them hold the lock tha
 def _before_fork() -> None:
     """Takes the lock, once however often it is called."""
     if not _lock._is_owned():  # type: ignore[attr-defined]
+        free_imports()
         _forking.add(threading.get_ident())
         _lock.acquire()
 

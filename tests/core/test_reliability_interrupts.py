@@ -86,6 +86,44 @@ def test_an_interrupted_import_keeps_no_other_thread_waiting(way: str) -> None:
     assert found == [None]
 
 
+def test_who_waits_for_a_kernel_gives_back_an_interrupted_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever makes one may have to import what writes its text: it would wait for this thread."""
+    from kiln.codegen import compile as generator
+    from kiln.codegen.target import host_target
+
+    begun, go_on, given_back, made = threading.Event(), threading.Event(), threading.Event(), []
+    monkeypatch.setattr(generator._Work, "_object", lambda work, part, names, end: part.text().encode())
+    free = generator.free_imports
+    monkeypatch.setattr(
+        generator, "free_imports", lambda: (free(), given_back.set()) if begun.is_set() else None
+    )
+
+    def text() -> str:
+        begun.set()
+        go_on.wait(60)
+        if not given_back.wait(60):  # an import would wait for ever
+            return "late"
+        assert importlib.util.find_spec("kiln.not_there") is None
+        return "other"
+
+    def make(written: Any) -> None:
+        part = generator.Part(("kernel",), written)
+        made.append(generator.compile_parts([part], host_target()))
+
+    other = threading.Thread(target=make, args=(text,), daemon=True)
+    other.start()
+    assert begun.wait(60)
+    _imp.acquire_lock()
+    go_on.set()
+    try:
+        make(lambda: "this")
+    finally:
+        while _imp.lock_held():
+            _imp.release_lock()
+    other.join(60)
+    assert made == [b"other", b"this"]
+
+
 def test_imports_under_way_keep_their_locks() -> None:
     """Another thread's, and those of modules that this one is in the middle of."""
     from importlib import _bootstrap  # type: ignore[attr-defined]
