@@ -67,23 +67,21 @@ Results execute(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
 
 namespace {
 
-// ---- calls that can run without another look ----
+// ---- calls that can run, or be recorded, without another look ----
 
-// Whether the call can run here and now: flat, its values there, nothing recorded.
-bool runs_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands,
-               std::span<const TensorRef> out) {
+// Whether it can be done here and now: flat, and its values there, or of the recording.
+bool runs_flat(FlatCall& flat, Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     return fn.cls == FnClass::pointwise && out.empty() && !refuses_values(fn) && flat.look_at(fn, operands) &&
-           !flat.pending && !current_recording() && !on_call && !traces;
+           !on_call && !traces && flat.can_go(fn, operands, out);
 }
 
 // The same for a call whose result is written over a tensor's values, where nothing else has to be asked.
-bool writes_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands,
-                 std::span<const TensorRef> out) {
+bool writes_flat(FlatCall& flat, Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     if (fn.cls != FnClass::pointwise || out.size() != 1 || refuses_values(fn)) return false;
     const Storage& target = *out[0]->storage;
-    return !target.read_only && !target.inference && !target.recording && target.data && !target.busy &&
-           !is_part(target) && flat.look_at(fn, operands, out) && !flat.pending && !current_recording() &&
-           !on_call && !traces && !(grad_enabled() && needs_gradient(fn, operands, out));
+    return !target.read_only && !target.inference && !target.busy && !is_part(target) &&
+           flat.look_at(fn, operands, out) && !on_call && !traces &&
+           !(grad_enabled() && needs_gradient(fn, operands, out)) && flat.can_go(fn, operands, out);
 }
 
 // ---- views ----

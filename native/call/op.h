@@ -127,7 +127,6 @@ struct Fn {
             Look look;
             Fn* fn = nullptr;
         } derivative;
-        Look written;  // of a recorded write whose dtypes were found to fit
     };
     Last last;
 

@@ -6,6 +6,7 @@
 #include "call/busy.h"
 #include "call/compiler.h"
 #include "program/program.h"
+#include "record/record.h"
 
 namespace kiln {
 
@@ -287,7 +288,7 @@ bool FlatCall::look_at(const Fn& fn, std::span<const Operand> operands, std::spa
                 shape = x;
                 layout = 1;
             }
-            pending |= x->storage->recording || !x->storage->data;
+            pending_ |= x->storage->recording || !x->storage->data;
             args_[1 + arrays_] = layout;
             pointers_[arrays_++] = x->data();
         }
@@ -296,6 +297,7 @@ bool FlatCall::look_at(const Fn& fn, std::span<const Operand> operands, std::spa
     const uint8_t layout = result_layout(shape ? shape->numel : 1);
     for (const TensorRef& target : out) {
         if (!target->contiguous || !(target->sizes == shape->sizes)) return false;
+        pending_ |= target->storage->recording || !target->storage->data;
         for (const Operand& operand : operands)
             if (operand.tensor && clashes(*target, *operand.tensor)) return false;
         seen.add_result(target->dtype, layout);
@@ -305,26 +307,43 @@ bool FlatCall::look_at(const Fn& fn, std::span<const Operand> operands, std::spa
     return true;
 }
 
-[[gnu::noinline]] PointwiseEntry& FlatCall::find(Fn& fn, std::span<const Operand> operands,
-                                                 std::span<const TensorRef> out) const {
-    uint8_t layouts[most];
-    for (int a = 0; a < arrays_; ++a) layouts[a] = uint8_t(args_[1 + a]);
-    size_t outputs = out.empty() ? fn.outputs : out.size();
-    std::fill(layouts + arrays_, layouts + arrays_ + outputs, result_layout(shape ? shape->numel : 1));
-    return find_entry(fn, operands, out, look, 1, {layouts, arrays_ + outputs});
+inline PointwiseEntry& FlatCall::entry(Fn& fn, std::span<const Operand> operands,
+                                       std::span<const TensorRef> out) const {
+    if (!fn.last.flat.entry || fn.last.flat.look != look) [[unlikely]] {
+        uint8_t layouts[most];
+        for (int a = 0; a < arrays_; ++a) layouts[a] = uint8_t(args_[1 + a]);
+        size_t outputs = out.empty() ? fn.outputs : out.size();
+        std::fill(layouts + arrays_, layouts + arrays_ + outputs, result_layout(shape ? shape->numel : 1));
+        PointwiseEntry& found = find_entry(fn, operands, out, look, 1, {layouts, arrays_ + outputs});
+        fn.last.flat = {look, &found};
+    }
+    return *fn.last.flat.entry;
+}
+
+bool FlatCall::can_go(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    recording_ = current_recording();
+    if (!recording_) return !pending_;
+    entry(fn, operands, out);
+    return recording_->takes(fn, operands, out);
 }
 
 void FlatCall::run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
                    TensorRef* results) {
-    if (!fn.last.flat.entry || fn.last.flat.look != look) [[unlikely]] {
-        PointwiseEntry& found = find(fn, operands, out);
-        fn.last.flat = {look, &found};
+    PointwiseEntry& entry = this->entry(fn, operands, out);
+    const size_t count = entry.outputs.size();
+    for (size_t k = 0; k < count; ++k) {
+        if (!out.empty()) {
+            results[k] = out[k];
+            continue;
+        }
+        const DType dtype = entry.outputs[k];
+        const size_t bytes = size_t(shape ? shape->numel : 1) * itemsize(dtype);
+        StorageRef memory = recording_ ? reserve(bytes) : allocate(bytes);
+        results[k] = shape ? new_tensor_like(dtype, *shape, std::move(memory))
+                           : new_tensor(dtype, Dims(), std::move(memory));
     }
-    PointwiseEntry& entry = *fn.last.flat.entry;
-    for (size_t k = 0; k < entry.outputs.size(); ++k) {
-        results[k] = !out.empty() ? out[k]
-                     : shape      ? new_tensor_like(entry.outputs[k], *shape)
-                                  : new_tensor(entry.outputs[k], Dims());
+    if (recording_) return recording_->append_flat(fn, operands, {results, count}, !out.empty());
+    for (size_t k = 0; k < count; ++k) {
         args_[1 + arrays_] = 1;
         pointers_[arrays_++] = results[k]->data();
     }
@@ -332,8 +351,7 @@ void FlatCall::run(Fn& fn, std::span<const Operand> operands, std::span<const Te
     for (const Operand& operand : operands)
         if (!operand.tensor) *arg++ = operand.number.bits();
     args_[0] = shape ? shape->numel : 1;
-    launch_on(fn, entry, operands, {results, entry.outputs.size()}, pointers_, args_, args_[0],
-              grain_of(arrays_));
+    launch_on(fn, entry, operands, {results, count}, pointers_, args_, args_[0], grain_of(arrays_));
 }
 
 namespace {
@@ -356,13 +374,7 @@ std::span<const DType> pointwise_dtypes(Fn& fn, std::span<const Operand> operand
 }
 
 void check_pointwise_dtypes(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
-    check_count(fn, operands, out.size());
-    Look look;
-    for (const Operand& operand : operands) look.add(operand);
-    for (const TensorRef& target : out) look.add_result(target->dtype);
-    if (fn.last.written == look) return;
     plain_entry(fn, operands, out);
-    fn.last.written = look;
 }
 
 }  // namespace kiln

@@ -79,7 +79,7 @@ TensorRef new_tensor(DType dtype, const Dims& sizes) {
     return new_tensor(dtype, sizes, allocate(checked_nbytes(checked_numel(sizes), itemsize(dtype))));
 }
 
-TensorRef new_tensor_like(DType dtype, const Tensor& like) {
+TensorRef new_tensor_like(DType dtype, const Tensor& like, StorageRef storage) {
     TensorRef tensor(FreeList<Tensor>::make());
     tensor->dtype = dtype;
     tensor->sizes = like.sizes;
@@ -87,7 +87,7 @@ TensorRef new_tensor_like(DType dtype, const Tensor& like) {
     if (std::any_of(like.sizes.begin(), like.sizes.end(), [](int64_t size) { return size <= 1; }))
         tensor->strides = contiguous_strides(like.sizes);  // like's own may be others there
     tensor->numel = like.numel;
-    tensor->storage = allocate(size_t(like.numel) * itemsize(dtype));
+    tensor->storage = std::move(storage);
     return tensor;
 }
 

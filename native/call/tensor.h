@@ -140,8 +140,8 @@ AutogradMeta& ensure_meta(Tensor& tensor);
 // A tensor over new memory (or, with `storage`, over that), contiguous. Sizes must not be negative.
 TensorRef new_tensor(DType dtype, const Dims& sizes);
 TensorRef new_tensor(DType dtype, const Dims& sizes, StorageRef storage);
-// A tensor over new memory with the sizes of `like`, which is contiguous: nothing is computed anew.
-TensorRef new_tensor_like(DType dtype, const Tensor& like);
+// The same with the sizes of `like`, which is contiguous: nothing is computed anew.
+TensorRef new_tensor_like(DType dtype, const Tensor& like, StorageRef storage);
 // A view of source's storage; no autograd, no checks.
 TensorRef new_view(const Tensor& source, Dims sizes, Dims strides, int64_t offset);
 TensorRef alias(const Tensor& source);

@@ -59,6 +59,11 @@ public:
     // Records a call, or leaves it to be run at once: false.
     bool append(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden,
                 Results& results);
+    // Whether a call of arrays that lie there or are this recording's can be recorded with nothing to be
+    // waited for, run or copied before; and then records it, with results whose memory is to come, or writes.
+    bool takes(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) const;
+    void append_flat(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> results,
+                     bool writes);
     // Runs what is pending. From a thread other than the owner's too: whoever comes second waits.
     void flush(const char* cause);
     void give_up();  // forgets what is pending: values not there yet never will be
@@ -78,6 +83,8 @@ public:
 private:
     // Adds a word, or something of 64 bits, to the hash.
     void mix(const auto& word) { hash_.mix(std::bit_cast<uint64_t>(word)); }
+    void append_op(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> results, bool hidden,
+                   bool writes);
     void append_arg(const Operand& operand);
     void append_out(Tensor& result, bool writes);
     void mix_op(const ListedOp& op);
