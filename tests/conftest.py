@@ -153,6 +153,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             book.write(bool(config.option.keyword) or any("::" in arg for arg in config.args))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Looks for no garbage among the trees of the files that are read and the tests that are made: a quarter
+    of the time that collecting takes.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """--peer: leaves only the tests that look at PyTorch."""
     if config.getoption("--peer"):

@@ -14,6 +14,8 @@ plan        kernels and buffers are those there are; a temporary is written befo
 
 from __future__ import annotations
 
+from collections import Counter
+
 from kiln.graph.graph import Node
 from kiln.graph.verify import VerifyError
 from kiln.passes.explore import ALONE
@@ -116,15 +118,13 @@ def _verify_nodes(fusion: Fusion) -> None:
     numbers are left out.
     """
     arrays, needed = fusion.explorer.arrays, reachable(fusion.graph.outputs)
-    computed: dict[int, int] = {}
+    computed: Counter[int] = Counter()  # by the id of a value: how many groups compute it
     for group in fusion.groups:
         own = {id(v) for v in group.members} | {id(n.out) for n in group.nodes}
-        for key in own:
-            computed[key] = computed.get(key, 0) | group.bit
-        for key in group.inline.keys() - own - arrays.keys():
-            computed[key] = computed.get(key, 0) | group.bit
+        computed.update(own)
+        computed.update(key for key in group.inline if key not in own and key not in arrays)
     for k, node in enumerate(fusion.graph.nodes):
-        groups = computed.get(id(node.out), 0).bit_count()
+        groups = computed[id(node.out)]
         if id(node.out) not in needed or node.op.kind in VIEWS or node.out.weak:
             continue
         if id(node.out) not in arrays:

@@ -471,12 +471,16 @@ def test_passes_stand_one_on_the_other() -> None:
     assert order.index("group") < order.index("fuse") < order.index("pipeline")
 
 
+FILES = frozenset(SOURCES)
+
+
+@cache
 def module_of(name: str) -> str:
     """The module of kiln that a full import name reaches: of "kiln.ops.find" that is "kiln.ops"."""
-    while name and not {KILN.parent.joinpath(*name.split(".")).with_suffix(".py"),
-                        KILN.parent.joinpath(*name.split("."), "__init__.py")} & set(SOURCES):  # fmt: skip
-        name = name.rpartition(".")[0]
-    return name
+    place = KILN.parent.joinpath(*name.split("."))
+    if not name or not FILES.isdisjoint((place.with_suffix(".py"), place / "__init__.py")):
+        return name
+    return module_of(name.rpartition(".")[0])
 
 
 def test_modules_stand_one_on_the_other() -> None:
