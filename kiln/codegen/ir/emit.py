@@ -461,9 +461,9 @@ def together(scopes: Sequence[Expression], root: Scalar) -> list[Value]:
 
 
 def _in_pieces(scopes: Sequence[Expression], root: Scalar) -> bool:
-    """Writes a long body for a vector's lanes at a time, where 16 are several vectors; whether it is long. All
-    at once it would be several times the instructions, which LLVM takes minutes for, and their values would not
-    stay in registers.
+    """Writes a long body for a vector's lanes at a time, where 16 are several vectors; whether it is long.
+    All at once would be several times the instructions, which LLVM takes minutes for, and more values than
+    registers hold.
 
     room[n] = value n                       of each leaf that varies
     each vector of lanes:  result[lanes] = the body of room[n][lanes]
