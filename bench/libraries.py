@@ -1,5 +1,5 @@
-"""Native libraries beside ONNX Runtime with bound inputs and outputs, one thread each, taken in turn; how
-long exports take.
+"""Native libraries beside ONNX Runtime with bound inputs and outputs, and beside the same programs for
+WebAssembly in Node.js, one thread each, taken in turn; how long exports take.
 
     python bench/libraries.py [rounds]
 
@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import numpy as np
@@ -26,8 +28,84 @@ from kiln import nn
 from kiln.export import Dim, export
 from kiln.standalone.native import library_of, write
 from kiln.standalone.running import Loaded
+from kiln.standalone.wasm import wasm_of
 
 LENGTH = 256  # characters
+# Runs a module of one input and one output, whose elements are counted; each line says how often, and is
+# answered by the seconds that it took.
+RUNS = """
+const [path, name, size, x, y] = process.argv.slice(1);
+const bytes = require("fs").readFileSync(path);
+const e = new WebAssembly.Instance(new WebAssembly.Module(bytes), {}).exports;
+let at = e.__heap_base.value;
+const place = n => {
+  const start = at;
+  at = (at + n + 63) & ~63;
+  const pages = Math.ceil((at - e.memory.buffer.byteLength) / 65536);
+  if (pages > 0) e.memory.grow(pages);
+  return start;
+};
+const sizes = place(8), inputs = place(4), outputs = place(4), from = place(4 * x), to = place(4 * y);
+new BigInt64Array(e.memory.buffer, sizes, 1)[0] = BigInt(size);
+const workspace = place(Number(e[`${name}_workspace`](sizes, 1)));
+new Uint32Array(e.memory.buffer, inputs, 1)[0] = from;
+new Uint32Array(e.memory.buffer, outputs, 1)[0] = to;
+const run = () => e[`${name}_run`](inputs, sizes, outputs, workspace, 0);
+for (let i = 0; i < 3000; i++) run();
+require("readline").createInterface({ input: process.stdin }).on("line", line => {
+  const start = performance.now();
+  for (let i = 0; i < +line; i++) run();
+  console.log((performance.now() - start) / 1000);
+});
+"""
+
+
+def in_node(
+    program: Any, name: str, x: Any, outputs: int, relaxed: bool, folder: Path
+) -> Callable[[int], float]:
+    """Seconds that so many runs of a program take in Node.js."""
+    path = folder / f"{name}{relaxed}.wasm"
+    path.write_bytes(wasm_of(program._captured, name, relaxed).files[f"{name}.wasm"])
+    words = ["node", "--experimental-wasm-relaxed-simd", "-e", RUNS, str(path), name]
+    words += map(str, (x.shape[0], x.numel(), outputs))
+    runner = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def seconds(count: int) -> float:
+        assert runner.stdin is not None and runner.stdout is not None
+        runner.stdin.write(f"{count}\n")
+        runner.stdin.flush()
+        return float(runner.stdout.readline())
+
+    return seconds
+
+
+def compare_modules(program: Any, inputs: list[Any], rounds: int, folder: Path) -> None:
+    """Prints medians of an MLP's calls, native and in Node.js."""
+    made = library_of(program._captured, "mlp")
+    write(made, folder)
+    library = Loaded(str(folder / "libmlp.so"), made.driver)
+    for x in inputs:
+        native, repeat = bound(library, x), max(4, 200 // x.shape[0])
+
+        def timed(count: int, native: Callable[[], Any] = native) -> float:
+            start = time.perf_counter()
+            for _ in range(count):
+                native()
+            return time.perf_counter() - start
+
+        outputs = program(x).numel()
+        ways = {"native": timed}
+        for what, relaxed in (("WebAssembly", False), ("relaxed", True)):
+            ways[what] = in_node(program, "mlp", x, outputs, relaxed, folder)
+        found: dict[str, list[float]] = {what: [] for what in ways}
+        for _ in range(rounds):
+            for what, way in ways.items():
+                found[what].append(way(repeat) / repeat * 1e6)
+        print(f"  {tuple(x.shape)}: native {statistics.median(found['native']):.1f} us")
+        for what in ("WebAssembly", "relaxed"):
+            ratios = [f(found[what]) / f(found["native"]) for f in (statistics.median, min)]
+            told = f"{statistics.median(found[what]):.1f} us (least {min(found[what]):.1f})"
+            print(f"    {what} {told}; {ratios[0]:.2f}x, of minima {ratios[1]:.2f}x")
 
 
 def bound(made: Loaded, x: Any) -> Callable[[], Any]:
@@ -101,7 +179,10 @@ def main() -> None:
     mlp = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10))
     with tempfile.TemporaryDirectory() as folder, kiln.no_grad():
         program = export(mlp, (kiln.ones(32, 128),), dynamic_shapes=({0: Dim("batch")},))
-        compare("mlp", program, [kiln.randn(1, 128), kiln.randn(32, 128)], rounds, Path(folder))
+        batches = [kiln.randn(1, 128), kiln.randn(32, 128)]
+        compare("mlp", program, batches, rounds, Path(folder))
+        if which("node") is not None:
+            compare_modules(program, batches, 4 * rounds, Path(folder))
         tokens = kiln.randint(0, VOCABULARY, (1, LENGTH))
         compare("gpt", export(gpt(kiln, 1, LENGTH), (tokens,)), [tokens], rounds, Path(folder))
 

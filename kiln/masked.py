@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from kiln._core import Tensor
     from kiln._typed.words import Dims, DType
 
+__all__ = [
+    "amax", "amin", "argmax", "argmin", "cumprod", "cumsum", "log_softmax", "logaddexp", "logsumexp", "mean",
+    "median", "norm", "normalize", "prod", "softmax", "softmin", "std", "sum", "var",
+]  # fmt: skip
 _LEAST, _MOST = "min", "max"
 
 

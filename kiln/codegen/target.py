@@ -60,6 +60,11 @@ class Target(NamedTuple):
         return self.masks or self.vector_bits == 256
 
     @property
+    def narrow(self) -> bool:
+        """Whether the 16 lanes of kernels are several of its vectors, of any type."""
+        return self.vector_bits == 128
+
+    @property
     def tiles(self) -> bool:
         """Whether there are tiles of AMX; where there are, bfloat16 has instructions."""
         return self.amx is not None

@@ -65,6 +65,9 @@ if TYPE_CHECKING:
 
 def _found(name: str) -> Any:
     """`__getattr__`, which type checkers do not see."""
+    if name == "__all__":  # what `import *` takes: functions, those that are made when asked for among them
+        own = {n for n, x in globals().items() if str(getattr(x, "__module__", "")).startswith("kiln.nn.")}
+        return [n for n in sorted({*own, *_later_names()}) if not n.startswith("_")]
     try:
         function = registry.function(name) if name.removesuffix("_") in _METHODS else registry.layer(name)
     except KeyError:
@@ -82,8 +85,13 @@ if not TYPE_CHECKING:
     __getattr__ = _hidden(_found)
 
 
+def _later_names() -> set[str]:
+    """The functions that are made when they are asked for."""
+    return {*registry.layer_names(), *_METHODS, "relu_"}
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *registry.layer_names(), *_METHODS, "relu_"})
+    return sorted({*globals(), *_later_names()})
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -26,6 +26,12 @@ from kiln.table.callables import name_all
 if TYPE_CHECKING:
     from kiln.ops.random.generator import Generator
 
+__all__ = [
+    "calculate_gain", "constant", "constant_", "dirac", "dirac_", "eye", "eye_", "kaiming_normal",
+    "kaiming_normal_", "kaiming_uniform", "kaiming_uniform_", "normal", "normal_", "ones_", "orthogonal",
+    "orthogonal_", "sparse", "sparse_", "trunc_normal_", "uniform", "uniform_", "xavier_normal",
+    "xavier_normal_", "xavier_uniform", "xavier_uniform_", "zeros_",
+]  # fmt: skip
 _LINEAR = ("linear", "conv1d", "conv2d", "conv3d", "sigmoid")
 
 

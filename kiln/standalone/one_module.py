@@ -16,6 +16,8 @@ _DEFINED = re.compile(r"^(?:define [^@]*|)@([\w.]+)(?: = |\()", re.MULTILINE)
 _DEFINES = re.compile(r"^define (?:hidden )?(void @.*?)(?: section \"[^\"]*\")? {", re.MULTILINE)
 _ONE = re.compile(r"^(?:define .*?^}$|@[\w.]+ = [^\n]*)", re.MULTILINE | re.DOTALL)
 _HEAD = re.compile(r"^(?:target |attributes |declare |!0 ).*\n?", re.MULTILINE)
+# A few bytes on: that this never wraps, as nothing lies at the first addresses, lets a load hold the offset.
+_NEAR = re.compile(r"getelementptr (\w+, ptr %\w+, i64 \d{1,3})$", re.MULTILINE)
 _DECLARED = re.compile(r"^declare .*@([\w.]+)\(.*$", re.MULTILINE)
 
 
@@ -29,7 +31,7 @@ def one_module(driver: str, kernels: Iterable[tuple[str, Kernel]], target: Targe
         for match in _DECLARED.finditer(text):
             if match[1].startswith("llvm."):
                 declared[match[1]] = match[0]
-        text = _HEAD.sub("", text)
+        text = _NEAR.sub(r"getelementptr nuw \1", _HEAD.sub("", text))
         text = _NAME.sub(lambda m: f"@{names.get(m[1], m[1])}", text)
         bodies.extend(_ONE.findall(_DEFINES.sub(r"define internal \1 {", text)))
 

@@ -173,18 +173,23 @@ def namespace(
     module: str, others: dict[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], Iterable[str]]]:
     """`__getattr__` and `__dir__` of a module "kiln.space" that shows the functions of one namespace, and
-    `others`, which are functions of kiln under a name of their own there.
+    `others`, which are functions of kiln under a name of their own there. `import *` takes them all.
     """
     space, others = module.removeprefix("kiln."), others or {}
 
+    def names() -> list[str]:
+        return sorted({*function_names(space), *others})
+
     def getter(name: str) -> Any:
+        if name == "__all__":
+            return [n for n in names() if not n.startswith("_")]
         full = others.get(name, f"{space}.{name}")
         if not has_function(full):
             no_attribute(module, name)
         setattr(sys.modules[module], name, function(full))
         return function(full)
 
-    return hidden(getter), lambda: sorted({*function_names(space), *others})
+    return hidden(getter), names
 
 
 def _reduced(op: Any) -> Union[str, tuple[Any, ...]]:

@@ -298,7 +298,18 @@ def test_one_row(dtype: str, target: Target, rng: np.random.Generator) -> None:
     """The kernel of one row gives the bits of the kernel of many, whatever lies how, and reads no more."""
     guarded = Guarded()
     spec = product(dtype)._replace(row=True)
-    for n, k in [(1, 1), (5, 3), (17, 130), (200, 70), (300, 5), (40, 1030), (35, 1024), (1100, 6), (3, 0)]:
+    for n, k in [
+        (1, 1),
+        (5, 3),
+        (10, 1030),
+        (17, 130),
+        (200, 70),
+        (300, 5),
+        (40, 1030),
+        (35, 1024),
+        (1100, 6),
+        (3, 0),
+    ]:
         a, b = draw(rng, dtype, 2, 1, k), draw(rng, dtype, 2, k, n)
         expected = multiply(a, b, dtype, target)
         for name, at_end in itertools.product(LAYOUTS, (True, False)):

@@ -139,6 +139,24 @@ def test_float16_is_converted_as_elsewhere(tmp_path: Path, rng: np.random.Genera
         assert not wrong.any(), (nest.text(), arrays[0][wrong], got[wrong], want[wrong])
 
 
+@pytest.mark.parametrize("type", ["f64", "f32", "i32"])
+def test_long_bodies_go_by_some_lanes_at_a_time(type: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """In every bit what short ones compute, of whole vectors and of tails; masks among what they take."""
+    dtype = np.dtype(DTYPES[type])
+    x, y, mask = leaf(0, type), leaf(1, type), leaf(2, "i1")
+    body = x
+    for n in range(60):
+        more = Scalar("add" if n % 3 else "sub", (body, Scalar("mul", (x, const(n, type)), type)), type)
+        body = Scalar("select", (mask, more, Scalar("add", (body, y), type)), type)
+    inputs = [(rng.integers(-99, 99, 70) / 4).astype(dtype) for _ in range(2)]
+    call = flat(body, [*inputs, rng.integers(0, 2, 70).astype(np.bool_)], [type, type, "i1"])
+    text, lanes = nest_text(call[0], WASM), 128 // WIDTH[type]
+    kind = {"f64": "double", "f32": "float", "i32": "i32"}[type]
+    assert f"sub <{lanes} x {kind}>" in text and f"sub <16 x {kind}>" not in text
+    ((got, want),) = compared(tmp_path, [call])
+    assert same(got, want)
+
+
 FUNCTIONS: list[tuple[str, Callable[[Scalar], Scalar], tuple[float, float]]] = [
     ("exp", mathematics.exp, (-87, 88)),
     ("expm1", mathematics.expm1, (-2, 2)),

@@ -453,9 +453,18 @@ int main(void) {{
 """
 
 
+class Lgamma(nn.Module):
+    """A long body, with branches that few elements take."""
+
+    def forward(self, x: Any) -> Any:
+        return kiln.lgamma(x * 40 - 1)
+
+
 def bits_program(folder: Path, target: str | None) -> None:
     """A program in C beside a library: it prints bits of results at several sizes."""
-    model = nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.LayerNorm(40), nn.Linear(40, 10), nn.Softmax(1))
+    model = nn.Sequential(
+        nn.Linear(24, 40), nn.GELU(), nn.LayerNorm(40), nn.Linear(40, 10), nn.Softmax(1), Lgamma()
+    )
     kiln.manual_seed(3)
     for p in model.parameters():
         nn.init.normal_(p)

@@ -154,3 +154,27 @@ def test_star_import() -> None:
     assert {"sort", "Tensor", "nn", "float32", "manual_seed"} <= names.keys()
     assert not {"random", "signal", "types"} & names.keys()  # which a program has of Python's
     assert not [name for name in names if name.startswith("_") and name != "__builtins__"]
+
+
+@pytest.mark.parametrize(
+    ("module", "some", "fewest"),
+    [
+        (
+            "nn.functional",
+            {"relu", "conv2d", "linear", "dropout", "max_pool2d", "cross_entropy", "relu_"},
+            120,
+        ),
+        ("linalg", {"norm", "svd", "solve", "LinAlgError"}, 40),
+        ("special", {"expit", "gammainc", "i0e", "erf"}, 50),
+        ("masked", {"softmax", "mean", "cumsum"}, 19),
+        ("nn.init", {"kaiming_uniform_", "zeros_", "calculate_gain"}, 26),
+    ],
+)
+def test_star_imports_of_namespaces(module: str, some: set[str], fewest: int) -> None:
+    """`import *` brings what users call, whether it is made by then or not, and none of the helpers."""
+    names: dict[str, object] = {}
+    exec(f"from kiln.{module} import *", names)
+    del names["__builtins__"]
+    assert some <= names.keys() and len(names) >= fewest
+    assert not {"Any", "annotations", "math", "message", "ops", "registry", "warn"} & names.keys()
+    assert all(callable(x) for x in names.values())

@@ -5,7 +5,8 @@ B is read once and nothing else is large, so nothing is packed: each column is a
     contiguous    unit stride along n:  a few rows at a time, their columns from the first to the last
     row_transposed    unit stride along k:  16 columns, four k of each at a time, in registers (transposed.py)
     crowded       the same where columns share cache sets:  fewer columns, by turns
-    gathered      any strides, or fewer columns than lanes:  one vector, columns past the last repeat it
+    few           unit stride along n, fewer columns than lanes:  vectors that overlap
+    gathered      any strides:  one vector, columns past the last repeat it
 
 Where columns are no whole vectors, the last vector begins among those that are done, and repeats their sums.
 Each routine makes one segment's chains and adds them to what the segments before left. A vector is 16 lanes
@@ -39,6 +40,7 @@ from kiln.table.order import LANES, SEGMENT
 
 RUN_COLUMNS = 1024  # the most columns whose sums are kept at once
 ROWS = 4  # k whose products are added to a sum between its load and its store
+NARROW_BYTES = 16  # of sums: a vector of few columns
 CROWDED = 4096  # bytes a multiple of which columns are apart that share cache sets
 CROWDED_BYTES = 32  # of sums: so many columns go by together, as a first cache has ways
 CROWDED_LINE = 32  # k of them before the others have their turn: two cache lines of float32
@@ -49,7 +51,7 @@ def shared_parts(spec: DriverSpec, target: Target) -> list[Part]:
     """What all kernels of one row share."""
     element = element_of(spec.dtype)
     return [
-        shared_part(target, element, contiguous, gathered),
+        shared_part(target, element, contiguous, *([] if target.masks else [few]), gathered),
         shared_part(target, element, row_transposed, crowded),
     ]
 
@@ -90,14 +92,14 @@ class _Sums:
             yield turn
         place.store(turn.values[0].typed, self.bytes)
 
-    def finish(self, sums: list[Value], c: Pointer) -> None:
-        """Adds the chains to the sums so far; the first segment's are the sums."""
-        code = self.code
-        for v, chain in enumerate(sums):
-            into = c[v * self.bytes]
+    def finish(self, sums: list[Value], *places: Pointer) -> None:
+        """Adds the chains to the sums so far, which lie there; the first segment's are the sums."""
+        code, totals = self.code, list[str]()
+        for chain, into in zip(sums, places):
             old = into.load(self.kind, self.element.bytes)
             old = code.op(f"select i1 %first, {self.kind} splat ({self.element.nothing}), {self.kind} {old}")
-            total = code.op(f"{self.element.add} {self.kind} {old}, {chain.text}")
+            totals.append(code.op(f"{self.element.add} {self.kind} {old}, {chain.text}"))
+        for total, into in zip(totals, places):  # all are read before any is written: places may overlap
             into.store(f"{self.kind} {total}", self.element.bytes)
 
 
@@ -153,6 +155,27 @@ def _add_rows(
         read = memory.read_lanes(element.dtype, source, None if mask is None else code.index(LANES), mask)
         sums = made.step(x, [memory.machine.convert(read, element.summed).text], sums)
     place.store(sums[0].typed, 64)
+
+
+def few(target: Target, element: Element) -> Routine:
+    """The routine few, of machines without masks: columns side by side, fewer than 16 and a vector at least.
+    The last vectors begin where they end with the last column.
+
+    sum[v] = 0
+    k times:   x = splat(load a[k]);   each v:  sum[v] = fma(x, load b[k, begin[v]], sum[v])
+    c[begin[..]] += sum[..]
+    """
+    made = _Sums(target, element, "few", NARROW_BYTES // element.bytes)
+    code, lanes = made.code, made.lanes
+    b, c = code.pointers("b", "c")
+    bk, k, cols = code.indices("bk", "k", "cols")
+    begins = [(cols - lanes).min(begin) for begin in range(0, LANES, lanes)]
+    with code.loop(0, k, 1, made.zeros() * len(begins)) as turn:
+        row = b[turn.index * bk]
+        columns = [load(code, element, row[begin * element.stored_bytes], lanes) for begin in begins]
+        turn.next = made.step(made.scalar(turn.index), columns, turn.values)
+    made.finish(turn.values, *(c[begin * element.bytes] for begin in begins))
+    return code
 
 
 def _places(made: _Sums) -> Value:
@@ -350,6 +373,8 @@ class RowDriver:
             ("row_transposed", panels, turns),
             ("gathered", LANES, code.condition(True)),
         ]
+        if not self.masks:
+            ways.insert(1, ("few", cols, self.unit & (cols >= NARROW_BYTES // self.element.bytes)))
         with ExitStack() as others:
             for name, columns, fits in ways:
                 other = others.enter_context(code.either(fits))

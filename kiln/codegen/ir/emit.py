@@ -17,15 +17,16 @@ from functools import partial, reduce
 
 from kiln.codegen.ir import lacking
 from kiln.codegen.ir.code import Code
-from kiln.codegen.ir.index import Condition
+from kiln.codegen.ir.index import Condition, Index, Pointer
 from kiln.codegen.ir.instructions import FLOAT_COMPARE, Instructions
 from kiln.codegen.ir.literal import literal, number
-from kiln.codegen.ir.value import Value, llvm_type
+from kiln.codegen.ir.value import LLVM, Value, llvm_type
 from kiln.scalars.floats import FORMAT
 from kiln.scalars.scalar import FLOATS, SIGNED, WIDTH, Scalar, topological
 from kiln.table.order import LANES
 
 Leaf = Callable[[Scalar], Value]
+LONG = 128  # nodes of a body that is written for a vector's lanes where vectors are narrow
 
 FLOAT_BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 INT_BINARY = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
@@ -219,6 +220,23 @@ class Machine(Instructions):
         "rem": _division, "shl": _shift, "shr": _shift, "round": _round, "ldexp": _ldexp,
     }  # fmt: skip
 
+    # -- lanes in memory ----------------------------------------------------------------------------
+
+    def room(self, type: str) -> Pointer:
+        """Memory for 16 lanes, on the stack; an i1 takes a byte."""
+        return self.code.slot(LLVM["u8" if type == "i1" else type], LANES)
+
+    def put(self, x: Value, room: Pointer, at: Index) -> None:
+        """Stores lanes from lane `at` on."""
+        x = self.cast("zext", x, "u8") if x.type == "i1" else x
+        room.element(LLVM[x.type], at).store(x.typed, WIDTH[x.type] // 8)
+
+    def get(self, room: Pointer, type: str, at: Index, width: int) -> Value:
+        """Lanes that lie there."""
+        kind = "u8" if type == "i1" else type
+        x = Value(room.element(LLVM[kind], at).load(llvm_type(kind, width), WIDTH[kind] // 8), kind, width)
+        return self.compare("ne", x, number(0, "u8")) if type == "i1" else x
+
     # -- conversions --------------------------------------------------------------------------------
 
     def convert(self, x: Value, type: str) -> Value:
@@ -381,6 +399,10 @@ class Expression:
 
     def _frontier(self, root: Scalar) -> list[Scalar]:
         """The leaves of `root` and what of it is known already."""
+        return self.below(root)[0]
+
+    def below(self, root: Scalar) -> tuple[list[Scalar], set[int]]:
+        """The same, and all that is written for it: nodes by their ids, the leaves among them."""
         seen: set[int] = set()
         stack, found = [root], []
         while stack:
@@ -392,7 +414,7 @@ class Expression:
                 found.append(node)
             else:
                 stack.extend(node.args)
-        return found
+        return found, seen
 
     def usual(self, rare: Scalar) -> Value:
         """The second operand of a rare select, as wide as what is chosen."""
@@ -415,6 +437,8 @@ def together(scopes: Sequence[Expression], root: Scalar) -> list[Value]:
     The scopes hold values of the same nodes. Each node is written for all of them in turn, so that a
     processor has several chains of instructions to go on with where one would wait for its own results.
     """
+    if scopes[0].code.target.narrow and _in_pieces(scopes, root):
+        return [scope.values[id(root)] for scope in scopes]
     known, stack = scopes[0].values, [root]
     while stack:
         node = stack[-1]
@@ -434,6 +458,41 @@ def together(scopes: Sequence[Expression], root: Scalar) -> list[Value]:
             for scope in scopes:
                 scope.values[id(node)] = scope.write(node)
     return [scope.values[id(root)] for scope in scopes]
+
+
+def _in_pieces(scopes: Sequence[Expression], root: Scalar) -> bool:
+    """Writes a long body for a vector's lanes at a time, where 16 are several vectors; whether it is long.
+    All at once would be several times the instructions, which LLVM takes minutes for, and more values than
+    registers hold.
+
+    room[n] = value n                       of each leaf that varies
+    each vector of lanes:  result[lanes] = the body of room[n][lanes]
+    """
+    code = scopes[0].code
+    leaves, inside = scopes[0].below(root)
+    if len(inside) < LONG:
+        return False
+    bits = max(WIDTH[node.type] for node in topological([root]) if id(node) in inside)
+    some = code.target.vector_bits // bits
+    for scope in scopes:
+        given = {id(leaf): scope.value(leaf) for leaf in leaves}
+        width = max((value.width for value in given.values()), default=1)
+        if width <= some:
+            return False
+        machine, outer = scope.machine, code.rare
+        result = machine.room(root.type)
+        rooms = {k: machine.room(value.type) for k, value in given.items() if value.width > 1}
+        for k, room in rooms.items():
+            machine.put(given[k], room, code.index(0))
+        code.rare = {k: [node for node in family if id(node) in inside] for k, family in outer.items()}
+        with code.loop(0, width, some) as turn:
+            part = scope.inner(scope.leaf)
+            for k, room in rooms.items():
+                part.values[k] = machine.get(room, given[k].type, turn.index, some)
+            machine.put(machine.spread(part.value(root), some), result, turn.index)
+        code.rare = outer
+        scope.values[id(root)] = machine.get(result, root.type, code.index(0), width)
+    return True
 
 
 def _write_rare(scopes: Sequence[Expression], node: Scalar) -> None:
