@@ -239,6 +239,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.tracing.answers": "for what was asked, which traces keep too",
         "kiln.tracing.graphs": "for views of samples, which are made by the arguments of their ops",
     },
+    "kiln/fx/node.py": {"kiln.fx.operator_schemas": "calls are normalized by what nodes are made of"},
     "kiln/fx/sizes.py": {
         "kiln.symbolic.definition": "for backends that are given sizes that vary",
     },
