@@ -33,6 +33,7 @@ from kiln.tracing.captured import (
 )
 from kiln.tracing.compare import random_states, refuse_drawn
 from kiln.tracing.dims import declared, specs_of
+from kiln.tracing.floats import TracedFloat, roots_followed
 from kiln.tracing.noted import Notes
 from kiln.tracing.questions import Unknown
 from kiln.tracing.recorder import Recorder, TracingError
@@ -130,7 +131,11 @@ def capture(
         if how.order and rest:
             named = dict(reversed(named.items()))
         more = [list(seen.values()) for _ in range(3)] if how.around else []
-        with _exchanged(places, stand_ins), notes.noting() if notes else nullcontext():
+        with (
+            _exchanged(places, stand_ins),
+            notes.noting() if notes else nullcontext(),
+            roots_followed() if found.dims else nullcontext(),
+        ):
             result = deeper(lambda: fn(*given, **named)) if how.around else fn(*given, **named)
             result = recorder.finish_result(result)
             del more
@@ -431,6 +436,8 @@ def histories(found: Captured, count: int) -> list[tuple[int, ...]]:
 
 def _size_given(found: Captured, value: Any) -> Any:
     """A result that is no tensor; a size as graphs have it."""
+    if type(value) is TracedFloat:
+        return value.read("returned as a float")
     found.gives_sizes = found.gives_sizes or isinstance(value, Size)
     return plain(value)
 

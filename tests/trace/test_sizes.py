@@ -100,7 +100,7 @@ def test_what_is_wrong_is_said_in_the_inputs_own_name() -> None:
         (lambda x: x * {3: 1.0}.get(x.shape[0], 2.0), "used as a key"),
         (lambda x: x + kiln.ones(3, 4), "makes n equal 3|makes 3 equal n"),
         (lambda x: x.view(3, 4), "equal"),
-        (lambda x: x * (x.shape[0] / 2), "read as a float"),
+        (lambda x: x * int(x.shape[0] / 2), "read as a float"),
     ],
 )  # fmt: skip
 def test_a_size_that_varies_is_not_baked_in(body: Any, said: str) -> None:
