@@ -78,7 +78,7 @@ class TracedFloat:
             return ops.OPERATORS[name](left, right)
         if type(other) is not TracedFloat and hasattr(other, "recorder"):  # a size
             other = float_of(other)
-        if not isinstance(other, (int, float)):
+        if not _is_number(other):
             return NotImplemented
         ours = type(other) is TracedFloat or (math.isfinite(other) and abs(other) < _SMALL)
         divisor = self if swapped else other
@@ -111,7 +111,7 @@ class TracedFloat:
         return ops.OPERATORS["pow"](other, self) if isinstance(other, _core.Tensor) else other ** self.read()
 
     def __neg__(self) -> Any:
-        return -1.0 * self
+        return self * -1.0
 
     def __pos__(self) -> Any:
         return self
@@ -138,6 +138,10 @@ _NUMBERS: dict[str, Callable[[float, float], float]] = {
     "mul": lambda a, b: a * b,
     "truediv": lambda a, b: a / b,
 }
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float))
 
 
 def _is_positive(x: Any) -> bool:

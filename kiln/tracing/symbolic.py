@@ -412,7 +412,8 @@ def _has_float(data: Any) -> bool:
 def _recorder_of(values: Any) -> Recorder | None:
     for x in values:
         if type(x) in (Traced, TracedSize, TracedFloat):
-            return x.recorder
+            recorder: Recorder = x.recorder
+            return recorder
         if type(x) in (list, tuple, Shape):
             found = _recorder_of(x)
             if found is not None:
