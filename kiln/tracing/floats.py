@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from kiln import _core, ops
-from kiln.graph.size import Dim
+from kiln.graph.size import Dim, Size
 from kiln.ops.creation import constants
+from kiln.table.kinds import FLOATS
 from kiln.table.record import Op
 
 _MOST = 8  # of exponents, so that no power is beyond float64
@@ -59,6 +60,12 @@ class TracedFloat:
         if self.least == 0 and all(self.recorder.decide(d, ">", 0, None, True) for d in self.sizes):
             self.least = 1
         return self.least == 1
+
+    def as_tensor(self, dtype: str) -> Any:
+        """It as a tensor without dims."""
+        if dtype not in FLOATS or (dtype == "float64" and not self.exact):
+            return constants.full_((), self.read(), dtype=dtype)
+        return self.tensor.to(getattr(_core, dtype))
 
     def beside(self, tensors: list[Any]) -> Any:
         """What an op gets in its place, beside these tensors."""
@@ -111,7 +118,7 @@ class TracedFloat:
         return ops.OPERATORS["pow"](other, self) if isinstance(other, _core.Tensor) else other ** self.read()
 
     def __neg__(self) -> Any:
-        return self * -1.0
+        return self._with("mul", -1.0, False)
 
     def __pos__(self) -> Any:
         return self
@@ -204,6 +211,13 @@ def operands(op: Op, bound: list[Any]) -> list[Any]:
         x if type(x) is not TracedFloat else x.beside(arrays) if pointwise and param.kind != "S" else x.read()
         for param, x in zip(op.params, bound)
     ]
+
+
+def has_size(data: Any) -> bool:
+    """Whether a size that varies, or such a float, is among numbers in sequences."""
+    if isinstance(data, (tuple, list)):
+        return any(map(has_size, data))
+    return isinstance(data, Size) or type(data) is TracedFloat
 
 
 _lock = threading.Lock()

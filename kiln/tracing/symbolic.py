@@ -402,7 +402,7 @@ def nested(data: Any, dtype: str | None) -> Any:
         dtype = _core.default_dtype_name() if _has_float(data) else "int64"
     if isinstance(data, (tuple, list)):
         return concatenation.stack([nested(x, dtype) for x in data])
-    return constants.full_((), data, dtype=dtype)
+    return data.as_tensor(dtype) if type(data) is TracedFloat else constants.full_((), data, dtype=dtype)
 
 
 def _has_float(data: Any) -> bool:

@@ -168,6 +168,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.standalone.native": "with NumPy and LLVM, for who writes a library",
         "kiln.standalone.wasm": "with NumPy and LLVM, for who writes a module",
         "kiln.export.shapes": "for who makes a program, not for who loads one",
+        "kiln.tracing.settled": "for sizes that are left to a program that is made",
         "kiln.export.files": "for who saves one",
         "kiln.export.verification": "with NumPy, for who verifies",
         "kiln.export.shown": "for who looks at a program",

@@ -39,11 +39,17 @@ def _by_ops(x: Any) -> Any:
     return kiln.where(x > 0, x, part), kiln.clamp(x, -part, part), x.add(x, alpha=part), part - x, x > part
 
 
+def _as_tensors(x: Any) -> Any:
+    part = 1 / x.shape[0]
+    mixed = kiln.tensor([part, 2, x.shape[1]])
+    return x * kiln.tensor(part), mixed, kiln.tensor(part, dtype=kiln.float64), kiln.as_tensor(part).half()
+
+
 def _of_constants(x: Any) -> Any:
     return kiln.ones(3) * (x.shape[0] / 4), x.double() * (1 / x.shape[0]), x.double() / math.sqrt(x.shape[1])
 
 
-@pytest.mark.parametrize("f", [_by_root, _by_power, _by_parts, _by_ops, _of_constants])
+@pytest.mark.parametrize("f", [_by_root, _by_power, _by_parts, _by_ops, _as_tensors, _of_constants])
 def test_every_size_has_the_bits_of_the_function(f: Any, tmp_path: Path) -> None:
     """Values and gradients; also those of a file."""
     kiln.manual_seed(0)
@@ -101,6 +107,7 @@ def test_math_is_as_it_was() -> None:
         lambda x: x.half().sum() * (1 / x.shape[0]),
         lambda x: x * (x.shape[0] ** 400.0),
         lambda x: x * round(x.shape[0] / 2),
+        lambda x: x * kiln.tensor(x.shape[0] / 2, dtype=kiln.int32),
     ],
 )
 def test_what_reads_one_is_refused_with_the_line(body: Any) -> None:
