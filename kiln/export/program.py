@@ -16,7 +16,7 @@ from kiln.tracing.captured import Captured, Kept, State
 from kiln.tracing.program import Program, above
 from kiln.tracing.trees import build, flatten
 
-_settled = later("kiln.export.shapes", "settled")
+_settled = later("kiln.tracing.settled", "settled")
 _save = later("kiln.export.files", "save")
 _to_native = later("kiln.standalone.native", "to_native")
 _to_wasm = later("kiln.standalone.wasm", "to_wasm")
@@ -387,7 +387,7 @@ def _exported(
     if hasattr(shapes, "dynamic_shapes"):  # a ShapesCollection, or AdditionalInputs
         shapes = shapes.dynamic_shapes(mod, args, kwargs)
     made = ExportedProgram(
-        _settled(mod, args, kwargs, shapes, on_data, tuple(preserved)), mod, (args, kwargs)
+        _settled(mod, args, kwargs, shapes, on_data, True, tuple(preserved)), mod, (args, kwargs)
     )
     made.train(getattr(mod, "training", False))
     if hasattr(dynamic_shapes, "verify"):

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from kiln.absent import hint_missing as _hint_missing
 from kiln.fx import (
+    annotate as annotate,
+)
+from kiln.fx import (
     graph as graph,
 )
 from kiln.fx import (
@@ -26,6 +29,9 @@ from kiln.fx import (
     node as node,
 )
 from kiln.fx import (
+    operator_schemas as operator_schemas,
+)
+from kiln.fx import (
     passes as passes,
 )
 from kiln.fx import (
@@ -33,6 +39,9 @@ from kiln.fx import (
 )
 from kiln.fx import (
     subgraph_rewriter as subgraph_rewriter,
+)
+from kiln.fx import (
+    traceback as traceback,
 )
 from kiln.fx._symbolic_trace import PH, ProxyableClassMeta, Tracer, symbolic_trace, wrap
 from kiln.fx.graph import CodeGen, Graph

@@ -71,7 +71,7 @@ def handed_over(
     place, _, name = known.partition(".")[2].rpartition(".")
     if name not in {"nn.functional": shown.IN_PYTHON, "": shown.OF_FUNCTIONAL}.get(place, ()):
         return args, kwargs
-    parameters = _parameters(function)
+    parameters = parameters_of(function)
     known_names = [parameter for parameter, _ in parameters]
     given = {**dict(zip(known_names, args)), **kwargs}
     if len(given) != len(args) + len(kwargs):
@@ -83,7 +83,7 @@ def handed_over(
     return by_place, {**dict(parameters[count:]), **given}
 
 
-def _parameters(function: Any) -> list[tuple[str, Any]]:
+def parameters_of(function: Any) -> list[tuple[str, Any]]:
     """A function's parameters that may be given by place, and their defaults."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
@@ -92,7 +92,7 @@ def _parameters(function: Any) -> list[tuple[str, Any]]:
     more = getattr(function, "_kiln_more", None)
     if more is not None:
         of, added = more
-        found = _parameters(of)
+        found = parameters_of(of)
         for at, name, default in added:
             found.insert(at, (name, default))
         return found

@@ -11,6 +11,7 @@ from kiln.fx.graph import Graph
 from kiln.fx.graph_module import GraphModule
 from kiln.fx.node import Argument, Node, Target, map_aggregate, map_arg
 from kiln.fx.proxy import Proxy
+from kiln.fx.traceback import set_current_meta
 from kiln.table.callables import name_helpers as _name_helpers
 
 __all__ = ["Interpreter", "Transformer"]
@@ -82,8 +83,9 @@ class Interpreter:
 
     def run_node(self, n: Node) -> Any:
         """What one node gives: by the method of its kind."""
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
-        return getattr(self, n.op)(n.target, args, kwargs)
+        with set_current_meta(n):
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            return getattr(self, n.op)(n.target, args, kwargs)
 
     def placeholder(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]) -> Any:
         """The next argument, or its default. RuntimeError if neither is there."""

@@ -259,6 +259,28 @@ class Node:
             return bool(getattr(module, "_is_impure", False))
         return False
 
+    def normalized_arguments(
+        self,
+        root: Any,
+        arg_types: tuple[Any, ...] | None = None,
+        kwarg_types: dict[str, Any] | None = None,
+        normalize_to_only_use_kwargs: bool = False,
+    ) -> Any:
+        """The arguments of the call of one of kiln's functions, or of a layer of `root`, in order and with
+        defaults, or all by name: `(args, kwargs)`; None if it is not known how it is called.
+        """
+        from kiln.fx.operator_schemas import normalize_function, normalize_module
+
+        only = normalize_to_only_use_kwargs
+        if self.op == "call_function":
+            assert callable(self.target)
+            return normalize_function(
+                self.target, self.args, self.kwargs, arg_types, kwarg_types, normalize_to_only_use_kwargs=only
+            )
+        if self.op == "call_module":
+            return normalize_module(root, str(self.target), self.args, self.kwargs, only)
+        return None
+
     def format_node(
         self,
         placeholder_names: list[str] | None = None,

@@ -22,6 +22,7 @@ from kiln.fx import calls, names
 from kiln.fx.graph import Graph, base_name
 from kiln.fx.immutable_collections import immutable_dict, immutable_list
 from kiln.fx.node import Argument, Node, Target
+from kiln.fx.traceback import get_current_meta, has_preserved_node_meta
 from kiln.layout import layout, memory_format
 from kiln.switches import _assert
 from kiln.table.callables import name_helpers as _name_helpers
@@ -35,6 +36,10 @@ base_types = (
     str, int, float, bool, complex, bytes, _core.dtype, _core.Tensor, device, memory_format, layout,
     enum.Enum,
 )  # fmt: skip
+
+
+# of a node's metadata, what goes to the nodes that are made while it runs
+_HANDED_ON = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 
 
 class TraceError(ValueError):
@@ -101,6 +106,9 @@ class TracerBase:
             self.node_name_to_scope[node.name] = (scope.module_path, scope.module_type)
         if getattr(self, "module_stack", None):
             node.meta["nn_module_stack"] = copy.copy(self.module_stack)
+        if has_preserved_node_meta():
+            known = get_current_meta()
+            node.meta.update({key: copy.copy(known[key]) for key in _HANDED_ON if key in known})
         return node
 
     def proxy(self, node: Node) -> Proxy:

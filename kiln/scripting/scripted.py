@@ -44,8 +44,9 @@ from kiln.tracing.captured import Captured
 from kiln.tracing.modules import TracerWarning
 from kiln.tracing.program import Program, held_in
 from kiln.tracing.recorder import WAYS, TracingError
-from kiln.tracing.scripts import ScriptFunction, ScriptModule, captured_twice
+from kiln.tracing.scripts import ScriptFunction, ScriptModule
 from kiln.tracing.trees import build, constants, flatten
+from kiln.tracing.twice import captured_twice
 
 KEPT = 64  # looks of one function
 WAYS_KEPT = 16  # programs of one look that each hold one way

@@ -24,10 +24,11 @@ from kiln.symbolic.pictures import drawn
 from kiln.symbolic.taken import Origin, is_node, take, value_of
 from kiln.symbolic.text import literal, read, readable, size_text
 from kiln.table.kinds import FLOATS
-from kiln.tracing.capture import capture, parameter_names
+from kiln.tracing.capture import capture
 from kiln.tracing.captured import Captured
 from kiln.tracing.compare import compare
 from kiln.tracing.dims import Dim
+from kiln.tracing.parameters import parameter_names
 from kiln.tracing.program import Home, Program, held_in
 from kiln.tracing.trees import LEAF, Tree, build, flatten
 

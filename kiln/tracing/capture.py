@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -32,8 +31,10 @@ from kiln.tracing.captured import (
     like,
 )
 from kiln.tracing.compare import random_states, refuse_drawn
-from kiln.tracing.dims import declared, specs_of
+from kiln.tracing.dims import declared
+from kiln.tracing.floats import TracedFloat, roots_followed
 from kiln.tracing.noted import Notes
+from kiln.tracing.parameters import by_input, parameter_names, specs_for, takes_any_keyword
 from kiln.tracing.questions import Unknown
 from kiln.tracing.recorder import Recorder, TracingError
 from kiln.tracing.sizes import Guard
@@ -82,10 +83,11 @@ def capture(
     distinct = list({id(x): x for x in leaves}.values())
     recorder = Recorder(name, on_data, has_values)
     recorder.begins, recorder.modes_shown = begins, None if told is None else list(told)
+    dims = by_input(fn, len(args), len(kwargs), dims) if dims else None
     shapes = _declare(found, recorder, leaves, names, dims) if dims else {}
     found.casts = _core.modes()[2] is not None
     found.types = [type(x).__name__ for x in distinct]
-    rest = len(kwargs) > 1 and _takes_any_keyword(fn)  # then their order can matter
+    rest = len(kwargs) > 1 and takes_any_keyword(fn)  # then their order can matter
     how = varied or NONE
     recorder.gives_others, recorder.without = how.copies, how.without
     found.attributes = [dict(vars(x)) if _core.has_attributes(x) else {} for x in distinct]
@@ -130,7 +132,11 @@ def capture(
         if how.order and rest:
             named = dict(reversed(named.items()))
         more = [list(seen.values()) for _ in range(3)] if how.around else []
-        with _exchanged(places, stand_ins), notes.noting() if notes else nullcontext():
+        with (
+            _exchanged(places, stand_ins),
+            notes.noting() if notes else nullcontext(),
+            roots_followed() if found.dims else nullcontext(),
+        ):
             result = deeper(lambda: fn(*given, **named)) if how.around else fn(*given, **named)
             result = recorder.finish_result(result)
             del more
@@ -191,6 +197,7 @@ def capture(
         rebound,
         notes.kept() if notes is not None else [],
     )
+    recorder.expect_no_leaf(outputs)
     if notes is not None:
         found.hierarchy = notes.settled(found, {id(tensor): name for name, *_, tensor in reversed(places)})
     if varied is None:
@@ -350,19 +357,6 @@ def _declare(
     return declared(found.dims, recorder.known, ordered, spec_of)
 
 
-def specs_for(in_tree: Tree, parameters: list[str], dims: Any) -> list[dict[int, Any]]:
-    """What is said of the dims of each tensor among the arguments: {dim: Dim, size or None}."""
-    items = in_tree.items
-    keys = list(items[1].keys)
-    if isinstance(dims, (tuple, list)) and len(dims) == len(items[0].items) and not keys:
-        return [s for item, d in zip(items[0].items, dims) for s in specs_of(item, d, [])]
-    whole = Tree("dict", (*items[0].items, *items[1].items), (*parameters, *keys))
-    if isinstance(dims, dict) and len(whole.items) == 1 and whole.items[0].kind == "leaf":
-        if all(isinstance(k, int) for k in dims):
-            dims = {whole.keys[0]: dims}
-    return specs_of(whole, dims, [])
-
-
 def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
     """What ops refuse of values, as checks; the values on the way that these look at, as results more."""
     extra: list[int] = []
@@ -431,6 +425,8 @@ def histories(found: Captured, count: int) -> list[tuple[int, ...]]:
 
 def _size_given(found: Captured, value: Any) -> Any:
     """A result that is no tensor; a size as graphs have it."""
+    if type(value) is TracedFloat:
+        return value.read("returned as a float")
     found.gives_sizes = found.gives_sizes or isinstance(value, Size)
     return plain(value)
 
@@ -445,38 +441,6 @@ def _refuse_others(tree: Tree, recorder: Recorder) -> None:
         )
     for item in tree.items:
         _refuse_others(item, recorder)
-
-
-def parameter_names(fn: Any, count: int) -> list[str]:
-    """What a function calls its first `count` arguments: `x`, or `args[2]` of `*args`."""
-    try:
-        parameters = list(inspect.signature(fn.forward if isinstance(fn, Module) else fn).parameters.values())
-    except (TypeError, ValueError):
-        return [f"args[{k}]" for k in range(count)]
-    names: list[str] = []
-    for k in range(count):
-        if k < len(parameters) and parameters[k].kind in (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        ):
-            names.append(parameters[k].name)
-            continue
-        star = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), "args")
-        plain = sum(
-            p.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            for p in parameters
-        )
-        names.append(f"{star}[{k - plain}]")
-    return names
-
-
-def _takes_any_keyword(fn: Any) -> bool:
-    """Whether a function has a parameter `**kwargs`."""
-    try:
-        parameters = inspect.signature(fn.forward if isinstance(fn, Module) else fn).parameters.values()
-    except (TypeError, ValueError):
-        return True
-    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
 
 def _replaced(value: Any, instead: dict[int, Any]) -> Any:

@@ -11,7 +11,8 @@ from kiln.errors import describe, message
 from kiln.nn import Module
 from kiln.table.callables import helper, hide_frames, name_constructor
 from kiln.tracing.captured import State
-from kiln.tracing.scripts import ScriptModule, TracedModule, above, captured_twice, check_given
+from kiln.tracing.scripts import ScriptModule, TracedModule, above, check_given
+from kiln.tracing.twice import captured_twice
 
 
 class TracerWarning(Warning):

@@ -63,6 +63,22 @@ class Questions(Reads):
         self.modes_asked: list[tuple[str, bool, str]] = []
         self.modes_told: list[bool] = []
         self.modes_shown: list[bool] | None = None  # what it is told, of a run from the modes around
+        self._inner_leaves: set[int] = set()  # ids of parameters that the function makes
+
+    def _alias_of(self, tensor: Any, others: list[Any]) -> Any:
+        """As of a cell; a parameter that is made inside has no history either: its gradients are lost."""
+        if not (tensor.requires_grad and tensor.is_leaf):
+            return super()._alias_of(tensor, others)
+        where = _core.place(tensor)[1:]
+        found = next((x for x in others if _core.place(x)[1:] == where and x.dtype == tensor.dtype), None)
+        if found is not None:
+            self._inner_leaves.add(id(tensor))
+        return found
+
+    def expect_no_leaf(self, outputs: list[Any]) -> None:
+        """Refuses a function that gives a parameter that it has made, which gets gradients."""
+        if any(id(y) in self._inner_leaves for y in outputs):
+            self.refuse("returns a tensor that it has made to get gradients (a Parameter)", "it")
 
     def asked(self, tensor: Any, what: str, frame: FrameType | None = None) -> None:
         """A tensor is asked for what is no value; `frame`: who asks."""

@@ -19,6 +19,7 @@ from kiln.nn.parameter import Parameter
 from kiln.table.kinds import FLOATS
 from kiln.table.record import Op
 from kiln.tracing.captured import Asks
+from kiln.tracing.floats import has_size
 from kiln.tracing.places import Place, contiguous, seen
 from kiln.tracing.questions import Questions
 
@@ -51,10 +52,6 @@ WAYS = (
     'keep it and have it checked at each call (on_data="check"), '
     "or use kiln.compile, which runs any Python"
 )
-
-
-def _has_size(data: Any) -> bool:
-    return any(map(_has_size, data)) if isinstance(data, (tuple, list)) else isinstance(data, Size)
 
 
 class Recorder(Questions):
@@ -299,7 +296,7 @@ class Recorder(Questions):
 
     def nested(self, data: Any, dtype: str | None) -> Any:
         """A tensor of numbers in sequences, of which some may be sizes that vary; None if none is."""
-        return _nested(data, dtype) if _has_size(data) else None
+        return _nested(data, dtype) if has_size(data) else None
 
     def draws(self, count: Dim, take: Any) -> Any:
         """(seed, position) of so many random numbers that a call draws; a size that varies counts as such."""

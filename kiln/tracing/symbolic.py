@@ -24,6 +24,7 @@ from kiln.ops.indexing import concatenation, getitem
 from kiln.scalars.scalar import Scalar
 from kiln.table import registry
 from kiln.table.record import INTERPRETERS, Op
+from kiln.tracing.floats import TracedFloat, float_of, operands
 from kiln.tracing.recorder import Recorder
 
 
@@ -87,6 +88,10 @@ class TracedSize(Size):
             self.recorder.fix(plain(self), "used as a key")
         return hash(plain(self))
 
+    def plain(self) -> Any:
+        """It as graphs have it."""
+        return plain(self)
+
     def fixed(self, what: str) -> int:
         """Its number in the example, which it keeps because of what it is used as."""
         return self.recorder.fix(plain(self), what)
@@ -106,12 +111,12 @@ class TracedSize(Size):
     def __truediv__(self, other: Any) -> Any:
         if isinstance(other, _core.Tensor):
             return ops.OPERATORS["truediv"](self, other)
-        return float(self) / other
+        return float_of(self) / other
 
     def __rtruediv__(self, other: Any) -> Any:
         if isinstance(other, _core.Tensor):
             return ops.OPERATORS["truediv"](other, self)
-        return other / float(self)
+        return other / float_of(self)
 
     def __rpow__(self, other: Any) -> Any:
         if isinstance(other, _core.Tensor):
@@ -137,7 +142,7 @@ class TracedSize(Size):
         if isinstance(power, _core.Tensor):
             return ops.OPERATORS["pow"](self, power)
         if not isinstance(power, int) or power < 0:
-            return float(self) ** power
+            return float_of(self) ** power
         return self.recorder.size(product((plain(self),) * power))
 
     def __abs__(self) -> Any:
@@ -163,7 +168,7 @@ def _arithmetic(name: str) -> Callable[[TracedSize, Any], Any]:
             return function(other, self) if swapped else function(self, other)
         if not isinstance(other, (int, Size)):
             if isinstance(other, float):
-                return getattr(float(self), name)(other)
+                return getattr(float_of(self), name)(other)
             return NotImplemented
         if name == "__floordiv__" and not (self >= 0 and other > 0):
             return self.recorder.fix(plain(self), "read as a number") // int(other)
@@ -397,7 +402,7 @@ def nested(data: Any, dtype: str | None) -> Any:
         dtype = _core.default_dtype_name() if _has_float(data) else "int64"
     if isinstance(data, (tuple, list)):
         return concatenation.stack([nested(x, dtype) for x in data])
-    return constants.full_((), data, dtype=dtype)
+    return data.as_tensor(dtype) if type(data) is TracedFloat else constants.full_((), data, dtype=dtype)
 
 
 def _has_float(data: Any) -> bool:
@@ -406,8 +411,9 @@ def _has_float(data: Any) -> bool:
 
 def _recorder_of(values: Any) -> Recorder | None:
     for x in values:
-        if type(x) is Traced or type(x) is TracedSize:
-            return x.recorder
+        if type(x) in (Traced, TracedSize, TracedFloat):
+            recorder: Recorder = x.recorder
+            return recorder
         if type(x) in (list, tuple, Shape):
             found = _recorder_of(x)
             if found is not None:
@@ -426,7 +432,7 @@ def interpret(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented  # (a function that control flow runs meets it: kiln/func/subgraph.py)
     given = {name: value for name, value in kwargs.items() if name != "out"}
     out = kwargs.get("out")
-    bound = op.bind(args, given)
+    bound = operands(op, op.bind(args, given))
     symbols: list[Any] = []
     concrete: list[Any] = []
 
@@ -496,5 +502,5 @@ def _letter(x: Any) -> str:
 
 
 _attach()
-_core.set_symbolic_types((Value, Scalar, Size, samples.Batched, Traced))
+_core.set_symbolic_types((Value, Scalar, Size, samples.Batched, Traced, TracedFloat))
 INTERPRETERS.append(interpret)

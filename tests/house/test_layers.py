@@ -167,7 +167,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.onnx.exporting": "writing a program for other runtimes is asked for",
         "kiln.standalone.native": "with NumPy and LLVM, for who writes a library",
         "kiln.standalone.wasm": "with NumPy and LLVM, for who writes a module",
-        "kiln.export.shapes": "for who makes a program, not for who loads one",
+        "kiln.tracing.settled": "for who makes a program, not for who loads one",
         "kiln.export.files": "for who saves one",
         "kiln.export.verification": "with NumPy, for who verifies",
         "kiln.export.shown": "for who looks at a program",
@@ -239,6 +239,7 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.tracing.answers": "for what was asked, which traces keep too",
         "kiln.tracing.graphs": "for views of samples, which are made by the arguments of their ops",
     },
+    "kiln/fx/node.py": {"kiln.fx.operator_schemas": "calls are normalized by what nodes are made of"},
     "kiln/fx/sizes.py": {
         "kiln.symbolic.definition": "for backends that are given sizes that vary",
     },

@@ -176,7 +176,7 @@ def test_sizes_that_vary_are_numbers(f: Any) -> None:
 @pytest.mark.parametrize(
     ("f", "said"),
     [
-        (lambda x: x * x.size(0) ** -0.5, "read as a float"),
+        (lambda x: x.double() * x.size(0) ** -0.5, "read as a float"),
         (lambda x: x.pow(x.size(0)), "as an exponent"),
         (lambda x: x.chunk(2, 0), "divided into parts"),
         (lambda x: (x.shape[0] - 4) // 2 * x, "read as a number"),

@@ -53,6 +53,41 @@ def test_every_size_has_the_bits_of_the_function(f: Any) -> None:
         assert _bits(f(x, y), traced(x, y)), n
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x[kiln.randperm(x.shape[0])],
+        lambda x: kiln.randperm(x.size(0) + 2, dtype=kiln.int32),
+        lambda x: kiln.randint(-x.shape[0], x.shape[0], (x.shape[0],)),
+        lambda x: kiln.randint_like(x, x.shape[0] + 1),
+        lambda x: x.clone().random_(0, x.shape[0]),
+    ],
+)
+def test_draws_below_a_size_that_varies(f: Any) -> None:
+    """The numbers that the function draws; what raises for a size is asked of it."""
+    traced = kiln.jit.trace(f, kiln.ones(5, 3), dynamic_shapes={"x": {0: Dim("n", min=1)}})
+    for n in (5, 1, 7, 300):
+        x = kiln.arange(3.0 * n).reshape(n, 3)
+        kiln.manual_seed(n)
+        expected = f(x.clone())
+        kiln.manual_seed(n)
+        assert _bits(expected, traced(x.clone())), n
+
+
+def test_draws_that_a_dtype_does_not_hold() -> None:
+    shapes = {"x": {0: Dim("n")}}
+    narrow = kiln.jit.trace(
+        lambda x: kiln.randperm(x.shape[0], dtype=kiln.uint8), kiln.ones(5, 3), dynamic_shapes=shapes
+    )
+    with pytest.raises(RuntimeError, match="was made where n > 255 is False"):
+        narrow(kiln.ones(300, 3))
+    empty = kiln.jit.trace(
+        lambda x: kiln.randint(0, x.shape[0] - 3, (4,)), kiln.ones(5), dynamic_shapes=shapes
+    )
+    with pytest.raises(RuntimeError, match="which it is not here"):
+        empty(kiln.ones(3))
+
+
 def test_derived_sizes() -> None:
     """`2 * n + 1` is checked where it is declared, and what it is of is found by it."""
     n = Dim("n", min=1, max=10)
@@ -100,7 +135,7 @@ def test_what_is_wrong_is_said_in_the_inputs_own_name() -> None:
         (lambda x: x * {3: 1.0}.get(x.shape[0], 2.0), "used as a key"),
         (lambda x: x + kiln.ones(3, 4), "makes n equal 3|makes 3 equal n"),
         (lambda x: x.view(3, 4), "equal"),
-        (lambda x: x * (x.shape[0] / 2), "read as a float"),
+        (lambda x: x * int(x.shape[0] / 2), "read as a float"),
     ],
 )  # fmt: skip
 def test_a_size_that_varies_is_not_baked_in(body: Any, said: str) -> None:

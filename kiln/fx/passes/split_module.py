@@ -11,15 +11,15 @@ from kiln.fx.graph import Graph
 from kiln.fx.graph_module import GraphModule
 from kiln.fx.node import Node, map_arg
 
-__all__ = ["Partition", "split_module"]
+__all__ = ["Partition", "split_module", "split_module_simple"]
 
 
 class Partition:
     """One part: its nodes, what it takes and gives, and what must run before it."""
 
-    def __init__(self, name: Any) -> None:
+    def __init__(self, name: Any, submod_name: str | None = None) -> None:
         self.name = name
-        self.submod_name = f"submod_{name}"
+        self.submod_name = submod_name or f"submod_{name}"
         self.nodes: list[Node] = []
         self.inputs: dict[Node, None] = {}
         self.outputs: dict[Node, None] = {}
@@ -39,11 +39,15 @@ def split_module(
     qualname_map: dict[str, str] | None = None,
     keep_original_order: bool | None = False,
     keep_original_node_name: bool | None = False,
-    **more: Any,
+    keep_original_input_name: bool = True,
+    *,
+    partition_affix: str | None = None,
+    tuple_return: bool = False,
 ) -> GraphModule:
     """A module of submodules `submod_0, submod_1, ...`: `split_callback(node)` says for each call which part
     it belongs to. `root_m` holds the parameters and modules. `qualname_map` gets the old dotted name of each
-    new one. RuntimeError if the parts need each other.
+    new one. `partition_affix` goes into their names (`submod_fast_0`); with `tuple_return` those that
+    give one result give a tuple of one. RuntimeError if the parts need each other.
 
     >>> import kiln
     >>> from kiln.fx.passes.split_module import split_module
@@ -61,9 +65,27 @@ def split_module(
         if node.op in ("placeholder", "output", "get_attr"):
             continue
         name = split_callback(node)
-        parts.setdefault(name, Partition(name)).nodes.append(node)
+        part = f"submod_{name}" if partition_affix is None else f"submod_{partition_affix}_{name}"
+        parts.setdefault(name, Partition(name, part)).nodes.append(node)
         home[node] = name
-    for node in m.graph.nodes:  # what crosses from one part to another
+    crossing(m, parts, home)
+    order = list(parts) if keep_original_order else _sorted(parts)
+    keep = bool(keep_original_node_name)
+    for one in parts.values():
+        copied(one, root_m, qualname_map, keep, tuple_return, keep_original_input_name)
+    return assembled(m, parts, order, keep, tuple_return)
+
+
+def split_module_simple(
+    m: GraphModule, node_to_partition: dict[Node, int], *, partition_affix: str | None = None
+) -> GraphModule:
+    """The same, where a dict says which part a node belongs to."""
+    return split_module(m, m, node_to_partition.__getitem__, partition_affix=partition_affix)
+
+
+def crossing(m: GraphModule, parts: dict[Any, Partition], home: dict[Node, Any]) -> None:
+    """Notes what crosses from one part to another."""
+    for node in m.graph.nodes:
         for used in node.all_input_nodes:
             if home.get(used) == home.get(node) and used in home:
                 continue
@@ -73,26 +95,31 @@ def split_module(
                 parts[home[node]].inputs.setdefault(used)
                 if used in home:
                     parts[home[node]].dependencies.setdefault(home[used])
-    order = list(parts) if keep_original_order else _sorted(parts)
-    for part in parts.values():
-        for used in part.inputs:
-            made = part.graph.placeholder(used.name, type_expr=used.type)
-            made.meta = used.meta.copy()
-            part.environment[used] = made
-        for node in part.nodes:
-            _copy(node, part, root_m, qualname_map, bool(keep_original_node_name))
-        given = tuple(part.environment[n] for n in part.outputs)
-        if given:
-            part.graph.output(given[0] if len(given) == 1 else given)
-        else:
-            part.graph.output(())
-    return _assembled(m, parts, order, bool(keep_original_node_name))
+
+
+def copied(
+    part: Partition,
+    root: Any,
+    names: dict[str, str] | None,
+    keep_names: bool,
+    tuple_return: bool,
+    keep_input_names: bool = True,
+) -> None:
+    """Fills the graph of a part."""
+    for k, used in enumerate(part.inputs):
+        made = part.graph.placeholder(used.name if keep_input_names else f"arg_{k}", type_expr=used.type)
+        made.meta = used.meta.copy()
+        part.environment[used] = made
+    for node in part.nodes:
+        _copy(node, part, root, names, keep_names)
+    given = tuple(part.environment[n] for n in part.outputs)
+    part.graph.output(given[0] if len(given) == 1 and not tuple_return else given)
 
 
 def _copy(node: Node, part: Partition, root: Any, names: dict[str, str] | None, keep: bool) -> None:
     """Adds a node to its part."""
     target: Any = node.target
-    if node.op == "call_module":
+    if node.op in ("call_module", "get_attr"):
         target = str(node.target).replace(".", "_")
         part.targets[target] = _reached(root, str(node.target))
         if names is not None:
@@ -127,36 +154,46 @@ def _sorted(parts: dict[Any, Partition]) -> list[Any]:
     return order
 
 
-def _assembled(m: GraphModule, parts: dict[Any, Partition], order: list[Any], keep: bool) -> GraphModule:
+def assembled(
+    m: GraphModule,
+    parts: dict[Any, Partition],
+    order: list[Any],
+    keep: bool,
+    tuple_return: bool = False,
+    kind: type[GraphModule] = GraphModule,
+) -> GraphModule:
     """The module that calls the parts."""
     graph, values = Graph(), dict[Node, Node]()
     held: dict[str, Any] = {}
+    wanted = {used for part in parts.values() for used in part.inputs}
+    wanted.update(m.graph.output_node().all_input_nodes)
     for node in m.graph.nodes:
         if node.op == "placeholder":
             default = node.args[0] if node.args else ...
             values[node] = graph.placeholder(str(node.target), node.type, default)
             values[node].meta = node.meta.copy()
-        elif node.op == "get_attr":
+        elif node.op == "get_attr" and node in wanted:
             held[str(node.target)] = _reached(m, str(node.target))
             values[node] = graph.get_attr(str(node.target), node.type)
             values[node].meta = node.meta.copy()
     for name in order:
         part = parts[name]
-        held[part.submod_name] = GraphModule(part.targets, part.graph)
+        held[part.submod_name] = kind(part.targets, part.graph)
         for used in part.inputs:
             if used not in values:
                 raise RuntimeError(f"{part.submod_name} runs before {used}, which it uses")
         call = graph.call_module(part.submod_name, tuple(values[n] for n in part.inputs))
         outputs = list(part.outputs)
-        if len(outputs) == 1:
+        single = len(outputs) == 1 and not tuple_return
+        if single:
             values[outputs[0]] = call
-        for k, node in enumerate(outputs if len(outputs) > 1 else ()):
+        for k, node in enumerate(() if single else outputs):
             item = graph.call_function(operator.getitem, (call, k), name=node.name if keep else None)
             item.meta = node.meta.copy()
             values[node] = item
     output = m.graph.output_node()
     graph.output(map_arg(output.args[0], lambda n: values[n]))
-    return GraphModule(held, graph)
+    return kind(held, graph)
 
 
 _hint_missing(__name__)

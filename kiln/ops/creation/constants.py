@@ -216,6 +216,11 @@ def number_of(value: Any) -> Any:
     return value.item() if isinstance(value, _core.Tensor) else value
 
 
+def whole(value: Any) -> Any:
+    """A whole number as an int; a size that varies as it is."""
+    return value if isinstance(value, Size) else int(value)
+
+
 def sizes_given(size: tuple[Any, ...], op: str) -> tuple[Any, ...]:
     """Sizes given one by one or as a sequence, none of them negative."""
     sizes = sizes_of(size)

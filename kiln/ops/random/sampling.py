@@ -10,7 +10,7 @@ from typing import Any
 from kiln import _core
 from kiln.errors import describe, message
 from kiln.late import later
-from kiln.ops.creation.constants import check_options, chosen_dtype, settle, sizes_given
+from kiln.ops.creation.constants import check_options, chosen_dtype, settle, sizes_given, whole
 from kiln.ops.elementwise.arithmetic import convert
 from kiln.ops.random import draws as r
 from kiln.ops.random.generator import reserve
@@ -161,7 +161,9 @@ def randint(
     name = chosen_dtype(place_for(out, dtype), "int64")
     _bounds(low, high, name)
     check_options("randint", options)
-    result = run(r.integer_values, int(low), int(high), *reserve(sizes, generator), sizes, name, **into(out))
+    result = run(
+        r.integer_values, whole(low), whole(high), *reserve(sizes, generator), sizes, name, **into(out)
+    )
     return settle(result, requires_grad, device, "randint")
 
 
@@ -327,7 +329,7 @@ def random_(input: Any, low: Any = None, high: Any = ..., *, generator: Any = No
         low, high = 0, low
     _bounds(low, high, name)
     sizes = tuple(input.shape)
-    return fill(input, r.integer_values, int(low), int(high), *reserve(sizes, generator), sizes, name)
+    return fill(input, r.integer_values, whole(low), whole(high), *reserve(sizes, generator), sizes, name)
 
 
 def _continuous(name: str, values: Any, kernel: str, defaults: dict[str, float], check: Any, doc: str) -> Any:

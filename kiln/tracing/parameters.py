@@ -1,0 +1,96 @@
+"""What a function calls its arguments, and what `dynamic_shapes` says of them by those names."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from kiln.nn import Module
+from kiln.tracing.dims import specs_of
+from kiln.tracing.trees import Tree
+
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _parameters(fn: Any) -> list[inspect.Parameter]:
+    return list(inspect.signature(fn.forward if isinstance(fn, Module) else fn).parameters.values())
+
+
+def parameter_names(fn: Any, count: int) -> list[str]:
+    """What a function calls its first `count` arguments: `x`, or `args[2]` of `*args`."""
+    try:
+        parameters = _parameters(fn)
+    except (TypeError, ValueError):
+        return [f"args[{k}]" for k in range(count)]
+    names: list[str] = []
+    for k in range(count):
+        if k < len(parameters) and parameters[k].kind in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        ):
+            names.append(parameters[k].name)
+            continue
+        star = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), "args")
+        plain = sum(
+            p.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            for p in parameters
+        )
+        names.append(f"{star}[{k - plain}]")
+    return names
+
+
+def takes_any_keyword(fn: Any) -> bool:
+    """Whether a function has a parameter `**kwargs`."""
+    try:
+        parameters = _parameters(fn)
+    except (TypeError, ValueError):
+        return True
+    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+
+def by_input(fn: Any, count: int, named: int, dims: Any) -> Any:
+    """What is said of `*args` and `**kwargs` as a whole, said of each of them: `{"args": (a, b)}` is
+    `{"args[0]": a, "args[1]": b}`. `count` arguments are given by place, `named` by name. ValueError for
+    another number of them.
+    """
+    try:
+        parameters = _parameters(fn)
+    except (TypeError, ValueError):
+        return dims
+    plain = [p.name for p in parameters if p.kind in _BY_PLACE]
+    star = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
+    rest = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD), None)
+    many = count - len(plain) if star is not None else 0
+    if isinstance(dims, (tuple, list)) and many > 0 and len(dims) != count + named:
+        held = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY or p.name == rest]
+        dims = dict(zip(held, dims)) if len(plain) < len(dims) <= len(held) else dims
+    if not isinstance(dims, dict):
+        return dims
+    found: dict[Any, Any] = {}
+    for name, said in dims.items():
+        if name in (star, rest) and not said:
+            continue
+        if name == star and many > 0:
+            if not isinstance(said, (tuple, list)) or len(said) != many:
+                raise ValueError(
+                    f"dynamic_shapes[{star!r}]: expected {many} entries in a tuple, got {said!r}"
+                )
+            found.update({f"{star}[{k}]": one for k, one in enumerate(said)})
+        elif name == rest and isinstance(said, dict):
+            found.update(said)
+        else:
+            found[name] = said
+    return found
+
+
+def specs_for(in_tree: Tree, parameters: list[str], dims: Any) -> list[dict[int, Any]]:
+    """What is said of the dims of each tensor among the arguments: {dim: Dim, size or None}."""
+    items = in_tree.items
+    keys = list(items[1].keys)
+    if isinstance(dims, (tuple, list)) and len(dims) == len(items[0].items) and not keys:
+        return [s for item, d in zip(items[0].items, dims) for s in specs_of(item, d, [])]
+    whole = Tree("dict", (*items[0].items, *items[1].items), (*parameters, *keys))
+    if isinstance(dims, dict) and len(whole.items) == 1 and whole.items[0].kind == "leaf":
+        if all(isinstance(k, int) for k in dims):
+            dims = {whole.keys[0]: dims}
+    return specs_of(whole, dims, [])
