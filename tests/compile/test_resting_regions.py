@@ -45,7 +45,7 @@ def pattern(t: Any, n: int, ops: int = 12) -> Any:
 
 
 def told(compiled: Any) -> Any:
-    return compiled._region.describe()
+    return compiled._region.describe(False)
 
 
 def test_what_never_repeats_is_given_up_within_ten_calls() -> None:
