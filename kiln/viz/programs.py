@@ -129,11 +129,12 @@ def program(recording: dict[str, Any], names: Names, title: str) -> Program | No
 def _kernels(
     plan: Plan, lines: Sequence[str], seconds: Sequence[float], number: Callable[[Any], int]
 ) -> list[Kernel]:
-    steps = [step for step in plan.steps if not isinstance(step, Free)]
-    if len(seconds) != len(steps):
-        seconds = [0.0] * len(steps)
+    if len(seconds) != len(plan.steps):
+        seconds = [0.0] * len(plan.steps)
     found = []
-    for step, took in zip(steps, seconds):
+    for step, took in zip(plan.steps, seconds):
+        if isinstance(step, Free):
+            continue
         buffers = {b: number(plan.buffers[b].elements) * plan.buffers[b].itemsize for b, *_ in step.pointers}
         if isinstance(step, Call):
             found.append(Kernel(step.name, (), "", sum(buffers.values()), None, took))

@@ -27,14 +27,12 @@ Object listed(const auto& items, const auto& make) {
 
 // [(how it looks at its value, dtype, ndim, value, slot, sizes of 1, stride classes)]
 PyObject* listed_args(std::span<const ListedArg> args) {
-    return listed(args,
-                  [](const ListedArg& a) {
-                      const char* classes[] = {"number", "whole", "squeeze", "reshape", "expand", "strided"};
-                      return Py_BuildValue("(ssiiiKK)", classes[int(a.cls)], name(a.dtype), int(a.ndim),
-                                           int(a.value), int(a.slot), (unsigned long long)a.ones,
-                                           (unsigned long long)a.classes);
-                  })
-        .release();
+    auto made = listed(args, [](const ListedArg& a) {
+        const char* classes[] = {"number", "whole", "squeeze", "reshape", "expand", "strided"};
+        return Py_BuildValue("(ssiiiKK)", classes[int(a.cls)], name(a.dtype), int(a.ndim), int(a.value),
+                             int(a.slot), (unsigned long long)a.ones, (unsigned long long)a.classes);
+    });
+    return made.release();
 }
 
 struct RegionObject {
@@ -161,17 +159,15 @@ Object described(const OpList& list, std::span<const RecordedStorage> storages, 
     });
     return checked(Py_BuildValue("(OOi)", ops.get(), all.get(), int(slots)));
 }
-// The lines of a recording's ops, and the shortest time of each launch of its program, as far as known.
+// The lines of a recording's ops, and the shortest time of each step of its program, as far as known.
 Object lines_of(const RegionEntry& entry) {
     return listed(std::vector<SourceLine>(entry.lines), [](const SourceLine& line) {
         return PyUnicode_FromString(SourceLine::text(line).c_str());
     });
 }
 Object seconds_of(const RegionEntry& entry) {
-    std::vector<double> found;
-    for (const Step& step : entry.variant ? entry.variant->program->steps : std::vector<Step>())
-        if (step.kernel != Step::free) found.push_back(step.seconds);
-    return listed(found, PyFloat_FromDouble);
+    return listed(entry.variant ? entry.variant->program->steps : std::vector<Step>(),
+                  [](const Step& step) { return PyFloat_FromDouble(step.seconds); });
 }
 PyObject* truth(bool value) { return value ? Py_True : Py_False; }
 Object describe_entry(const RegionEntry& entry, bool whole) {
@@ -211,16 +207,17 @@ Object times_of(const Region& region) {
     return list;
 }
 // Everything known of a region and its recordings; if `whole`, also what was recorded, and where.
-Object describe(const Region& region, bool whole) {
-    Object list = listed(entries_of(region),
-                         [&](const auto& entry) { return describe_entry(*entry, whole).release(); });
-    return checked(Py_BuildValue(
-        "{sKsKszsKsO}", "made", (unsigned long long)region.made, "copied", (unsigned long long)region.copied,
-        "off", region.off.empty() ? nullptr : region.off.c_str(), "rest",
-        (unsigned long long)(region.records() ? 0 : region.rest), "recordings", list.get()));
-}
 PyObject* region_describe(PyObject* self, PyObject* whole) {
-    return guarded([&] { return describe(*region_of(self), whole == Py_True).release(); });
+    return guarded([&] {
+        const Region& region = *region_of(self);
+        const Object list = listed(entries_of(region), [&](const auto& entry) {
+            return describe_entry(*entry, whole == Py_True).release();
+        });
+        return Py_BuildValue(
+            "{sKsKszsKsO}", "made", (unsigned long long)region.made, "copied",
+            (unsigned long long)region.copied, "off", region.off.empty() ? nullptr : region.off.c_str(),
+            "rest", (unsigned long long)(region.records() ? 0 : region.rest), "recordings", list.get());
+    });
 }
 PyMethodDef region_methods[] = {
     {"resume", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(region_resume)),
@@ -365,6 +362,24 @@ PyObject* wanted(PyObject* capsule, PyObject*) {
 PyMethodDef deliver_method = {"deliver", deliver, METH_O, "Gives a region's entry its program."};
 PyMethodDef wanted_method = {"wanted", wanted, METH_NOARGS, "Whether the program is waited for."};
 
+// Takes an answer: why the region is switched off, or None.
+void switch_off(Region& region, PyObject* why) {
+    if (why == Py_None) return;
+    const char* text = PyUnicode_AsUTF8(why);
+    if (!text) throw Error(ErrorKind::python, "");
+    region.stop(text);
+}
+
+PyObject* tell_reads(PyObject*, PyObject* listener) {
+    Py_XSETREF(told_of_reads, listener == Py_None ? nullptr : Py_NewRef(listener));
+    Py_RETURN_NONE;
+}
+PyMethodDef region_functions[] = {
+    {"tell_reads", tell_reads, METH_O,
+     "Calls `listener()` before bool(x), int(x), x.item(), x.tolist() ...; None: no more."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
 }  // namespace
 
 namespace compiler {
@@ -403,18 +418,6 @@ void compile_region_later(const Recording& recording, const std::shared_ptr<Regi
     }
 }
 
-namespace {
-
-// Takes an answer: why the region is switched off, or None.
-void switch_off(Region& region, PyObject* why) {
-    if (why == Py_None) return;
-    const char* text = PyUnicode_AsUTF8(why);
-    if (!text) throw Error(ErrorKind::python, "");
-    region.stop(text);
-}
-
-}  // namespace
-
 void decide(Region& region, RegionEntry& entry) {
     Object answer = ask("decide", "(sKKN)", region.name.c_str(), (unsigned long long)region.uses,
                         (unsigned long long)entry.number, times_of(region).release());
@@ -441,18 +444,6 @@ void forgotten(Region& region, const RegionEntry& entry) {
 }
 
 }  // namespace compiler
-
-namespace {
-PyObject* tell_reads(PyObject*, PyObject* listener) {
-    Py_XSETREF(told_of_reads, listener == Py_None ? nullptr : Py_NewRef(listener));
-    Py_RETURN_NONE;
-}
-PyMethodDef region_functions[] = {
-    {"tell_reads", tell_reads, METH_O,
-     "Calls `listener()` before bool(x), int(x), x.item(), x.tolist() ...; None: no more."},
-    {nullptr, nullptr, 0, nullptr},
-};
-}  // namespace
 
 int add_regions(PyObject* module) {
     region_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&region_spec));

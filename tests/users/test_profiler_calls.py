@@ -170,8 +170,8 @@ def test_programs_of_compiled_functions_tell_of_all_their_lines() -> None:
     own = [{line.number for call in e.calls for line in call.place.lines[:1]} for e in programs]
     last = step.__wrapped__.__code__.co_firstlineno + 3
     assert own == [{FIRST}, {FIRST + 1}, {last}, {last}]
-    assert [e.modules[-1].name if e.modules else None for e in programs] == ["a", "b", None, None]
-    assert {line.launches for line in profile.by("line")} == {1, 2}
+    assert [e.modules[-1].name if e.modules else None for e in programs] == ["", "b", None, None]
+    assert not any(" more in one" in line.name for line in profile.by("line"))
     assert any(g.get("data-t") == "kernel of 2 calls" for g in boxes_of(profile.flame_graph()))
 
 

@@ -162,6 +162,8 @@ def randint(
     _bounds(low, high, name)
     check_options("randint", options)
     result = run(r.integer_values, int(low), int(high), *reserve(sizes, generator), sizes, name, **into(out))
+    if out is None and 0 <= low < high < 1 << 32:
+        _core.values_below(result, int(high))  # so that none that gathers by them looks at them
     return settle(result, requires_grad, device, "randint")
 
 
