@@ -55,6 +55,27 @@ _STYLE = """
 """
 
 
+# A picture that is wider than its place begins at its highest box.
+_SCRIPT = """
+(function(){
+  var root=document.querySelector(".%s");
+  function begin(){
+    [].forEach.call(root.querySelectorAll(".kiln-fold"),function(place){
+      if(!place.clientWidth||place.begun)return;
+      place.begun=true;
+      var top=null;
+      [].forEach.call(place.querySelectorAll("rect"),function(box){
+        var at=box.getBoundingClientRect();
+        if(!top||at.top<top.top)top=at;
+      });
+      if(top)place.scrollLeft+=(top.left+top.right)/2-place.getBoundingClientRect().left-place.clientWidth/2;
+    });
+  }
+  if(root){begin();root.addEventListener("toggle",begin,true);}
+})();
+"""
+
+
 def pages(
     name: str, counts: dict[str, Any], known: dict[str, Any], function: Any, params: Any
 ) -> tuple[str, str]:
@@ -85,7 +106,8 @@ def _both(parts: Iterable[str], title: str) -> tuple[str, str]:
         "n": n, "font": theme.FONT, "grey": theme.GREY, "ink": theme.INK, "dark_ink": theme.DARK_INK,
         "faint": theme.FAINT, "dark_faint": theme.DARK_FAINT,
     }  # fmt: skip
-    part = f'<div class="{n}">{theme.style(n, (), _STYLE % named)}\n' + "\n".join(parts) + "</div>"
+    body = [*parts, f"<script>{_SCRIPT % n}</script>"]
+    part = f'<div class="{n}">{theme.style(n, (), _STYLE % named)}\n' + "\n".join(body) + "</div>"
     whole = (
         f'<!doctype html>\n<html><head><meta charset="utf-8"><title>{escape(title)}: kiln.compile</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
