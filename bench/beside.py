@@ -24,7 +24,7 @@ def large(seed: int) -> Any:
 
     def f(x: Any) -> Any:
         parts = []
-        for k in range(24):
+        for k in range(24 + seed):
             y = (x * (1 + seed + k)).tanh() + x.roll(k + 1, 0)
             parts.append((y - y.mean(-1, keepdim=True)).softmax(-1) @ x[: x.shape[1]])
         return sum(parts)
