@@ -79,6 +79,8 @@ CHANGED: dict[str, Any] = {
     "drawn from below 0 on": lambda i: kiln.randint(-9, 0, (2,)),
     "drawn and added to": lambda i: kiln.randint(0, 3, (2,)).add_(3),
     "drawn and computed with": lambda i: kiln.randint(0, 3, (2,)) + 3,
+    "drawn as floats, seen as ints": lambda i: kiln.randint(1, 3, (2,), dtype=kiln.float32).view(kiln.int32),
+    "drawn as bytes, seen as ints": lambda i: kiln.randint(1, 3, (16,), dtype=kiln.uint8).view(kiln.int64),
     "drawn into it": lambda i: kiln.randint(3, 9, (1,), out=i),
     "sorted along another dim": lambda i: kiln.zeros(9).argsort(0)[4:],
 }

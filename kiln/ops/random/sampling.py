@@ -161,9 +161,10 @@ def randint(
     name = chosen_dtype(place_for(out, dtype), "int64")
     _bounds(low, high, name)
     check_options("randint", options)
-    result = run(r.integer_values, int(low), int(high), *reserve(sizes, generator), sizes, name, **into(out))
-    if out is None and 0 <= low < high < 1 << 32:
-        _core.values_below(result, int(high))  # so that none that gathers by them looks at them
+    low, high = int(low), int(high)
+    result = run(r.integer_values, low, high, *reserve(sizes, generator), sizes, name, **into(out))
+    if out is None and name == "int64" and 0 <= low < high < 1 << 32:  # of others bits may be seen as int64
+        _core.values_below(result, high)  # who gathers by them need not look at them
     return settle(result, requires_grad, device, "randint")
 
 
