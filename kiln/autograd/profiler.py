@@ -6,8 +6,8 @@
 
 An event is one launch of a kernel, or one range; those inside it in time are its children. Views launch no
 kernel, and functions that NumPy or SciPy compute are none of kiln's: they have no event of their own. In a
-compiled function a kernel may do several operations, and is named by them: what is told of it is told of all
-operations of its program.
+compiled function a kernel may do several operations, and is named by them: what is told of it is told of
+these.
 
 Memory is what storages hold, in whole blocks of the allocator. It is looked at before each call, after each
 kernel, and where ranges begin and end: what came and went from a call's begin to its kernel's end is the
@@ -31,6 +31,7 @@ from kiln import _core
 from kiln.autograd import watch
 from kiln.autograd.profiler_events import NOTHING, EventList, FunctionEvent, FunctionEventAvg, Told
 from kiln.autograd.profiler_memory import Held, changes_of, loose_events
+from kiln.table.labels import split
 
 __all__ = ["EventList", "FunctionEvent", "FunctionEventAvg", "profile", "record_function"]
 
@@ -131,8 +132,8 @@ def stop(begun: float) -> EventList:
     calls_of = _finder(noted or watch.Calls(), launches)
     found = []
     counted: set[int] = set()  # a call may launch several kernels: its operations are the first one's
-    for name, _, took, begin, number, held in launches:
-        calls = calls_of(name, number)
+    for told, _, took, begin, number, held in launches:
+        name, calls = split(told)[0], calls_of(told, number)
         flops = sum(call.flops for call in calls if call.number not in counted)
         counted.update(call.number for call in calls)
         event = FunctionEvent(
@@ -166,13 +167,18 @@ def _look(*call: Any) -> None:
 
 
 def _finder(calls: watch.Calls, launches: list[Any]) -> Callable[[str, int], tuple[watch.Call, ...]]:
-    """Which calls a launch did, by its name and number: the one, or all of a recording's program."""
-    programs = calls.of_programs(number for name, *_, number, _ in launches if name.startswith(PROGRAM))
+    """Which calls a launch did, by what it is called and its number: the one, or those of a recording that
+    its label names; all of the recording's, should it have been recorded otherwise than it was called.
+    """
+    programs = calls.of_programs(number for told, *_, number, _ in launches if told.startswith(PROGRAM))
 
-    def find(name: str, number: int) -> tuple[watch.Call, ...]:
-        if name.startswith(PROGRAM):
-            return programs.get(number, ())
-        return (calls.of[number],) if number in calls.of else ()
+    def find(told: str, number: int) -> tuple[watch.Call, ...]:
+        if not told.startswith(PROGRAM):
+            return (calls.of[number],) if number in calls.of else ()
+        known, own = programs.get(number, ()), split(told)[1]
+        if all(k < len(known) and known[k].name == name for k, name in own):
+            return tuple(known[k] for k, _ in own)
+        return known
 
     return find
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 from kiln import _core
 from kiln.capture import service
 from kiln.capture.batched import Batching
-from kiln.capture.explain import explain
+from kiln.capture.explain import Explanation, explain
 from kiln.capture.objects import Recorded, recorded
 from kiln.capture.suspend import suspended, written
 from kiln.errors import message, shorten
@@ -128,11 +128,11 @@ class Compiled(_core.Recorder):
         """Returns when no program is being compiled any more, for this function or another."""
         service.wait()
 
-    def explain(self) -> str:
+    def explain(self) -> Explanation:
         """In plain words: what was recorded and why anew, what ended each recording and where, what it
-        costs.
+        costs. `.html(path)` of it is a page with pictures of its programs.
         """
-        return explain(self._name, self._region)
+        return explain(self._name, self._region, self._function)
 
 
 @overload

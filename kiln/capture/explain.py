@@ -1,7 +1,11 @@
-"""A region in plain words: what was recorded and why anew, what ended each recording, what it costs."""
+"""A region in plain words: what was recorded and why anew, what ended each recording, what it costs. The page
+of it is `kiln/viz/compiled.py`'s.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from itertools import groupby, takewhile
 from typing import Any
 
@@ -12,25 +16,84 @@ WIDTH = 160  # letters of a recording's ops
 UNTIL_COMPILED = (1 << 64) - 1  # calls a region rests that waits for its programs
 
 
-def explain(name: str, region: Any) -> str:
-    """The text of `explain()` of a compiled function."""
-    counts, known = region.stats(), region.describe()
+class Explanation(str):
+    """What `explain()` says: text, and the same with pictures as a page, which a notebook shows."""
+
+    _draw: Callable[[Any], tuple[str, str]]  # what names are given for -> the page's part, the page
+
+    def html(self, path: str | os.PathLike[str] | None = None, params: Any = None) -> str:
+        """A page that needs nothing else: what ended recordings and what was recorded anew, each place once;
+        every program as a picture, its kernels with their lines, loops and share of what this machine can
+        do, and how long its arrays live. Written to `path` if that is given.
+
+        A kernel's time is the shortest of the program's first three runs; what the machine can do is measured
+        once, in about a second. Names come from the modules that the function names, or from `params`, a
+        Module or tensors by name.
+        """
+        page = self._draw(params)[1]
+        if path is not None:
+            from kiln.files import write_atomically
+
+            write_atomically(os.fspath(path), iter([page.encode()]))
+        return page
+
+    def _repr_html_(self) -> str:
+        return self._draw(None)[0]
+
+
+def explain(name: str, region: Any, function: Any) -> Explanation:
+    """What `explain()` of a compiled function says."""
+    counts, known = region.stats(), region.describe(True)
+    made = Explanation(_text(name, counts, known))
+
+    def draw(params: Any) -> tuple[str, str]:
+        from kiln.viz.compiled import pages
+
+        return pages(name, counts, known, function, params)
+
+    made._draw = draw
+    return made
+
+
+def in_words(text: str) -> Explanation:
+    """One that has no pictures."""
+    made = Explanation(text)
+
+    def draw(params: Any) -> tuple[str, str]:
+        from kiln.viz.compiled import text_pages
+
+        return text_pages(text)
+
+    made._draw = draw
+    return made
+
+
+def ops_of(recording: dict[str, Any]) -> list[Any]:
+    """The ops of a recording: (name, handle, hidden, writes, arguments, results)."""
+    ops: list[Any] = recording["recorded"][0][0]
+    return ops
+
+
+def in_order(known: dict[str, Any]) -> list[dict[str, Any]]:
+    """The recordings, the first first."""
+    return sorted(known["recordings"], key=lambda r: int(r["number"]))
+
+
+def _text(name: str, counts: dict[str, Any], known: dict[str, Any]) -> str:
     lines = [
         f"{name}: {known['made']} different recordings, {counts['compiles']} compiled; "
         f"{counts['runs']} runs of a program, {counts['replays']} op by op"
     ]
     if known["off"]:
-        lines.append(f"  switched off: {known['off']}; {_until(known['rest'])}")
+        lines.append(f"  switched off: {known['off']}; {until(known['rest'])}")
+        lines += [f"  what would help: {advice}" for advice in helps(known)]
     if known["copied"]:
-        lines.append(
-            f"  copied at each call: {known['copied']} bytes of arrays that somebody else holds and may "
-            "write (clone the tensor, or keep no other reference to the array)"
-        )
+        lines.append(f"  {copied(known['copied'])}")
     if counts["forgotten"]:
         lines.append(
             f"  {counts['forgotten']} recordings were forgotten to keep the newest {counts['programs']}"
         )
-    recordings = sorted(known["recordings"], key=lambda r: int(r["number"]))
+    recordings = in_order(known)
     for k, recording in enumerate(recordings[:SHOWN]):
         lines += _recording(recording, recordings[:k])
     if len(recordings) > SHOWN:
@@ -38,7 +101,38 @@ def explain(name: str, region: Any) -> str:
     return "\n".join(lines)
 
 
-def _until(calls: int) -> str:
+def copied(nbytes: int) -> str:
+    """What is copied at each call, and how not to."""
+    return (
+        f"copied at each call: {nbytes} bytes of arrays that somebody else holds and may "
+        "write (clone the tensor, or keep no other reference to the array)"
+    )
+
+
+def helps(known: dict[str, Any]) -> list[str]:
+    """What would make a region that is switched off gain."""
+    recordings = known["recordings"]
+    reads = sum(times for r in recordings for cause, _, times in r["ends"] if cause == "a value was read")
+    calls = sum(times for r in recordings for cause, _, times in r["ends"] if cause == "the call returned")
+    if known["rest"] == UNTIL_COMPILED:
+        return ["wait: its programs are being compiled; compiled.wait() returns when they are there"]
+    found = []
+    if reads > calls:
+        found.append("read values after the call, or not at every step: each read ends a recording")
+    if "seen again" in known["off"]:
+        found.append(
+            "keep what changes from call to call out of it (dtypes, numbers of dims, dims of size 1, lengths "
+            "of lists and loops, Python branches): sizes above 1 may change"
+        )
+    else:
+        found.append(
+            "more work in a call: larger tensors, or the whole step with backward and optimizer; calls that "
+            "take microseconds gain nothing, and cost nothing while it is switched off"
+        )
+    return found
+
+
+def until(calls: int) -> str:
     """When a region that is off records again."""
     if calls == UNTIL_COMPILED:
         return "it is called as it is until one of them is there"
@@ -46,7 +140,8 @@ def _until(calls: int) -> str:
 
 
 def _recording(r: dict[str, Any], earlier: list[dict[str, Any]]) -> list[str]:
-    ops = f"{len(r['ops'])} op{'' if len(r['ops']) == 1 else 's'} ({_names([op[0] for op in r['ops']])})"
+    names = [op[0] for op in ops_of(r)]
+    ops = f"{len(names)} op{'' if len(names) == 1 else 's'} ({short(names)})"
     program = f" in a program of {r['kernels']} kernels" if r["kernels"] >= 0 else ""
     lines = [
         f"  recording {r['number']}: {ops}{program}; "
@@ -54,23 +149,30 @@ def _recording(r: dict[str, Any], earlier: list[dict[str, Any]]) -> list[str]:
     ]
     if earlier:
         lines.append(f"    recorded anew: {_why_anew(r, earlier)}")
-    if r["compiles"] > 1:
-        lines.append(f"    compiled {r['compiles']} times: more of its values were kept later")
-    if r["pending"]:
-        lines.append("    its program is being compiled")
-    if r["failed"]:
-        lines.append("    compiling it failed (logged to kiln.compile): it runs op by op")
-    if r["slower"]:
-        lines.append(
-            f"    its program takes {microseconds(r['program'] + r['record'])} with recording, "
-            f"its ops {microseconds(r['replay'])}: it runs op by op"
-        )
+    lines += [f"    {told}" for told in state(r)]
     for cause, line, times in r["ends"]:
         lines.append(f"    ended because {cause}{f' at {line}' if line else ''}, {times} times")
     return lines
 
 
-def _names(ops: list[str]) -> str:
+def state(r: dict[str, Any]) -> list[str]:
+    """What became of a recording."""
+    lines = []
+    if r["compiles"] > 1:
+        lines.append(f"compiled {r['compiles']} times: more of its values were kept later")
+    if r["pending"]:
+        lines.append("its program is being compiled")
+    if r["failed"]:
+        lines.append("compiling it failed (logged to kiln.compile): it runs op by op")
+    if r["slower"]:
+        lines.append(
+            f"its program takes {microseconds(r['program'] + r['record'])} with recording, "
+            f"its ops {microseconds(r['replay'])}: it runs op by op"
+        )
+    return lines
+
+
+def short(ops: list[str]) -> str:
     """ "mul, 3 x add, tanh": the names in order, as far as they fit in a line."""
     text = ""
     for name, run in groupby(ops):
@@ -83,11 +185,14 @@ def _names(ops: list[str]) -> str:
 
 def _why_anew(r: dict[str, Any], earlier: list[dict[str, Any]]) -> str:
     """What is not as in the recording before it that has the most ops in common, the latest of such."""
+    k, before, number, now = changed(r, earlier)
+    return f"op {k + 1} was {before} in recording {number} and is {now}"
+
+
+def changed(r: dict[str, Any], earlier: list[dict[str, Any]]) -> tuple[int, str, int, str]:
+    """Which op of a recording is other than in one before, what it was in which one, and what it is."""
     same, nearest = max(((_common(r, other), other) for other in earlier), key=_by_ops_then_number)
-    return (
-        f"op {same + 1} was {_op(nearest['ops'], same)} in recording {nearest['number']} "
-        f"and is {_op(r['ops'], same)}"
-    )
+    return same, _op(ops_of(nearest), same), nearest["number"], _op(ops_of(r), same)
 
 
 def _by_ops_then_number(found: tuple[int, dict[str, Any]]) -> tuple[int, int]:
@@ -96,13 +201,13 @@ def _by_ops_then_number(found: tuple[int, dict[str, Any]]) -> tuple[int, int]:
 
 def _common(a: dict[str, Any], b: dict[str, Any]) -> int:
     """With how many ops two recordings begin alike."""
-    pairs = zip(a["ops"], b["ops"], strict=False)
+    pairs = zip(ops_of(a), ops_of(b), strict=False)
     return sum(1 for _ in takewhile(lambda pair: _look(pair[0]) == _look(pair[1]), pairs))
 
 
 def _look(op: Any) -> Any:
     """An op but for where its sizes stand."""
-    *what, args = op
+    *what, args, _ = op
     return what, [(*arg[:4], *arg[5:]) for arg in args]
 
 
@@ -116,7 +221,7 @@ def _op(ops: Any, k: int) -> str:
     """ "mul(float32[n, 1] strided #2, a float)": op `k`, with the values it reads by number."""
     if k >= len(ops):
         return "nothing"
-    name, _, _, writes, args = ops[k]
+    name, _, _, writes, args, _ = ops[k]
     return f"{name}{'_' * writes}({', '.join(map(_arg, args))})"
 
 

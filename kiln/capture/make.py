@@ -46,7 +46,7 @@ def region(
 ) -> bytes | None:
     """The program of a region, its kernels' code ready; None (logged) if there is none."""
     try:
-        made = regions.region([(function_of(f), *rest) for f, *rest in ops], storages, slots, checkpoint)
+        made = regions.region(with_functions(ops), storages, slots, checkpoint)
         for key in made[0][0]:
             checkpoint()
             if not _core.kernel_known(key):
@@ -56,6 +56,11 @@ def region(
         # as text: a kept error would keep the frames of the recorded function, and all they hold
         log(True, f"a recorded region of {len(ops)} ops runs op by op: {type(error).__name__}: {error}")
         return None
+
+
+def with_functions(ops: Any) -> list[tuple[Any, ...]]:
+    """Recorded ops with functions in the place of their handles."""
+    return [(name, function_of(f), *rest) for name, f, *rest in ops]
 
 
 kernel_object = programs.kernel_object

@@ -19,6 +19,7 @@ from kiln.table.record import Op
 
 BOOL, INT, FLOAT = 0, 2, 3  # kinds of a number, as the core counts them
 NO_DIM, FLAT = -128, 127  # in native/call/op.h too
+CLASS_DIM = 100  # dim 1, or 0 of a vector; in native/call/value_checks.cpp too
 
 
 def recipe(graph: Graph, whole: bool = False) -> tuple[Any, ...]:
@@ -143,7 +144,7 @@ def position_check(function: Forward) -> tuple[Any, ...] | None:
     if check.along and isinstance(dim, int) and dim >= 0:
         dim += check.along
     if dim == "class":
-        dim = 100  # told apart by the core: dim 1, or 0 of a vector
+        dim = CLASS_DIM  # told apart by the core
     ignore = places[check.ignore] if check.ignore else -1
     is_index = issubclass(check.error, IndexError)
     return places[check.positions], places[check.source], dim, check.negative, ignore, check.message, is_index

@@ -1,9 +1,11 @@
 """Recorded regions as graphs: what was recorded, storage by storage, becomes values; writes make new values.
 
-    recorded op := (function, hidden, writes, args, outs)
+    recorded op := (name, function, hidden, writes, args, outs)
     arg         := (class, dtype, ndim, storage, slot, ones, stride classes)
     class       := number | whole | squeeze | reshape | expand | strided      how it looks at its storage's
     value
+
+Nodes say which recorded op they are of, by its number and name: in plans a launch says it of all it computes.
 
 A storage's value is contiguous. A read through a view is a view node on it; a write through a view makes a
 new value of the whole storage, which later reads see.
@@ -19,6 +21,7 @@ from kiln.capture.function import Function, classify, copy_pointwise
 from kiln.graph.graph import Graph, Value
 from kiln.graph.size import Dim, substitute, symbol
 from kiln.passes.rewrite import append, substitute_attr
+from kiln.table.labels import mark
 from kiln.table.record import find
 
 
@@ -45,25 +48,40 @@ class Stored(NamedTuple):
     ndim: int
     slot: int
     ones: int
+    address: int = 0  # where an input lay when the recording was first seen, for who shows it
 
 
 def region(
     ops: list[tuple[Any, ...]],
-    storages: tuple[Any, ...],
+    storages: list[Any],
     slots: int,
     checkpoint: Callable[[], None] = lambda: None,
 ) -> tuple[Any, list[int]]:
     """The program of a recording, and the storage of each of its outputs. `checkpoint` is called wherever the
     work may rest.
     """
-    builder = _Builder([Stored(*s) for s in storages], slots)
-    for function, hidden, writes, args, outs in ops:
+    builder, ordinals = built(ops, storages, slots, checkpoint)
+    return programs.program(builder.graph, lambda i: builder.pointers.get(i, 0)), ordinals
+
+
+def built(
+    ops: list[tuple[Any, ...]],
+    storages: list[Any],
+    slots: int,
+    checkpoint: Callable[[], None] = lambda: None,
+) -> tuple[Builder, list[int]]:
+    """The graph of a recording, with the storages that its values are of, and those of its outputs."""
+    builder = Builder([Stored(*s) for s in storages], slots)
+    for k, (name, function, hidden, writes, args, outs) in enumerate(ops):
         checkpoint()
+        known = len(builder.graph.nodes)
         builder.call(function, bool(hidden), bool(writes), [Arg(*a) for a in args], [Arg(*a) for a in outs])
-    return builder.finish()
+        for node in builder.graph.nodes[known:]:
+            node.line = mark(k, name)
+    return builder, builder.finish()
 
 
-class _Builder:
+class Builder:
     """The graph of one recording, built op by op."""
 
     def __init__(self, storages: list[Stored], slots: int) -> None:
@@ -211,8 +229,8 @@ class _Builder:
             values[id(node.out)] = made
         return [values[id(v)] for v in graph.outputs]
 
-    def finish(self) -> tuple[Any, list[int]]:
-        """The program: every live storage is an output, in the memory it has if it has some."""
+    def finish(self) -> list[int]:
+        """Every live storage is an output, in the memory it has if it has some: which ones."""
         places = {id(v): i for i, v in enumerate(self.graph.inputs)}
         originals = {k: i for i, k in enumerate(k for k, s in enumerate(self.storages) if not s.pending)}
         outputs: list[Value] = []
@@ -228,5 +246,4 @@ class _Builder:
             outputs.append(value)
             ordinals.append(k)
         self.graph.finish(outputs)
-        made = programs.program(self.graph, lambda i: self.pointers.get(i, 0))
-        return made, ordinals
+        return ordinals

@@ -115,7 +115,7 @@ def _stored_region(what: str) -> bytes | None:
     return answer
 
 
-def _region(what: str, *recording: Any) -> bytes | None:
+def _region(what: str, recording: tuple[Any, ...]) -> bytes | None:
     answer: bytes | None = _maker().region(*recording)
     if answer is not None:
         kept.store(_region_key(what), answer)
@@ -130,7 +130,7 @@ def _region_later(asked: tuple[Any, ...], deliver: Any, wanted: Any) -> None:
                 raise Unwanted
 
         rest()
-        what, *recording = asked
+        what, recording = asked
         answer = _maker().region(*recording, rest)
         if answer is not None:
             kept.store(_region_key(what), answer)

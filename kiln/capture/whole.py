@@ -85,7 +85,7 @@ def _refusal(function: InOne, line: str) -> RuntimeError:
 def _ends(region: Any) -> dict[str, int]:
     """How often values that were read ended a recording, by lines."""
     counts: dict[str, int] = {}
-    for recording in region.describe()["recordings"]:
+    for recording in region.describe(False)["recordings"]:
         for cause, line, times in recording["ends"]:
             if cause == "a value was read":
                 counts[str(line)] = counts.get(str(line), 0) + times

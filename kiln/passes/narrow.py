@@ -110,6 +110,6 @@ def _moved(graph: Graph, moves: list[Node]) -> Value:
 
 def _full(node: Node, dtype: str) -> Node:
     """The same number everywhere, in another dtype."""
-    new = Node(node.op, node.inputs, (node.attrs[0], dtype))
+    new = Node(node.op, node.inputs, (node.attrs[0], dtype), node.line)
     new.out = node.out
     return new

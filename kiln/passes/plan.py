@@ -26,6 +26,7 @@ from kiln.passes.layout import numel
 from kiln.passes.lower import lower_group
 from kiln.passes.order import ordered
 from kiln.table.kinds import VIEWS
+from kiln.table.labels import label
 
 ITEMSIZE = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
@@ -50,7 +51,7 @@ class Launch(NamedTuple):
     """
 
     kernel: int
-    label: str  # the ops that it computes, as profiles show it
+    label: str  # the ops that it computes, as profiles show it, and recorded ones (kiln/table/labels.py)
     pointers: tuple[tuple[int, Dim, int], ...]
     args: tuple[Dim, ...]
     grid: Dim
@@ -164,8 +165,8 @@ class _Planner:
         places = {id(node): place for place, node in enumerate(self.fusion.graph.nodes)}
         for group in ordered(self.fusion):
             lowered = list(lower_group(self.fusion, group))
-            label = _label(group, places)
-            launches += [self._launch(one, label) for one in lowered]
+            told = _label(group, places)
+            launches += [self._launch(one, told) for one in lowered]
         outputs = tuple((self._array(a), a.value.dtype, a.value.shape) for a in self.fusion.outputs)
         return Plan(tuple(self.kernels), tuple(self.buffers), tuple(self._freed(launches)), outputs)
 
@@ -235,4 +236,6 @@ def _label(group: Group, places: dict[int, int]) -> str:
     nodes = {id(n): n for n in (*group.nodes, *(v.node for v in values), *(f.node for f in group.folds)) if n}
     in_order = sorted(nodes.values(), key=lambda n: places.get(id(n), -1))
     text = " ".join(dict.fromkeys(n.op.name for n in in_order if n.op.kind not in VIEWS))
-    return text if len(text) <= LONGEST_LABEL else f"{text[:LONGEST_LABEL]}..."
+    if len(text) > LONGEST_LABEL:
+        text = f"{text[:LONGEST_LABEL]}..."
+    return label(text, (n.line for n in in_order))

@@ -92,6 +92,7 @@ class _Prepared:
         self.graph, values = clone(empty)
         inner, chains = _written_once(graph), dict[int, tuple[tuple[Value, ...], tuple[Any, ...]]]()
         for node in graph.nodes:
+            self.line = node.line  # of what is made in its place
             if id(node.out) in inner:
                 chains[id(node.out)] = self.chain(node, values, chains)
                 continue
@@ -114,7 +115,7 @@ class _Prepared:
         self, op: Any, inputs: tuple[Value, ...], attrs: tuple[Any, ...], dtype: str, shape: Shape
     ) -> Value:
         """A node of known result."""
-        node = Node(op, inputs, attrs)
+        node = Node(op, inputs, attrs, self.line)
         node.out = Value(self.graph, node, dtype, shape)
         self.graph.nodes.append(node)
         return node.out

@@ -173,7 +173,7 @@ def _view(state: _Rewriting, node: Node, inputs: tuple[Value, ...]) -> Value | N
         return _transposed(state, node, inner)
     if inner is None or inner.op.kind != kind or kind not in ("reshape", "permute", "expand"):
         return None
-    joined = Node(node.op, (), node.attrs)
+    joined = Node(node.op, (), node.attrs, node.line)
     if kind == "permute":
         joined.attrs = (tuple(inner.attrs[0][d] for d in node.attrs[0]),)
     joined.out = node.out
@@ -185,7 +185,7 @@ def _reduce(state: _Rewriting, node: Node, inputs: tuple[Value, ...]) -> Value |
     over = [inputs[0].shape[d] for d in node.attrs[0]]
     if node.op.name not in _ONE_IS_ITSELF or any(d != 1 for d in over):
         return None
-    view = Node(find("reshape"), (), (node.out.shape,))
+    view = Node(find("reshape"), (), (node.out.shape,), node.line)
     view.out = node.out
     return _add(state, view, inputs)
 
@@ -198,10 +198,10 @@ def _transposed(state: _Rewriting, node: Node, inner: Node) -> Value | None:
         return None
     factors = []
     for factor in reversed(inner.inputs):
-        permuted = Node(node.op, (), (swap,))
+        permuted = Node(node.op, (), (swap,), node.line)
         permuted.out = Value(state.graph, permuted, factor.dtype, tuple(factor.shape[d] for d in swap))
         factors.append(_add(state, permuted, (factor,)))
-    joined = Node(inner.op, (), inner.attrs)
+    joined = Node(inner.op, (), inner.attrs, inner.line)
     joined.out = node.out
     return _new(state, joined, tuple(factors))
 
@@ -213,7 +213,7 @@ def _product(state: _Rewriting, node: Node, inputs: tuple[Value, ...]) -> Value 
     factors = narrow_factors(state.graph, inputs)
     if factors is None:
         return None
-    wide = Node(find("product_wide"), (), ())
+    wide = Node(find("product_wide"), (), (), node.line)
     wide.out = node.out
     return _new(state, wide, factors)
 

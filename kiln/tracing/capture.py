@@ -9,11 +9,14 @@ from typing import Any, NoReturn
 
 from kiln import _core
 from kiln.capture.called import CALLED, differentiated, is_replaced
+from kiln.capture.function import Forward
+from kiln.capture.pure.steps import Step
 from kiln.capture.pure.values import names_of
+from kiln.capture.recipes import CLASS_DIM, FLAT, position_check, positions_along
 from kiln.device import device
 from kiln.errors import is_own, place
 from kiln.graph.graph import Shape
-from kiln.graph.size import Size
+from kiln.graph.size import Size, product
 from kiln.nn import Module
 from kiln.table.arguments import without_values
 from kiln.table.kinds import FLOATS
@@ -380,7 +383,7 @@ def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
                 needed = needed or name == looked_at
             elif name == looked_at:
                 maker = next(s for s in recorder.steps if k in s.outs)
-                if not isinstance(maker.op, str) and maker.op.gives_positions:
+                if step.op.checks is not None and _in_range(maker, step, recorder.sizes_of):
                     continue
                 late = needed = True
                 parts.append(("result", first + len(extra)))
@@ -393,6 +396,20 @@ def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
             if needed:
                 found.checks.append(Check(step.op.handle, step.structure, tuple(parts), late))
     return extra
+
+
+def _in_range(maker: Step, step: Step, sizes_of: Callable[[int], Shape]) -> bool:
+    """Whether positions are along a dim of the size of that which they point into, by what made them."""
+    if isinstance(maker.op, str) or not maker.op.gives_positions:
+        return False
+    along = positions_along(Forward(maker.op, maker.structure))
+    check = position_check(Forward(step.op, step.structure))
+    assert check is not None
+    given, into = sizes_of(maker.args[0][1]), sizes_of(step.args[check[1]][1])
+    dim = min(1, len(into) - 1) if check[2] == CLASS_DIM else check[2]
+    count = product(given) if along == FLAT else given[along] if given else 1
+    size = into[dim] if into else 1
+    return count <= size if isinstance(count, int) and isinstance(size, int) else bool(count == size)
 
 
 def set_histories(found: Captured) -> None:

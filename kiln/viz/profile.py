@@ -11,6 +11,7 @@ from kiln import _core
 from kiln.autograd import profiler as _ranges
 from kiln.autograd.profiler_events import EventList, FunctionEvent, Told, common_modules
 from kiln.errors import message, place
+from kiln.table.labels import split
 from kiln.viz.flame import Block, FlameGraph
 
 _BY = ("function", "shape", "line", "module")
@@ -51,8 +52,8 @@ class profile:
     With `detail` it notes of each launch what it was given and where in the program it was asked for:
     `by("shape")`, `by("line")`, `by("module")`, `flame_graph()` and `chrome_trace(path)` tell. A call of an
     op then takes some microseconds more, outside of kernels. In backward a line or module is that of the
-    forward call whose derivative runs. A program of `kiln.compile` is of all its lines: it is named by the
-    first and how many more there are, and by the module around all.
+    forward call whose derivative runs. A kernel of a compiled function is of the lines of all operations
+    that it does: it is named by the first and how many more there are, and by the module around all.
 
     >>> x = kiln.ones(1000)
     >>> with kiln.profile() as p:
@@ -89,7 +90,13 @@ class profile:
             self.lines = self.by("function")
         else:
             _core.flush()
-            self.lines = Lines("function", (Line(*line[:3]) for line in _core.profile_stop()))
+            found: dict[str, list[float]] = {}
+            for told, launches, seconds, *_ in _core.profile_stop():
+                total = found.setdefault(split(told)[0], [0, 0.0])
+                total[0] += launches
+                total[1] += seconds
+            lines = (Line(name, int(launches), seconds) for name, (launches, seconds) in found.items())
+            self.lines = Lines("function", lines)
 
     @property
     def launches(self) -> int:
@@ -176,7 +183,7 @@ def _line(event: FunctionEvent) -> str:
     if not lines:
         return "an unknown line"
     first = next(iter(lines))
-    more = f" and {len(lines) - 1} more in one program" if len(lines) > 1 else ""
+    more = f" and {len(lines) - 1} more in one kernel" if len(lines) > 1 else ""
     return place(first.file, first.number) + more
 
 
@@ -195,7 +202,7 @@ def _phase(event: FunctionEvent) -> str:
 
 def _kernel(event: FunctionEvent) -> tuple[str, str, str]:
     names = [call.name for call in event.calls]
-    label = event.name if len(names) < 2 else f"program of {len(names)} calls"
+    label = event.name if len(names) < 2 else f"kernel of {len(names)} calls"
     return "kernel", label, ", ".join(names[:12]) + (", ..." if len(names) > 12 else "") if names[1:] else ""
 
 

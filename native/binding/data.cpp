@@ -177,6 +177,14 @@ PyObject* tensor_data_ptr(PyObject* self, PyObject*) {
     return PyLong_FromVoidPtr(x->data());
 }
 
+PyObject* values_below(PyObject*, PyObject* args) {
+    PyObject* x;
+    unsigned int bound;
+    if (!PyArg_ParseTuple(args, "OI:values_below", &x, &bound)) return nullptr;
+    if (is_tensor(x)) tensor_of(x).storage->below = bound;
+    Py_RETURN_NONE;
+}
+
 PyObject* tensor_nbytes(PyObject* self, void*) {
     const Tensor& x = tensor_of(self);
     return PyLong_FromLongLong(x.numel * int64_t(itemsize(x.dtype)));
@@ -335,6 +343,7 @@ PyObject* check_in_range(PyObject*, PyObject* args) {
 }
 
 PyMethodDef functions[] = {
+    {"values_below", values_below, METH_VARARGS, "Positions in [0, a number) need no look."},
     {"check_in_range", guard<check_in_range>, METH_VARARGS, "RuntimeError if a number does not fit a dtype."},
     {"from_nested", guard<from_nested>, METH_VARARGS,
      "A tensor of nested lists of numbers: (data, dtype or None)."},

@@ -18,19 +18,21 @@ namespace {
 
 PyTypeObject* region_type = nullptr;
 
+// A list of what `make` makes of each.
+Object listed(const auto& items, const auto& make) {
+    Object list = checked(PyList_New(0));
+    for (const auto& item : items) checked_ok(PyList_Append(list.get(), checked(make(item)).get()));
+    return list;
+}
+
 // [(how it looks at its value, dtype, ndim, value, slot, sizes of 1, stride classes)]
 PyObject* listed_args(std::span<const ListedArg> args) {
-    Object list = checked(PyTuple_New(Py_ssize_t(args.size())));
-    for (size_t i = 0; i < args.size(); ++i) {
-        const ListedArg& a = args[i];
+    auto made = listed(args, [](const ListedArg& a) {
         const char* classes[] = {"number", "whole", "squeeze", "reshape", "expand", "strided"};
-        PyObject* item =
-            Py_BuildValue("(ssiiiKK)", classes[int(a.cls)], name(a.dtype), int(a.ndim), int(a.value),
-                          int(a.slot), (unsigned long long)a.ones, (unsigned long long)a.classes);
-        if (!item) throw Error(ErrorKind::python, "");
-        PyTuple_SET_ITEM(list.get(), i, item);
-    }
-    return list.release();
+        return Py_BuildValue("(ssiiiKK)", classes[int(a.cls)], name(a.dtype), int(a.ndim), int(a.value),
+                             int(a.slot), (unsigned long long)a.ones, (unsigned long long)a.classes);
+    });
+    return made.release();
 }
 
 struct RegionObject {
@@ -137,36 +139,52 @@ PyObject* region_stats(PyObject* self, PyObject*) {
 }
 // [(cause, line or None, times)]: what ended a recording.
 Object ends_of(const RegionEntry& entry) {
-    Object list = checked(PyList_New(0));
-    for (const RegionEnd& end : std::vector<RegionEnd>(entry.ends)) {
+    return listed(std::vector<RegionEnd>(entry.ends), [](const RegionEnd& end) {
         std::string line = end.line.code.object ? SourceLine::text(end.line) : "";
-        Object item = checked(Py_BuildValue("(szK)", end.cause, line.empty() ? nullptr : line.c_str(),
-                                            (unsigned long long)end.times));
-        checked_ok(PyList_Append(list.get(), item.get()));
-    }
-    return list;
+        return Py_BuildValue("(szK)", end.cause, line.empty() ? nullptr : line.c_str(),
+                             (unsigned long long)end.times);
+    });
 }
-// [(name, which function, hidden, writes, arguments)]
-Object ops_of(const OpList& list) {
-    Object ops = checked(PyList_New(0));
-    for (const ListedOp& op : list.ops) {
-        Object item = checked(Py_BuildValue("(sniiN)", op.fn->name.c_str(), Py_ssize_t(op.fn), int(op.hidden),
-                                            int(op.writes), listed_args(list.args_of(op))));
-        checked_ok(PyList_Append(ops.get(), item.get()));
-    }
-    return ops;
+// ([(name, handle, hidden, writes, arguments, results)], storages if it is known which live, slots)
+Object described(const OpList& list, std::span<const RecordedStorage> storages, const std::vector<bool>& live,
+                 size_t slots) {
+    const Object ops = listed(list.ops, [&](const ListedOp& op) {
+        return Py_BuildValue("(sOiiNN)", op.fn->name.c_str(), handle_of(*op.fn), int(op.hidden),
+                             int(op.writes), listed_args(list.args_of(op)), listed_args(list.outs_of(op)));
+    });
+    const Object all = listed(storages.first(live.size()), [&](const RecordedStorage& s) {
+        return Py_BuildValue("(siiiiiiKK)", name(s.dtype), int(s.pending), int(s.written),
+                             int(live[size_t(&s - storages.data())]), int(s.flat), int(s.ndim), int(s.slot),
+                             (unsigned long long)s.ones, (unsigned long long)s.address);
+    });
+    return checked(Py_BuildValue("(OOi)", ops.get(), all.get(), int(slots)));
+}
+// The lines of a recording's ops, and the shortest time of each step of its program, as far as known.
+Object lines_of(const RegionEntry& entry) {
+    return listed(std::vector<SourceLine>(entry.lines), [](const SourceLine& line) {
+        return PyUnicode_FromString(SourceLine::text(line).c_str());
+    });
+}
+Object seconds_of(const RegionEntry& entry) {
+    return listed(entry.variant ? entry.variant->program->steps : std::vector<Step>(),
+                  [](const Step& step) { return PyFloat_FromDouble(step.seconds); });
 }
 PyObject* truth(bool value) { return value ? Py_True : Py_False; }
-Object describe_entry(const RegionEntry& entry) {
+Object describe_entry(const RegionEntry& entry, bool whole) {
     const int kernels = entry.variant ? int(entry.variant->program->kernels.size()) : -1;
     auto count = [](uint64_t value) { return (unsigned long long)value; };
+    const std::vector<bool> live = entry.variant ? entry.variant->live : entry.looked;
+    PyObject* recorded =
+        whole ? Py_BuildValue(
+                    "(NNNN)", described(entry.list, entry.storages, live, entry.environment.size()).release(),
+                    dims_object(entry.environment), lines_of(entry).release(), seconds_of(entry).release())
+              : Py_NewRef(Py_None);
     return checked(Py_BuildValue(
-        "{sKsOsisKsKsKsKsOsOsOsOsdsdsdsO}", "number", count(entry.number), "ops", ops_of(entry.list).get(),
-        "kernels", kernels, "seen", count(entry.seen), "runs", count(entry.runs), "replays",
-        count(entry.replays), "compiles", count(entry.compiles), "pending", truth(entry.pending), "failed",
-        truth(entry.failed), "decided", truth(entry.decided), "slower", truth(entry.slower), "program",
-        entry.times.program, "record", entry.times.record, "replay", entry.times.replay, "ends",
-        ends_of(entry).get()));
+        "{sKsNsisKsKsKsKsOsOsOsdsdsdsO}", "number", count(entry.number), "recorded", recorded, "kernels",
+        kernels, "seen", count(entry.seen), "runs", count(entry.runs), "replays", count(entry.replays),
+        "compiles", count(entry.compiles), "pending", truth(entry.pending), "failed", truth(entry.failed),
+        "slower", truth(entry.slower), "program", entry.times.program, "record", entry.times.record, "replay",
+        entry.times.replay, "ends", ends_of(entry).get()));
 }
 // A copy: Python code may run, and record, while they are looked at.
 std::vector<std::shared_ptr<RegionEntry>> entries_of(const Region& region) {
@@ -188,28 +206,26 @@ Object times_of(const Region& region) {
     }
     return list;
 }
-// Everything known of a region and its recordings.
-Object describe(const Region& region) {
-    Object list = checked(PyList_New(0));
-    for (const auto& entry : entries_of(region))
-        checked_ok(PyList_Append(list.get(), describe_entry(*entry).get()));
-    return checked(Py_BuildValue(
-        "{sKsKszsKsO}", "made", (unsigned long long)region.made, "copied",
-        (unsigned long long)region.last.copied, "off", region.off.empty() ? nullptr : region.off.c_str(),
-        "rest", (unsigned long long)(region.records() ? 0 : region.rest), "recordings", list.get()));
-}
-PyObject* region_describe(PyObject* self, PyObject*) {
-    return guarded([&] { return describe(*region_of(self)).release(); });
+// Everything known of a region and its recordings; if `whole`, also what was recorded, and where.
+PyObject* region_describe(PyObject* self, PyObject* whole) {
+    return guarded([&] {
+        const Region& region = *region_of(self);
+        const Object list = listed(entries_of(region), [&](const auto& entry) {
+            return describe_entry(*entry, whole == Py_True).release();
+        });
+        return Py_BuildValue(
+            "{sKsKszsKsO}", "made", (unsigned long long)region.made, "copied",
+            (unsigned long long)region.copied, "off", region.off.empty() ? nullptr : region.off.c_str(),
+            "rest", (unsigned long long)(region.records() ? 0 : region.rest), "recordings", list.get());
+    });
 }
 PyMethodDef region_methods[] = {
     {"resume", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(region_resume)),
      METH_FASTCALL | METH_KEYWORDS,
      "function(*args, **kwargs), a step of a body that may be suspended, recorded, or as a part of what is "
      "being recorded; then what is pending runs."},
-    {"stats", region_stats, METH_NOARGS,
-     "Counts of runs, compiles, replays op by op, recordings known and forgotten."},
-    {"describe", region_describe, METH_NOARGS,
-     "What explain() puts into words: of every recording what it is, why anew, what ended it, its times."},
+    {"stats", region_stats, METH_NOARGS, "Counts of runs, compiles, replays and recordings."},
+    {"describe", region_describe, METH_O, "What explain() puts into words and pictures."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot region_slots[] = {
@@ -320,28 +336,11 @@ auto variant_reader(const Recording& recording, const std::vector<bool>& live) {
     };
 }
 
-// (key, ops, storages, slots)
+// (key, what was recorded)
 Object describe_region(const Recording& recording, const std::vector<bool>& live) {
-    const OpList& list = recording.list();
-    Object ops = checked(PyTuple_New(Py_ssize_t(list.ops.size())));
-    for (size_t i = 0; i < list.ops.size(); ++i) {
-        const ListedOp& op = list.ops[i];
-        PyObject* item = Py_BuildValue("(OiiNN)", handle_of(*op.fn), int(op.hidden), int(op.writes),
-                                       listed_args(list.args_of(op)), listed_args(list.outs_of(op)));
-        if (!item) throw Error(ErrorKind::python, "");
-        PyTuple_SET_ITEM(ops.get(), i, item);
-    }
-    Object storages = checked(PyTuple_New(Py_ssize_t(recording.storages().size())));
-    for (size_t i = 0; i < recording.storages().size(); ++i) {
-        const RecordedStorage& s = recording.storages()[i];
-        PyObject* item =
-            Py_BuildValue("(siiiiiiK)", name(s.dtype), int(s.pending), int(s.written), int(live[i]),
-                          int(s.flat), int(s.ndim), int(s.slot), (unsigned long long)s.ones);
-        if (!item) throw Error(ErrorKind::python, "");
-        PyTuple_SET_ITEM(storages.get(), i, item);
-    }
-    return checked(Py_BuildValue("(OOOi)", region_key(recording, live).get(), ops.get(), storages.get(),
-                                 int(recording.environment().size())));
+    return checked(Py_BuildValue(
+        "(ON)", region_key(recording, live).get(),
+        described(recording.list(), recording.storages(), live, recording.environment().size()).release()));
 }
 
 struct Later {
@@ -362,6 +361,24 @@ PyObject* wanted(PyObject* capsule, PyObject*) {
 }
 PyMethodDef deliver_method = {"deliver", deliver, METH_O, "Gives a region's entry its program."};
 PyMethodDef wanted_method = {"wanted", wanted, METH_NOARGS, "Whether the program is waited for."};
+
+// Takes an answer: why the region is switched off, or None.
+void switch_off(Region& region, PyObject* why) {
+    if (why == Py_None) return;
+    const char* text = PyUnicode_AsUTF8(why);
+    if (!text) throw Error(ErrorKind::python, "");
+    region.stop(text);
+}
+
+PyObject* tell_reads(PyObject*, PyObject* listener) {
+    Py_XSETREF(told_of_reads, listener == Py_None ? nullptr : Py_NewRef(listener));
+    Py_RETURN_NONE;
+}
+PyMethodDef region_functions[] = {
+    {"tell_reads", tell_reads, METH_O,
+     "Calls `listener()` before bool(x), int(x), x.item(), x.tolist() ...; None: no more."},
+    {nullptr, nullptr, 0, nullptr},
+};
 
 }  // namespace
 
@@ -401,18 +418,6 @@ void compile_region_later(const Recording& recording, const std::shared_ptr<Regi
     }
 }
 
-namespace {
-
-// Takes an answer: why the region is switched off, or None.
-void switch_off(Region& region, PyObject* why) {
-    if (why == Py_None) return;
-    const char* text = PyUnicode_AsUTF8(why);
-    if (!text) throw Error(ErrorKind::python, "");
-    region.stop(text);
-}
-
-}  // namespace
-
 void decide(Region& region, RegionEntry& entry) {
     Object answer = ask("decide", "(sKKN)", region.name.c_str(), (unsigned long long)region.uses,
                         (unsigned long long)entry.number, times_of(region).release());
@@ -439,18 +444,6 @@ void forgotten(Region& region, const RegionEntry& entry) {
 }
 
 }  // namespace compiler
-
-namespace {
-PyObject* tell_reads(PyObject*, PyObject* listener) {
-    Py_XSETREF(told_of_reads, listener == Py_None ? nullptr : Py_NewRef(listener));
-    Py_RETURN_NONE;
-}
-PyMethodDef region_functions[] = {
-    {"tell_reads", tell_reads, METH_O,
-     "Calls `listener()` before bool(x), int(x), x.item(), x.tolist() ...; None: no more."},
-    {nullptr, nullptr, 0, nullptr},
-};
-}  // namespace
 
 int add_regions(PyObject* module) {
     region_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&region_spec));

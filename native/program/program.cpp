@@ -76,15 +76,17 @@ void run_range(KernelFunction function, void* const* pointers, const int64_t* ar
 // Of a grain of 0 every unit is more work than threads need to be worth it.
 bool worth_threads(int64_t units, int64_t grain) { return units > grains_worth_it * grain; }
 
-// Runs `body`; the profile counts it under `name`, or of a recording's program, which has none, `label`.
-template <class Body>
-void timed(const std::string& name, const std::string& label, Body body) {
-    if (!profile().on) [[likely]]
+// Runs `body`; the profile counts it under `name`, or of a recording's program, which has none, the step's.
+void timed(const std::string& name, const Step& step, bool times, const auto& body) {
+    if (!profile().on && !times) [[likely]]
         return body();
     const auto start = std::chrono::steady_clock::now();
     body();
-    note_launch(name.empty() ? concat("region: ", label) : name, start.time_since_epoch(),
-                std::chrono::steady_clock::now() - start);
+    const Seconds taken = std::chrono::steady_clock::now() - start;
+    const std::atomic_ref shortest(step.seconds);  // other threads may run the program too
+    if (double known = shortest; known == 0 || taken.count() < known) shortest = taken.count();
+    if (profile().on)
+        note_launch(name.empty() ? concat("region: ", step.label) : name, start.time_since_epoch(), taken);
 }
 
 void run_units(KernelFunction function, void* const* pointers, const int64_t* args, int64_t units,
@@ -108,7 +110,8 @@ void launch(Kernel& kernel, const std::string& name, void* const* pointers, cons
             int64_t units, int64_t grain) {
     if (units <= 0) return;
     KernelFunction function = code_of(kernel);
-    timed(name, {}, [&] { run_units(function, pointers, args, units, grain); });
+    static const Step alone;
+    timed(name, alone, false, [&] { run_units(function, pointers, args, units, grain); });
 }
 
 void evaluate(std::span<const SizeExpr> exprs, uint32_t environment, int64_t* slots) {
@@ -150,6 +153,9 @@ void append_environment(const Operand& operand, Dims& environment) {
 namespace {
 
 constexpr size_t unplaced = ~size_t(0);
+constexpr uint32_t timed_runs = 3;    // of a recording's program; later ones are measured as a whole
+constexpr uint32_t looks_after = 64;  // runs of small launches, which take some microseconds at most
+constexpr size_t most_pointers = 48;  // of one of them
 
 // Gives temps their places in one block: each the lowest gap it fits in between its first use and its end.
 void lay_out(const Program& program, const int64_t* slots, TempPlan& plan) {
@@ -310,7 +316,7 @@ void launch_steps(const Program& program, const int64_t* slots, const SmallVecto
         for (size_t i = 0; i < step.args.size(); ++i) args[i] = slots[step.args[i]];
         const KernelFunction function = code_of(*program.kernels[step.kernel]);
         const Scratch* own = step.scratch < 0 ? nullptr : &scratch;
-        timed(run.name, step.label, [&] {
+        timed(run.name, step, run.times, [&] {
             if (work.at_once)
                 run_segments(function, pointers.data(), &args[args.size() - 2], args.data(), work, own);
             else
@@ -342,11 +348,6 @@ Memory::Memory(size_t bytes)
 Memory::~Memory() {
     if (data_) ::operator delete(data_, std::align_val_t(memory_alignment));
 }
-
-namespace {
-constexpr uint32_t looks_after = 64;  // runs of small launches, which take some microseconds at most
-constexpr size_t most_pointers = 48;  // of one of them
-}  // namespace
 
 Running::Running(const Program& program, std::span<const int64_t> environment, const Run& run)
     : program_(program) {
@@ -447,7 +448,7 @@ void run(const Program& program, const int64_t* slots, std::span<const Input> in
     } else {
         SeenValues::look_again();
     }
-    Run run{program.name, threads, unlocked};
+    Run run{program.name, threads, unlocked, program.name.empty() && program.timed++ < timed_runs};
     Controls controls;
     launch_steps(program, slots, starts, scratch ? scratch->data : nullptr, run, controls);
 }

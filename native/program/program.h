@@ -72,7 +72,8 @@ struct Step {
     int32_t scratch = -1;  // slot: 64-bit words of each thread's own, behind one more pointer; -1: none
     Split split;           // with one: one more pointer, to what segments sum to, and the last two args
     std::vector<Pointer> pointers;
-    std::vector<int32_t> args;  // slots
+    std::vector<int32_t> args;   // slots
+    mutable double seconds = 0;  // of its shortest launch that was timed; 0: none was
 };
 
 struct Program;
@@ -134,6 +135,7 @@ struct Program {
     std::vector<Kernel*> kernels;  // those of the programs it calls among them
     std::vector<Control> controls;
     mutable TempPlan temps;
+    mutable uint32_t timed = 0;  // first runs of what was recorded, whose steps were timed
 
     uint32_t slots() const { return environment + uint32_t(exprs.size()); }
 };

@@ -22,6 +22,7 @@ struct Run {
     const std::string& name;  // whom the profile counts launches for
     int threads;
     Unlocked& unlocked;
+    bool times = false;  // each step notes what it takes
 };
 
 // Memory that no tensor has, aligned as theirs.

@@ -246,22 +246,16 @@ void run_recording(Recording& recording, const char* cause) {
     // Of a run by the program everything is timed, of one op by op what eager calls would take as well.
     double seconds = 0, ops_seconds = 0;
     Stopwatch watch(region.measuring ? &seconds : nullptr);
-    const OpList& list = recording.list();
-    region.last = {list.ops.size(),
-                   list.args.size(),
-                   list.outs.size(),
-                   recording.storages().size(),
-                   recording.environment().size(),
-                   recording.copied()};
     std::vector<bool> live;
-    live.reserve(recording.storages().size());
     for (const RecordedStorage& s : recording.storages())
         live.push_back(s.pending ? s.storage->refcount > 1 : s.written);
-    std::shared_ptr<RegionEntry> entry = region.entry(recording.hash(), recording.list());
+    std::shared_ptr<RegionEntry> entry = region.last = region.entry(recording);
+    region.copied = recording.copied();
     const std::vector<uint32_t> versions = check_mode ? versions_of(recording) : std::vector<uint32_t>();
-    KILN_CHECK(!check_mode || entry->list == list, internal, "KILN_CHECK: ", region.name,
+    KILN_CHECK(!check_mode || entry->list == recording.list(), internal, "KILN_CHECK: ", region.name,
                ": two different recordings have one hash");
     entry->note_end(cause);
+    if (entry->lines.empty()) entry->lines.assign(recording.lines().begin(), recording.lines().end());
     uint64_t sight = ++entry->seen;
     bool measuring = entry->measuring;
     entry->settled += !on_call && (entry->variant || entry->failed);  // a watched run takes longer
@@ -269,15 +263,14 @@ void run_recording(Recording& recording, const char* cause) {
         entry->measuring = true;
         ++region.measuring;
     }
-    bool wants_program = !entry->slower && !(measuring && sight % 2);
-    bool ran = wants_program && run_program(recording, entry, live);
+    bool ran = !entry->slower && !(measuring && sight % 2) && run_program(recording, entry, live);
     if (!ran) replay(recording, measuring ? &ops_seconds : nullptr);
     KILN_CHECK(versions.empty() || versions == versions_of(recording), internal, "KILN_CHECK: ", region.name,
                ": the run of ", recording.list().ops.size(),
                " ops counted writes that their lines have counted");
     ++(ran ? region.runs : region.replays);
     ++(ran ? entry->runs : entry->replays);
-    region.note(*entry, list.ops.size(), ran || entry->measuring);
+    region.note(*entry, entry->list.ops.size(), ran || entry->measuring);
     if (!measuring || on_call) return;
     watch.stop();
     double& best = ran ? entry->times.program : entry->times.replay;

@@ -180,15 +180,17 @@ void settle_target(Storage& storage) {
 void Recording::begin(std::shared_ptr<Region> region) {
     recordings().push_back(this);
     region_ = std::move(region);
-    keep_lines_ = check_mode || on_call;
+    region_->keeps_lines = region_->made != std::exchange(region_->met, region_->made);
+    keep_lines_ = check_mode || on_call || region_->keeps_lines;
     timed_ = region_->measuring > 0;
     recount_ = most_bytes;
-    const RegionSizes& last = region_->last;
-    list_.ops.reserve(last.ops);
-    list_.args.reserve(last.args);
-    list_.outs.reserve(last.outs);
-    storages_.reserve(last.storages);
-    environment_.reserve(last.environment);
+    if (!region_->last) return;
+    const RegionEntry& last = *region_->last;
+    list_.ops.reserve(last.list.ops.size());
+    list_.args.reserve(last.list.args.size());
+    list_.outs.reserve(last.list.outs.size());
+    storages_.reserve(last.storages.size());
+    environment_.reserve(last.environment.size());
 }
 
 void Recording::end() {
@@ -305,7 +307,7 @@ void Recording::clear() {
     std::swap(dying, storages_);
     hash_ = Hash128();
     lines_.clear();
-    keep_lines_ = check_mode || on_call;
+    keep_lines_ = check_mode || on_call || region_->keeps_lines;
     timed_ = region_->measuring > 0;
     bytes_ = 0;
     recount_ = most_bytes;

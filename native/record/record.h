@@ -35,17 +35,6 @@ private:
     std::chrono::steady_clock::time_point start_;
 };
 
-struct RecordedStorage {
-    StorageRef storage;
-    DType dtype;
-    bool pending;  // has no memory yet
-    bool written;  // an input some recorded op writes
-    bool flat;     // an input first seen through a view: its value is taken as one dim
-    uint8_t ndim;
-    uint32_t slot;  // sizes in the environment
-    uint64_t ones;
-};
-
 class Recording : public std::enable_shared_from_this<Recording> {
 public:
     Recording() = default;
@@ -105,7 +94,7 @@ private:
     std::shared_ptr<Region> region_;
     Hash128 hash_;
     bool keep_lines_ = false, timed_ = false;
-    std::vector<SourceLine> lines_;  // of every op, for the check mode
+    std::vector<SourceLine> lines_;  // of every op, if they are kept
     Snapshots snapshots_;
     OpList list_;
     std::vector<RecordedStorage> storages_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "call/compiler.h"
+#include "record/record.h"
 
 namespace kiln {
 
@@ -51,14 +52,19 @@ void RegionEntry::note_end(const char* cause) {
         ends.push_back({cause, std::move(line), 1});
 }
 
-std::shared_ptr<RegionEntry> Region::entry(const Hash128& hash, const OpList& list) {
-    if (const auto known = entries.find(hash); known != entries.end()) {
+std::shared_ptr<RegionEntry> Region::entry(const Recording& recording) {
+    if (const auto known = entries.find(recording.hash()); known != entries.end()) {
         known->second->last_use = ++uses;
         return known->second;
     }
     auto added = std::make_shared<RegionEntry>();
-    added->list = list;
-    entries.emplace(hash, added);
+    added->list = recording.list();
+    added->environment = recording.environment();
+    for (RecordedStorage s : recording.storages()) {
+        s.address = std::exchange(s.storage, {})->data;
+        added->storages.push_back(s);
+    }
+    entries.emplace(recording.hash(), added);
     added->number = ++made;
     added->last_use = ++uses;
     if (entries.size() <= most_entries) return added;
@@ -79,12 +85,8 @@ bool Region::repeats(const RegionEntry& entry, size_t ops) const {
 }
 
 void Region::note(const RegionEntry& entry, size_t ops, bool by_program) {
-    if (by_program)
-        call.ran += ops;
-    else if (entry.pending)
-        call.waiting += ops;
-    else if (!entry.failed && !entry.variant)
-        call.lost += ops;
+    uint64_t& count = by_program ? call.ran : entry.pending ? call.waiting : call.lost;
+    if (by_program || entry.pending || !(entry.failed || entry.variant)) count += ops;
 }
 
 void Region::end_call() {
@@ -113,12 +115,9 @@ void Region::end_call() {
 }
 
 bool Region::rests() {
-    if (rest > 0) {
-        rest -= rest != until_compiled;
-        return true;
-    }
-    wake();
-    return false;
+    if (rest == 0) return wake(), false;
+    rest -= rest != until_compiled;
+    return true;
 }
 
 void Region::wake() {

@@ -30,10 +30,16 @@ struct RegionTimes {
     double record = std::numeric_limits<double>::infinity();
 };
 
-// How much the last recording held: so much room the next one starts with.
-struct RegionSizes {
-    size_t ops = 0, args = 0, outs = 0, storages = 0, environment = 0;
-    size_t copied = 0;  // bytes of memory that others can see
+struct RecordedStorage {
+    StorageRef storage;
+    DType dtype;
+    bool pending;  // has no memory yet
+    bool written;  // an input some recorded op writes
+    bool flat;     // an input first seen through a view: its value is taken as one dim
+    uint8_t ndim;
+    uint32_t slot;  // sizes in the environment
+    uint64_t ones;
+    const void* address = nullptr;  // where it lay, once `storage` is forgotten
 };
 
 // What ended a recording, and where.
@@ -43,13 +49,17 @@ struct RegionEnd {
     uint64_t times;
 };
 
+class Recording;
 struct Region;
 
 // One recording, seen any number of times.
 struct RegionEntry {
     uint64_t seen = 0, runs = 0, replays = 0, compiles = 0;
     uint64_t last_use = 0, number = 0;
-    OpList list;  // as first seen, for explain() and the check mode
+    OpList list;  // as first seen, for explain() and the check mode, as are its storages and environment
+    std::vector<RecordedStorage> storages;
+    Dims environment;
+    std::vector<SourceLine> lines;  // of the ops, from the first sight that kept them
     std::vector<RegionEnd> ends;
     std::shared_ptr<RegionVariant> variant;
     RegionTimes times;
@@ -95,12 +105,15 @@ struct Region {
     uint64_t rest = 0;  // calls until it records again, to see whether that is so still
     std::unordered_map<Hash128, std::shared_ptr<RegionEntry>, HashOf128> entries;
     uint64_t uses = 0, runs = 0, compiles = 0, replays = 0, evicted = 0, made = 0;
-    uint64_t measuring = 0;  // entries being measured
-    RegionSizes last;
-    RegionOps call;                    // of the call in progress
-    int64_t patience = most_patience;  // what calls without a program may still use up
-    uint64_t ran = 0;                  // calls by programs, one after the other
-    uint64_t trial_at = first_trial;   // of these, when whole calls are timed
+    uint64_t met = ~uint64_t(0);  // of `made`, before this call
+    bool keeps_lines = false;     // at this call, as the one before made a recording, or it is the first
+    uint64_t measuring = 0;       // entries being measured
+    std::shared_ptr<RegionEntry> last;  // seen: so much room the next recording starts with
+    size_t copied = 0;                  // in it: bytes of memory that others can see
+    RegionOps call;                     // of the call in progress
+    int64_t patience = most_patience;   // what calls without a program may still use up
+    uint64_t ran = 0;                   // calls by programs, one after the other
+    uint64_t trial_at = first_trial;    // of these, when whole calls are timed
     RegionTrial trial;
     uint64_t waits = 0;       // entries whose programs are being compiled
     uint64_t next_rest = 0;   // calls of the next rest because nothing repeats; 0: it never rested
@@ -108,7 +121,7 @@ struct Region {
     bool anew = false;        // what was measured is forgotten after this rest
 
     // The entry of a recording, made if there is none; the least recently used one makes room.
-    std::shared_ptr<RegionEntry> entry(const Hash128& hash, const OpList& list);
+    std::shared_ptr<RegionEntry> entry(const Recording& recording);
 
     // Whether a recording of so many ops has been seen often enough to be compiled.
     bool repeats(const RegionEntry& entry, size_t ops) const;

@@ -420,7 +420,7 @@ def test_the_check_mode_can_fail(what: str, monkeypatch: pytest.MonkeyPatch, tmp
     """A program that computes something else than its ops is noticed, and the ops' values stay."""
     from kiln.capture import regions
 
-    call = regions._Builder.call
+    call = regions.Builder.call
 
     def swapped(self: Any, function: Any, hidden: Any, writes: Any, args: list[Any], outs: Any) -> None:
         call(self, function, hidden, writes, args[::-1], outs)
@@ -430,7 +430,7 @@ def test_the_check_mode_can_fail(what: str, monkeypatch: pytest.MonkeyPatch, tmp
 
     run = kiln.compile(program)
     monkeypatch.setenv("KILN_CACHE_DIR", str(tmp_path))  # where the program is not kept
-    monkeypatch.setattr(regions._Builder, "call", swapped)
+    monkeypatch.setattr(regions.Builder, "call", swapped)
     assert values(run(tensor(1, 2), tensor(3, 5))) == [-2.0, -3.0]  # op by op
     x = tensor(1, 2)
     with pytest.raises(Exception, match="left other bits"):

@@ -5,6 +5,8 @@ Programs run alone here: under the check nothing is given up, so that everything
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import traceback
 from collections.abc import Iterator
 from threading import Event
@@ -45,7 +47,7 @@ def pattern(t: Any, n: int, ops: int = 12) -> Any:
 
 
 def told(compiled: Any) -> Any:
-    return compiled._region.describe()
+    return compiled._region.describe(False)
 
 
 def test_what_never_repeats_is_given_up_within_ten_calls() -> None:
@@ -191,3 +193,41 @@ def test_errors_show_the_users_lines_alone(calls: int) -> None:
     assert names == ["test_errors_show_the_users_lines_alone", "failing"]
     with pytest.raises(TypeError):
         compiled()
+
+
+MANY = """
+import kiln
+ops = (kiln.neg, kiln.tanh, kiln.exp, kiln.relu)
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+@kiln.compile
+def f(x, number):
+    y = x
+    for _ in range(2):  # the same at every call
+        for _ in range(60):
+            y = y.neg()
+        assert y.sum() > 0
+    for _ in range(50):  # these are others at every call
+        y = ops[number % 4](y) if number else y.neg()
+        number //= 4
+    return y
+
+x, before = kiln.ones(20000), 0
+for k in range(1600):
+    if k == 600:
+        before = resident()
+    f(x, k + 4096)
+    if k == 3:
+        kiln.compiler.wait()
+print(f._region.describe(False)["made"], f.stats()["programs"], resident() - before)
+"""
+
+
+def test_a_thousand_different_recordings_do_not_grow_memory() -> None:
+    """The newest are remembered, of which each takes ten thousand bytes; beside them a long one repeats."""
+    done = subprocess.run([sys.executable, "-P", "-c", MANY], capture_output=True, text=True, check=True)
+    made, known, grown = map(int, done.stdout.split())
+    assert made > 1600 and known == 256
+    assert grown < 3_000_000

@@ -1,5 +1,5 @@
-"""Rule 2: positions that are in range by what they are (those argmax gives) do not end a recording to be
-looked at; they are looked at once anyone may have written them, and where the range is another.
+"""Rule 2: positions that are in range by what they are (those argmax, sorts, draws give) do not end a
+recording to be looked at; they are looked at once anyone may have written them, or the range is another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,26 @@ KNOWN: dict[str, Any] = {
     "a longer dim": lambda x: kiln.cat([x, x], 1).gather(1, x.argmax(1, keepdim=True)),
     "through views": lambda x: x.gather(1, x.argmax(1)[:, None].expand(-1, 3)),
     "scatter": lambda x: kiln.zeros_like(x).scatter_add(1, x.argmax(1, keepdim=True), x[:, :1]),
+    "argsort": lambda x: x.gather(1, x.argsort(1)),
+    "sort": lambda x: x.gather(0, x.sort(0, descending=True)[1]),
+    "topk": lambda x: x.gather(-1, x.topk(2)[1]),
+    "kthvalue": lambda x: x.gather(1, x.kthvalue(2, 1, keepdim=True)[1]),
+    "median": lambda x: x.gather(1, x.median(1, keepdim=True)[1]),
+    "mode": lambda x: x.gather(0, x.mode(0, keepdim=True)[1]),
+    "randint": lambda x: x.gather(1, _drawn(lambda: kiln.randint(0, 5, (4, 2)))),
+    "randint of a smaller range": lambda x: x[_drawn(lambda: kiln.randint(1, 3, (7,)))],
+    "randint as rows": lambda x: kiln.nn.functional.embedding(_drawn(lambda: kiln.randint(4, (3, 2))), x),
+    "randint as classes": lambda x: kiln.nn.functional.cross_entropy(
+        x, _drawn(lambda: kiln.randint(0, 5, (4,)))
+    ),
+    "randperm": lambda x: x[_drawn(lambda: kiln.randperm(4))],
 }
+
+
+def _drawn(draw: Any) -> Any:
+    """The same numbers at every call."""
+    kiln.manual_seed(3)
+    return draw()
 
 
 @needs_kiln
@@ -56,6 +75,14 @@ CHANGED: dict[str, Any] = {
     "copied into": lambda i: i.copy_(i.clone() + 5),
     "written through out=": lambda i: kiln.add(i, 7, out=i),
     "written through NumPy": _through_numpy,
+    "drawn from further on": lambda i: kiln.randint(3, 9, (2,)),
+    "drawn from below 0 on": lambda i: kiln.randint(-9, 0, (2,)),
+    "drawn and added to": lambda i: kiln.randint(0, 3, (2,)).add_(3),
+    "drawn and computed with": lambda i: kiln.randint(0, 3, (2,)) + 3,
+    "drawn as floats, seen as ints": lambda i: kiln.randint(1, 3, (2,), dtype=kiln.float32).view(kiln.int32),
+    "drawn as bytes, seen as ints": lambda i: kiln.randint(1, 3, (16,), dtype=kiln.uint8).view(kiln.int64),
+    "drawn into it": lambda i: kiln.randint(3, 9, (1,), out=i),
+    "sorted along another dim": lambda i: kiln.zeros(9).argsort(0)[4:],
 }
 
 

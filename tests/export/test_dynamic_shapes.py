@@ -332,3 +332,25 @@ def test_bags_that_do_not_ascend_are_refused_at_the_call() -> None:
     for wrong in ([1, 2], [0, 2, 1], [0, 4]):
         with pytest.raises(RuntimeError, match="has to be 0, and offsets must ascend"):
             program(ids, kiln.tensor(wrong))
+
+
+@pytest.mark.parametrize(
+    "positions", ["y.argmax(0, keepdim=True)", "y.argsort(0)", "y.topk(1)[1]", "y.argmax().reshape(1)"]
+)
+def test_positions_of_another_size_are_checked(positions: str) -> None:
+    """Along a dim of the same size they need none; where two sizes vary, the larger's are out of range."""
+    of = eval(f"lambda y: {positions}")
+    n, m = Dim("n"), Dim("m")
+
+    def f(x: Any, y: Any) -> Any:
+        return x.gather(0, of(y))
+
+    x = kiln.arange(5.0)
+    program = again(export(f, (x, x.clone()), dynamic_shapes=({0: n}, {0: m})))
+    assert program(x, kiln.arange(4.0)).tolist() == f(x, kiln.arange(4.0)).tolist()
+    with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
+        program(kiln.arange(3.0), x)
+    alike = export(f, (x, x.clone()), dynamic_shapes=({0: n}, {0: n}))
+    assert not alike._captured.checks or "reshape" in positions
+    y = kiln.arange(3.0)
+    assert alike(y, y.clone()).tolist() == f(y, y).tolist()

@@ -72,8 +72,12 @@ ALLOWED = {
     "interpret": {"_core", "graph", "ops", "table", "scalars"},
     "codegen": {"_core", "ops", "files", "table", "scalars"},
     "passes": {"_core", "graph", "ops", "codegen", "table", "scalars"},
-    # fx: a backend of the program's own gets what fx captures; tracing: functions with their own derivative
-    "capture": {"_core", "graph", "ops", "tensor", "passes", "codegen", "table", "scalars", "fx", "tracing"},
+    # fx: a backend of the program's own gets what fx captures; tracing: functions with their own derivative;
+    # viz, files: what explain() says as a page
+    "capture": {
+        "_core", "graph", "ops", "tensor", "passes", "codegen", "table", "scalars", "fx", "tracing", "viz",
+        "files",
+    },
     "tracing": {
         "amp", "switches",
         "_core", "graph", "ops", "table", "scalars", "codegen", "passes", "capture", "func", "nn", "device",
@@ -122,6 +126,7 @@ ALLOWED = {
     "distributed": {"_core", "ops", "tensor", "autograd", "optim", "nn", "device"},
     "viz": {
         "_core", "graph", "ops", "tensor", "passes", "codegen", "capture", "files", "table", "autograd",
+        "scalars",
     },
 }  # fmt: skip
 # these see everything below them
@@ -148,6 +153,10 @@ LATE_IN: dict[str, dict[str, str]] = {
         "kiln.capture.pure.cell": "few functions are pure, and what traces captures",
         "kiln.fx.backends": "few programs have a backend of their own",
         "kiln.capture.whole": "few programs ask for one graph",
+    },
+    "kiln/capture/explain.py": {
+        "kiln.viz.compiled": "for who looks at the page",
+        "kiln.files": "for who saves it",
     },
     "kiln/scripting/context.py": {
         "kiln.scripting.sizes": "numbers, which need a run that knows of them",

@@ -449,14 +449,14 @@ def test_a_recorded_region_means_what_its_program_does(monkeypatch: pytest.Monke
     interpreted, it gives the bits of the program.
     """
     graphs: list[str] = []
-    finish = regions._Builder.finish
+    finish = regions.Builder.finish
 
     def finished(builder: Any) -> Any:
         result = finish(builder)
         graphs.append(text(verify(builder.graph)))
         return result
 
-    monkeypatch.setattr(regions._Builder, "finish", finished)
+    monkeypatch.setattr(regions.Builder, "finish", finished)
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(5, 7)).astype(np.float32), rng.normal(size=(3, 7)).astype(np.float32)
     given, weight, kept = kiln.from_numpy(x).clone(), kiln.from_numpy(w).clone(), kiln.ones(15)

@@ -161,13 +161,18 @@ def test_programs_of_compiled_functions_tell_of_all_their_lines() -> None:
     programs = [e for e in profile.events if e.name.startswith("region: ")]
     kernels = ["product add gelu_exact", "product add relu", "blocks_sum", "sequence_sum"]
     assert [e.name for e in programs] == [f"region: {ops}" for ops in kernels]
-    called = {call.name for e in programs for call in e.calls}
-    assert {"linear", "gelu", "relu", "sum"} == called
-    (first,) = {e.calls for e in programs}
-    lines = {line.number for call in first for line in call.place.lines}
-    assert {FIRST, FIRST + 1} <= lines
-    assert any(" more in one program" in line.name for line in profile.by("line"))
-    assert any("program of" in (g.get("data-t") or "") for g in boxes_of(profile.flame_graph()))
+    assert [[call.name for call in e.calls] for e in programs] == [
+        ["linear", "gelu"],
+        ["linear", "relu"],
+        ["sum"],
+        ["sum"],
+    ]
+    own = [{line.number for call in e.calls for line in call.place.lines[:1]} for e in programs]
+    last = step.__wrapped__.__code__.co_firstlineno + 3
+    assert own == [{FIRST}, {FIRST + 1}, {last}, {last}]
+    assert [e.modules[-1].name if e.modules else None for e in programs] == ["", "b", None, None]
+    assert not any(" more in one" in line.name for line in profile.by("line"))
+    assert any(g.get("data-t") == "kernel of 2 calls" for g in boxes_of(profile.flame_graph()))
 
 
 def test_regions_go_on_being_chosen_as_without_a_profile() -> None:

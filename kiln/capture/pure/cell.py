@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from kiln import _core
 from kiln.capture.compile import Compiled
+from kiln.capture.explain import Explanation, in_words
 from kiln.capture.pure.call import Call, Unlike, look_at, sample
 from kiln.capture.pure.errors import PurityError
 from kiln.capture.pure.guards import ways_to
@@ -85,9 +86,9 @@ class Pure(Compiled):
         """Counts: ways it went that are known, calls, how many of them were checked, ways forgotten."""
         return self._cell.stats()
 
-    def explain(self) -> str:
+    def explain(self) -> Explanation:
         """In plain words: each way it went, of how many ops it is made, how often it was called."""
-        return self._cell.explain()
+        return in_words(self._cell.explain())
 
 
 class _Cell:

@@ -161,9 +161,11 @@ def randint(
     name = chosen_dtype(place_for(out, dtype), "int64")
     _bounds(low, high, name)
     check_options("randint", options)
-    result = run(
-        r.integer_values, whole(low), whole(high), *reserve(sizes, generator), sizes, name, **into(out)
-    )
+    low, high = whole(low), whole(high)
+    result = run(r.integer_values, low, high, *reserve(sizes, generator), sizes, name, **into(out))
+    known = isinstance(low, int) and isinstance(high, int) and out is None
+    if known and name == "int64" and 0 <= low < high < 1 << 32:  # of others bits may be seen as int64
+        _core.values_below(result, high)  # who gathers by them need not look at them
     return settle(result, requires_grad, device, "randint")
 
 

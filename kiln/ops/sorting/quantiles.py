@@ -40,6 +40,7 @@ def _nan_like(t: str, rng: Any, shape: tuple[int, ...]) -> Any:
     public=False,
     dtypes="numeric",
     differentiable=False,
+    gives_positions=True,
     samples=d.samples(
         lambda rng, t: ((d.distinct(rng, (3, 6), t), 1), {}),
         lambda rng, t: ((_nan_like(t, rng, (5, 2)), 0), {}),
@@ -99,6 +100,7 @@ def nanmedian_place(input: Tensor, dim: Structure) -> Any:
     public=False,
     dtypes="numeric",
     differentiable=False,
+    gives_positions=True,
     samples=d.samples(lambda rng, t: ((d.array(rng, (3, 9), t, 0, 3).round().astype(d.held(t)), 1), {})),
     reference=d.reference(lambda np, x, dim: _mode_place(np, x)),
 )

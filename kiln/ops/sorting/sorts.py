@@ -55,6 +55,9 @@ def sort_positions(input: Tensor, dim: Structure, descending: Structure, ranks: 
     """
 
 
+sort_positions.gives_positions = True
+
+
 @primitive(
     "along",
     algorithm="search",
