@@ -68,7 +68,7 @@ class Names:
         found = {"": params} if params is not None else modules_of(function)
         self.model: Any = next(iter(found.values())) if len(found) == 1 else None
         for outer, given in found.items():
-            named = given.named_parameters() if hasattr(given, "named_parameters") else given.items()
+            named = given.named_parameters() if hasattr(given, "named_parameters") else dict(given).items()
             buffers = given.named_buffers() if hasattr(given, "named_buffers") else ()
             for name, tensor in (*named, *buffers):
                 told = name if len(found) == 1 else f"{outer}.{name}"
