@@ -9,6 +9,7 @@ Python costs, about a microsecond of ctypes, is in the times.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import statistics
 import subprocess
@@ -76,6 +77,10 @@ def in_node(
         runner.stdin.flush()
         return float(runner.stdout.readline())
 
+    def end() -> None:
+        runner.communicate()
+
+    atexit.register(end)
     return seconds
 
 

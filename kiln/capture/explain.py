@@ -37,6 +37,14 @@ class Explanation(str):
             write_atomically(os.fspath(path), iter([page.encode()]))
         return page
 
+    def __new__(cls, text: str, draw: Callable[[Any], tuple[str, str]]) -> Explanation:
+        made = super().__new__(cls, text)
+        made._draw = draw
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
+
     def _repr_html_(self) -> str:
         return self._draw(None)[0]
 
@@ -44,28 +52,24 @@ class Explanation(str):
 def explain(name: str, region: Any, function: Any) -> Explanation:
     """What `explain()` of a compiled function says."""
     counts, known = region.stats(), region.describe(True)
-    made = Explanation(_text(name, counts, known))
 
     def draw(params: Any) -> tuple[str, str]:
         from kiln.viz.compiled import pages
 
         return pages(name, counts, known, function, params)
 
-    made._draw = draw
-    return made
+    return Explanation(_text(name, counts, known), draw)
 
 
 def in_words(text: str) -> Explanation:
     """One that has no pictures."""
-    made = Explanation(text)
 
     def draw(params: Any) -> tuple[str, str]:
         from kiln.viz.compiled import text_pages
 
         return text_pages(text)
 
-    made._draw = draw
-    return made
+    return Explanation(text, draw)
 
 
 def ops_of(recording: dict[str, Any]) -> list[Any]:

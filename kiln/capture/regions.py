@@ -48,7 +48,7 @@ class Stored(NamedTuple):
     ndim: int
     slot: int
     ones: int
-    address: int = 0  # where an input lay when the recording was first seen, for who shows it
+    identity: int = 0  # which storage it was when the recording was first seen, for who shows it
 
 
 def region(

@@ -61,7 +61,7 @@ class Target(NamedTuple):
 
     @property
     def narrow(self) -> bool:
-        """Whether the 16 lanes of kernels are several of its vectors, of any type."""
+        """Whether the 16 lanes of kernels are several of its vectors, of elements of 16 bits and more."""
         return self.vector_bits == 128
 
     @property

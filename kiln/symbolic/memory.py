@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln.graph.graph import Value
 from kiln.graph.size import evaluate, product
@@ -13,21 +13,8 @@ from kiln.symbolic.text import named
 from kiln.table.kinds import VIEWS
 from kiln.tracing.captured import Captured
 from kiln.tracing.expand import expand
-from kiln.viz.lives import lives
+from kiln.viz.lives import Array, lives
 from kiln.viz.words import amount
-
-
-class Array(NamedTuple):
-    """An array of a plan: "input", "output" or "temporary", its size in bytes, and as text, and the first
-    and the last launch that need it.
-    """
-
-    name: str
-    kind: str
-    nbytes: int
-    size: str
-    first: int
-    last: int
 
 
 class Memory:

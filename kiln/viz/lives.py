@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import Any
+from typing import NamedTuple
 
 from kiln.viz import theme, words
 
@@ -19,7 +19,20 @@ _LEFT, _ROW, _CHART, _MARGIN = 130.0, 19.0, 90.0, 12.0
 _MOST = 60  # rows; of more, the largest
 
 
-def lives(arrays: Sequence[Any], launches: Sequence[str], title: str) -> str:
+class Array(NamedTuple):
+    """An array of a plan: "input", "output" or "temporary", its size in bytes, and as text, and the first
+    and the last launch that need it.
+    """
+
+    name: str
+    kind: str
+    nbytes: int
+    size: str
+    first: int
+    last: int
+
+
+def lives(arrays: Sequence[Array], launches: Sequence[str], title: str) -> str:
     """The text of the SVG file."""
     shown = sorted(sorted(arrays, key=lambda a: -a.nbytes)[:_MOST], key=list(arrays).index)
     count = max(len(launches), 1)
@@ -57,7 +70,7 @@ def lives(arrays: Sequence[Any], launches: Sequence[str], title: str) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _together(arrays: Sequence[Any], launches: Sequence[str], step: float, top: float) -> list[str]:
+def _together(arrays: Sequence[Array], launches: Sequence[str], step: float, top: float) -> list[str]:
     """Columns: the bytes of temporaries at each launch, and the line of all of them together."""
     held = [
         sum(a.nbytes for a in arrays if a.kind == "temporary" and a.first <= k <= a.last)

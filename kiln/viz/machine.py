@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from time import perf_counter
 from typing import NamedTuple
 
-from kiln import _core
+from kiln._core import float32, get_num_threads
 from kiln.autograd.grad_mode import no_grad
 from kiln.ops.creation.constants import ones
 
@@ -33,27 +34,28 @@ class Limits(NamedTuple):
 
 def limits() -> Limits:
     """Those of the threads that kiln has now."""
-    return _measured(_core.get_num_threads())
+    return _measured(get_num_threads())
 
 
 @lru_cache
 def _measured(threads: int) -> Limits:
     with no_grad():
-        bandwidth = tuple((size, size / _copying(size)) for size in _SIZES)
-        a, b = ones(_SIDE, _SIDE), ones(_SIDE, _SIDE)
-        seconds = min(_seconds(lambda: a @ b, 1) for _ in range(_LOOKS))
-    return Limits(bandwidth, 2 * _SIDE**3 / seconds)
+        call = _copying(8)  # what a call costs, however little it copies
+        seconds = {size: _copying(size) for size in _SIZES}
+        bandwidth = tuple((size, size / max(taken - call, taken / 8)) for size, taken in seconds.items())
+        a, b = (ones(_SIDE, _SIDE, dtype=float32) for _ in range(2))
+        product = min(_seconds(lambda: a @ b, 1) for _ in range(_LOOKS))
+    return Limits(bandwidth, 2 * _SIDE**3 / product)
 
 
 def _copying(nbytes: int) -> float:
     """The seconds of a copy that reads half of the bytes and writes the other."""
-    source, target = ones(nbytes // 8), ones(nbytes // 8)
-    times = max(1, (1 << 22) // nbytes)
+    source, target = (ones(nbytes // 8, dtype=float32) for _ in range(2))
+    times = max(1, (1 << 22) // max(nbytes, 1 << 12))
     return min(_seconds(lambda: target.copy_(source), times) for _ in range(_LOOKS))
 
 
-def _seconds(call: object, times: int) -> float:
-    assert callable(call)
+def _seconds(call: Callable[[], object], times: int) -> float:
     begun = perf_counter()
     for _ in range(times):
         call()

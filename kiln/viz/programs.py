@@ -6,8 +6,10 @@ The program is planned again from what was recorded, at the sizes that were firs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dis import get_instructions
 from typing import Any, NamedTuple
 
+from kiln import _core
 from kiln.capture.function import Forward
 from kiln.capture.make import function_of, with_functions
 from kiln.capture.regions import Arg, Stored, built
@@ -22,7 +24,7 @@ from kiln.table.labels import split
 from kiln.viz import words
 from kiln.viz.defined import Defined, Given
 from kiln.viz.drawing import Drawing, defined
-from kiln.viz.lives import lives
+from kiln.viz.lives import Array, lives
 from kiln.viz.trace import Call as Called
 from kiln.viz.trace import Input, Leaf, Root, Trace
 
@@ -40,17 +42,6 @@ class Kernel(NamedTuple):
     seconds: float
 
 
-class Array(NamedTuple):
-    """An array of the plan, as kiln.viz.lives draws it."""
-
-    name: str
-    kind: str
-    nbytes: int
-    size: str
-    first: int
-    last: int
-
-
 class Program(NamedTuple):
     """What is shown of a recording."""
 
@@ -61,7 +52,7 @@ class Program(NamedTuple):
 
 
 class Names:
-    """Names of tensors by where they lie, and the model whose modules they tell."""
+    """Names of tensors by their storages, and the model whose modules they tell."""
 
     def __init__(self, function: Any, params: Any) -> None:
         self.of: dict[int, str] = {}
@@ -72,7 +63,7 @@ class Names:
             buffers = given.named_buffers() if hasattr(given, "named_buffers") else ()
             for name, tensor in (*named, *buffers):
                 told = name if len(found) == 1 else f"{outer}.{name}"
-                self.of.setdefault(tensor.untyped_storage().data_ptr(), told)
+                self.of.setdefault(_core.place(tensor)[0], told)
 
 
 def modules_of(function: Any) -> dict[str, Any]:
@@ -88,7 +79,8 @@ def modules_of(function: Any) -> dict[str, Any]:
         except ValueError:  # not filled yet
             continue
     own = getattr(function, "__globals__", {})
-    found |= {name: own[name] for name in getattr(code, "co_names", ()) if name in own}
+    read = [i.argval for i in get_instructions(code) if i.opname == "LOAD_GLOBAL"] if code else []
+    found |= {name: own[name] for name in read if name in own}
     if (instance := getattr(function, "__self__", None)) is not None:
         found["self"] = instance
     modules = {name: getattr(x, "_orig_mod", x) for name, x in found.items() if _is_module(x)}
@@ -233,13 +225,13 @@ class _Recorded:
             written.update(Arg(*a).storage for a in outs if writes)
         self.states = {
             s for s in written
-            if len(users[s]) == 1 and not storages[s].pending and storages[s].address not in names.of
+            if len(users[s]) == 1 and not storages[s].pending and storages[s].identity not in names.of
         }  # fmt: skip
 
     def name(self, storage: int) -> str:
         """What a storage is called that was there before."""
         before = sum(not s.pending for s in self.storages[:storage])
-        return self.names.of.get(self.storages[storage].address) or f"input {before}"
+        return self.names.of.get(self.storages[storage].identity) or f"input {before}"
 
     def shape(self, storage: int) -> tuple[int, ...]:
         """The sizes of a storage."""
@@ -293,7 +285,7 @@ class _Recorded:
             return Input(None, 0, arg.dtype, (), number="its state")
         if arg.storage not in self.of:
             name = self.name(arg.storage)
-            leaf = Leaf(name) if self.storages[arg.storage].address in self.names.of else Given(name)
+            leaf = Leaf(name) if self.storages[arg.storage].identity in self.names.of else Given(name)
             leaf.dtype, leaf.shape = self.storages[arg.storage].dtype, self.shape(arg.storage)
             self.of[arg.storage] = leaf, 0
         source, output = self.of[arg.storage]

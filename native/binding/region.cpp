@@ -155,7 +155,7 @@ Object described(const OpList& list, std::span<const RecordedStorage> storages, 
     const Object all = listed(storages.first(live.size()), [&](const RecordedStorage& s) {
         return Py_BuildValue("(siiiiiiKK)", name(s.dtype), int(s.pending), int(s.written),
                              int(live[size_t(&s - storages.data())]), int(s.flat), int(s.ndim), int(s.slot),
-                             (unsigned long long)s.ones, (unsigned long long)s.address);
+                             (unsigned long long)s.ones, (unsigned long long)s.identity);
     });
     return checked(Py_BuildValue("(OOi)", ops.get(), all.get(), int(slots)));
 }
@@ -166,8 +166,9 @@ Object lines_of(const RegionEntry& entry) {
     });
 }
 Object seconds_of(const RegionEntry& entry) {
-    return listed(entry.variant ? entry.variant->program->steps : std::vector<Step>(),
-                  [](const Step& step) { return PyFloat_FromDouble(step.seconds); });
+    const std::shared_ptr<RegionVariant> kept = entry.variant;
+    return listed(kept ? std::span<const Step>(kept->program->steps) : std::span<const Step>(),
+                  [](const Step& step) { return PyFloat_FromDouble(std::atomic_ref(step.seconds)); });
 }
 PyObject* truth(bool value) { return value ? Py_True : Py_False; }
 Object describe_entry(const RegionEntry& entry, bool whole) {

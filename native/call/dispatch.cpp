@@ -72,7 +72,7 @@ namespace {
 // Whether it can be done here and now: flat, and its values there, or of the recording.
 bool runs_flat(FlatCall& flat, Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     return fn.cls == FnClass::pointwise && out.empty() && !refuses_values(fn) && flat.look_at(fn, operands) &&
-           !on_call && !traces && flat.can_go(fn, operands, out);
+           !on_call && !traces && flat.can_run_or_record(fn, operands, out);
 }
 
 // The same for a call whose result is written over a tensor's values, where nothing else has to be asked.
@@ -81,7 +81,8 @@ bool writes_flat(FlatCall& flat, Fn& fn, std::span<const Operand> operands, std:
     const Storage& target = *out[0]->storage;
     return !target.read_only && !target.inference && !target.busy && !is_part(target) &&
            flat.look_at(fn, operands, out) && !on_call && !traces &&
-           !(grad_enabled() && needs_gradient(fn, operands, out)) && flat.can_go(fn, operands, out);
+           !(grad_enabled() && needs_gradient(fn, operands, out)) &&
+           flat.can_run_or_record(fn, operands, out);
 }
 
 // ---- views ----

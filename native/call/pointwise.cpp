@@ -320,7 +320,7 @@ inline PointwiseEntry& FlatCall::entry(Fn& fn, std::span<const Operand> operands
     return *fn.last.flat.entry;
 }
 
-bool FlatCall::can_go(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+bool FlatCall::can_run_or_record(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     recording_ = current_recording();
     if (!recording_) return !pending_;
     entry(fn, operands, out);

@@ -18,7 +18,7 @@ public:
     // False if this is not such a call.
     bool look_at(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out = {});
     // Whether it can run now, or be appended to what is being recorded. May ask the compiler.
-    bool can_go(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
+    bool can_run_or_record(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
     // Runs or records it. `results` has room for the function's outputs, or for `out`.
     void run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, TensorRef* results);
 

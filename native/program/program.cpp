@@ -439,6 +439,8 @@ void run(const Program& program, const int64_t* slots, std::span<const Input> in
     locate(program, plan, temps ? temps->data : nullptr, starts, [&](const Buffer& b) {
         return b.kind == Buffer::input ? inputs[b.index].data : outputs[b.index]->data;
     });
+    const bool times = program.name.empty() && program.timed < timed_runs;
+    program.timed += times;
     Unlocked unlocked;
     if (bool long_run = takes_long(program, slots); long_run || unlocked_runs) [[unlikely]] {
         for (const Input& input : inputs)
@@ -448,7 +450,7 @@ void run(const Program& program, const int64_t* slots, std::span<const Input> in
     } else {
         SeenValues::look_again();
     }
-    Run run{program.name, threads, unlocked, program.name.empty() && program.timed++ < timed_runs};
+    Run run{program.name, threads, unlocked, times};
     Controls controls;
     launch_steps(program, slots, starts, scratch ? scratch->data : nullptr, run, controls);
 }

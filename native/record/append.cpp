@@ -288,9 +288,12 @@ void Recording::append_op(Fn& fn, std::span<const Operand> operands, std::span<c
 
 void Recording::append_arg(const Operand& operand) {
     ListedArg& arg = list_.args.emplace_back();  // written where it stays
-    if (!operand.tensor) return describe_number(arg, operand.number), mix_arg(arg);
-    describe_arg(arg, *operand.tensor);
-    if (operand.tensor->storage->nbytes == shape_only) storages_[arg.value].pending = false;
+    if (operand.tensor) {
+        describe_arg(arg, *operand.tensor);
+        if (operand.tensor->storage->nbytes == shape_only) storages_[arg.value].pending = false;
+    } else {
+        describe_number(arg, operand.number);
+    }
     mix_arg(arg);
 }
 

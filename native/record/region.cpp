@@ -61,7 +61,7 @@ std::shared_ptr<RegionEntry> Region::entry(const Recording& recording) {
     added->list = recording.list();
     added->environment = recording.environment();
     for (RecordedStorage s : recording.storages()) {
-        s.address = std::exchange(s.storage, {})->data;
+        s.identity = std::exchange(s.storage, {}).get();
         added->storages.push_back(s);
     }
     entries.emplace(recording.hash(), added);

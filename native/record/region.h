@@ -39,7 +39,7 @@ struct RecordedStorage {
     uint8_t ndim;
     uint32_t slot;  // sizes in the environment
     uint64_t ones;
-    const void* address = nullptr;  // where it lay, once `storage` is forgotten
+    const void* identity = nullptr;  // which one it was, once `storage` is forgotten
 };
 
 // What ended a recording, and where.

@@ -367,8 +367,8 @@ LATE_IN: dict[str, dict[str, str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 13895
-LONGEST_BINDING = 7820  # the C API spelled out, which the core proper does not see
+LONGEST_CORE = 13900
+LONGEST_BINDING = 7825  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -196,3 +197,42 @@ def test_a_compiled_module_and_a_program_from_disk() -> None:
     assert kiln.compiler.stats(again)["compiles"] == 0
     rows = Page(kiln.compiler.explain(again).html()).table("#")
     assert len(rows) == len(Page(kiln.compiler.explain(model).html()).table("#")) > 0
+
+
+def test_looking_at_the_page_leaves_the_function_as_it_was() -> None:
+    """Who tells parameters by their memory must not give it away: it would be copied at each call."""
+    net = Net()
+    step = kiln.compile(lambda x: net(x).sum())
+    x = kiln.ones(3, 6)
+    for _ in range(4):
+        step(x)
+        step.wait()
+    step.explain().html()
+    for _ in range(3):
+        step(x)
+    assert "copied" not in step.explain()
+
+
+def test_an_explanation_is_copied_as_its_text() -> None:
+    step = kiln.compile(lambda x: x + 1)
+    step(kiln.ones(2))
+    said = step.explain()
+    copy = pickle.loads(pickle.dumps(said))
+    assert type(copy) is str and copy == said
+
+
+def test_what_the_machine_can_do_does_not_follow_the_default_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kiln.viz import machine
+
+    made: list[Any] = []
+    monkeypatch.setattr(
+        machine, "ones", lambda *sizes, **how: made.append(kiln.ones(*sizes, **how)) or made[-1]
+    )
+    monkeypatch.setattr(machine, "_SIZES", (1 << 12,))
+    kiln.set_default_dtype(kiln.float64)
+    try:
+        found = machine._measured.__wrapped__(1)
+    finally:
+        kiln.set_default_dtype(kiln.float32)
+    assert {x.dtype for x in made} == {kiln.float32} and found.operations > 0
+    assert all(bandwidth > 0 for _, bandwidth in found.bandwidth)
