@@ -16,7 +16,7 @@ _DEFINED = re.compile(r"^(?:define [^@]*|)@([\w.]+)(?: = |\()", re.MULTILINE)
 _DEFINES = re.compile(r"^define (?:hidden )?(void @.*?)(?: section \"[^\"]*\")? {", re.MULTILINE)
 _ONE = re.compile(r"^(?:define .*?^}$|@[\w.]+ = [^\n]*)", re.MULTILINE | re.DOTALL)
 _HEAD = re.compile(r"^(?:target |attributes |declare |!0 ).*\n?", re.MULTILINE)
-# Up to 999 elements on: a load may hold the offset if it never wraps, and nothing lies at the first addresses.
+# Up to 999 elements on: a load may hold the offset if it never wraps; nothing lies at the first addresses.
 _NEAR = re.compile(r"getelementptr (\w+, ptr %\w+, i64 \d{1,3})$", re.MULTILINE)
 _DECLARED = re.compile(r"^declare .*@([\w.]+)\(.*$", re.MULTILINE)
 
