@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from backend import kiln, needs_kiln
 
+from kiln.viz.lives import held_at_once
+from kiln.viz.programs import Array
+
 nn = kiln.nn
 
 pytestmark = needs_kiln
@@ -196,3 +199,11 @@ def test_a_compiled_module_and_a_program_from_disk() -> None:
     assert kiln.compiler.stats(again)["compiles"] == 0
     rows = Page(kiln.compiler.explain(again).html()).table("#")
     assert len(rows) == len(Page(kiln.compiler.explain(model).html()).table("#")) > 0
+
+
+def test_temporaries_that_live_at_once() -> None:
+    """Counted for each launch: from the one that writes them to the last that reads them, both included."""
+    lives = [("temporary", 0, 2), ("temporary", 1, 1), ("temporary", 2, 3), ("input", 0, 3), ("output", 1, 3)]
+    arrays = [Array("", kind, 10**k, "", first, last) for k, (kind, first, last) in enumerate(lives)]
+    assert held_at_once(arrays, 4) == [1, 11, 101, 100]
+    assert held_at_once([], 0) == []
