@@ -50,6 +50,16 @@ def describe(value: object) -> str:
     return kind
 
 
+def writable(text: str) -> str:
+    r"""Text that UTF-8 can hold: halves of surrogate pairs, as in the name of a file that is not UTF-8, are
+    escaped as Python does.
+
+    >>> writable("odd\udcff.py")
+    'odd\\udcff.py'
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def place(file: str, line: int) -> str:
     """A line of the user's program, as IPython calls it where it is a notebook's.
 
@@ -59,7 +69,7 @@ def place(file: str, line: int) -> str:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     name_of = getattr(getattr(shell, "compile", None), "format_code_name", lambda file: None)
     named = name_of(file)  # ("Cell", "In[3]")
-    return f"{named[0].lower()} {named[1]}, line {line}" if named else f"{file}:{line}"
+    return f"{named[0].lower()} {named[1]}, line {line}" if named else f"{writable(file)}:{line}"
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:

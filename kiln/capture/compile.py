@@ -21,7 +21,7 @@ from kiln.capture.batched import Batching
 from kiln.capture.explain import Explanation, explain
 from kiln.capture.objects import Recorded, recorded
 from kiln.capture.suspend import suspended, written
-from kiln.errors import message, shorten
+from kiln.errors import message, shorten, writable
 from kiln.late import free_imports
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Compiled(_core.Recorder):
         self, function: Callable[..., Any], wait: bool, name: str | None = None, region: Any = None
     ) -> None:
         self._function, self._wait = function, wait
-        self._name = name or str(getattr(function, "__qualname__", type(function).__name__))
+        self._name = name or writable(str(getattr(function, "__qualname__", type(function).__name__)))
         self._region = region or _core.Region(self._name, wait)
         self._suspended = suspended(function)
         # whether an instance becomes the first argument: not of a bound method, nor of most objects

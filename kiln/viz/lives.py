@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from itertools import accumulate
 from typing import NamedTuple
 
 from kiln.viz import theme, words
@@ -70,12 +71,19 @@ def lives(arrays: Sequence[Array], launches: Sequence[str], title: str) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
+def held_at_once(arrays: Sequence[Array], launches: int) -> list[int]:
+    """The bytes of temporaries at each launch."""
+    more = [0] * (launches + 1)  # than at the launch before
+    for a in arrays:
+        if a.kind == "temporary":
+            more[a.first] += a.nbytes
+            more[a.last + 1] -= a.nbytes
+    return list(accumulate(more[:-1]))
+
+
 def _together(arrays: Sequence[Array], launches: Sequence[str], step: float, top: float) -> list[str]:
     """Columns: the bytes of temporaries at each launch, and the line of all of them together."""
-    held = [
-        sum(a.nbytes for a in arrays if a.kind == "temporary" and a.first <= k <= a.last)
-        for k in range(len(launches))
-    ]
+    held = held_at_once(arrays, len(launches))
     total = sum(a.nbytes for a in arrays if a.kind == "temporary")
     fill, border = _COLOURS["temporary"]
     end = _LEFT + step * len(launches)

@@ -24,7 +24,7 @@ from kiln.table.labels import split
 from kiln.viz import words
 from kiln.viz.defined import Defined, Given
 from kiln.viz.drawing import Drawing, defined
-from kiln.viz.lives import Array, lives
+from kiln.viz.lives import Array, held_at_once, lives
 from kiln.viz.trace import Call as Called
 from kiln.viz.trace import Input, Leaf, Root, Trace
 
@@ -106,10 +106,7 @@ def program(recording: dict[str, Any], names: Names, title: str) -> Program | No
     kernels = _kernels(plan, lines, seconds, number)
     arrays = _arrays(plan, shown, builder.pointers, number)
     launches = [kernel.ops for kernel in kernels]
-    held = [
-        sum(a.nbytes for a in arrays if a.kind == "temporary" and a.first <= k <= a.last)
-        for k in range(len(launches))
-    ]
+    held = held_at_once(arrays, len(launches))
     temporaries = sum(a.nbytes for a in arrays if a.kind == "temporary")
     picture = defined(shown.trace(live), names.model, None, title)
     return Program(picture, kernels, lives(arrays, launches, title), (temporaries, max(held, default=0)))

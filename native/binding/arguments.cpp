@@ -163,8 +163,8 @@ void Arguments::bind_keyword(PyObject* name, PyObject* value) {
     const auto& params = *self_.params;
     for (size_t p = 0; p < params.size(); ++p) {
         if (params[p].name != name && PyUnicode_Compare(params[p].name, name) != 0) continue;
-        KILN_CHECK(!values_[p], type, self_.op->name, "() got multiple values for argument '",
-                   PyUnicode_AsUTF8(name), "'");
+        KILN_CHECK(!values_[p], type, self_.op->name, "() got multiple values for argument '", text_of(name),
+                   "'");
         values_[p] = value;
         return;
     }
@@ -173,7 +173,7 @@ void Arguments::bind_keyword(PyObject* name, PyObject* value) {
     Object own = checked(in_python([&] { return PyObject_CallMethod(self_.record, "own_name", "O", name); }));
     if (own.get() != Py_None) return bind_keyword(own.get(), value);
     raise(ErrorKind::type,
-          concat(self_.op->name, "() got an unexpected keyword argument '", PyUnicode_AsUTF8(name), "'"));
+          concat(self_.op->name, "() got an unexpected keyword argument '", text_of(name), "'"));
 }
 
 void Arguments::bind(PyObject* const* args, size_t count, PyObject* names) {

@@ -33,7 +33,7 @@ RowsFn ask_for_rows(Fn& fn, std::span<const Operand> operands, const BitSet& row
                                      static_cast<PyObject*>(fn.structure.object), looks.get());
     }));
     if (PyUnicode_Check(found.get())) {
-        way.why = PyUnicode_AsUTF8(found.get());
+        way.why = text_of(found.get());
         return way;
     }
     PyObject *op, *structure;

@@ -54,6 +54,13 @@ inline void checked_ok(int result) {
     if (result < 0) throw Error(ErrorKind::python, "");
 }
 
+// A str as the core has text: in UTF-8, with what that cannot hold (half of a surrogate pair, as in the name
+// of a file that is not UTF-8) as Python escapes it, `\udcff`.
+inline std::string text_of(PyObject* text) {
+    Object bytes = checked(PyUnicode_AsEncodedString(text, "utf-8", "backslashreplace"));
+    return {PyBytes_AS_STRING(bytes.get()), size_t(PyBytes_GET_SIZE(bytes.get()))};
+}
+
 // Sets the Python exception an error stands for.
 void set_python_error(const Error& error);
 void set_unknown_error(const std::exception& error);

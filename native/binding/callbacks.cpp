@@ -27,9 +27,7 @@ bool is_own_code(PyCodeObject* code) {
         if (!found->second) last_user_file = code->co_filename;
         return found->second;
     }
-    const char* file = PyUnicode_AsUTF8(code->co_filename);
-    if (!file) return PyErr_Clear(), false;
-    bool own = !package_folder.empty() && std::string_view(file).starts_with(package_folder);
+    bool own = !package_folder.empty() && text_of(code->co_filename).starts_with(package_folder);
     Py_INCREF(code->co_filename);  // the key stays valid
     return known->emplace(code->co_filename, own).first->second;
 }
@@ -57,14 +55,14 @@ std::string line_text(const SourceLine& given) {
     Object module = checked(in_python([] { return PyImport_ImportModule("kiln.errors"); }));
     Object text = checked(in_python(
         [&] { return PyObject_CallMethod(module.get(), "place", "Oi", code->co_filename, number); }));
-    return PyUnicode_AsUTF8(text.get());
+    return text_of(text.get());
 }
 
 PyObject* set_package_folder(PyObject*, PyObject* folder) {
-    const char* text = PyUnicode_AsUTF8(folder);
-    if (!text) return nullptr;
-    package_folder = text;
-    Py_RETURN_NONE;
+    return guarded([&]() -> PyObject* {
+        package_folder = text_of(folder);
+        Py_RETURN_NONE;
+    });
 }
 
 // ---- calls ----
@@ -175,9 +173,7 @@ std::string hook_name(const Opaque& hook) {
     auto* function = static_cast<PyObject*>(hook.object);
     Object name = Object::steal(PyObject_GetAttrString(function, "__name__"));
     if (!name) PyErr_Clear();
-    const char* text = name && PyUnicode_Check(name.get()) ? PyUnicode_AsUTF8(name.get()) : nullptr;
-    if (!text) PyErr_Clear();
-    return text ? text : Py_TYPE(function)->tp_name;
+    return name && PyUnicode_Check(name.get()) ? text_of(name.get()) : Py_TYPE(function)->tp_name;
 }
 
 // "Tensor", without its module.

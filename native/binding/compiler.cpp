@@ -352,9 +352,7 @@ std::string view_error(const Tensor& view, const char* what) {
     const char* ways[] = {"recorded", "unrecorded", "inference", "one_of_several", "of_user"};
     Object text = ask("view error", "(zIss)", node ? node->fn->name.c_str() : nullptr, view.output,
                       ways[int(view.made)], what);
-    const char* words = PyUnicode_AsUTF8(text.get());
-    if (!words) throw Error(ErrorKind::python, "");
-    return words;
+    return text_of(text.get());
 }
 
 void settle() {
@@ -374,8 +372,8 @@ bool forgive(const Error& error, std::string* text) {
     PyErr_NormalizeException(&type, &value, &traceback);
     Object owned[] = {Object::steal(type), Object::steal(value), Object::steal(traceback)};
     Object described = Object::steal(PyObject_Str(value));
-    const char* words = described ? PyUnicode_AsUTF8(described.get()) : nullptr;
-    *text = concat(reinterpret_cast<PyTypeObject*>(type)->tp_name, ": ", words ? words : "no words for it");
+    *text = concat(reinterpret_cast<PyTypeObject*>(type)->tp_name, ": ",
+                   described ? text_of(described.get()) : "no words for it");
     PyErr_Clear();
     return true;
 }

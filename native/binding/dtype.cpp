@@ -161,8 +161,9 @@ PyObject* dtype_object(DType dtype) { return dtype_objects[int(dtype)]; }
 DType dtype_from(PyObject* object) {
     if (Py_TYPE(object) == dtype_type) return value_of(object);
     if (PyUnicode_Check(object)) {
-        auto dtype = dtype_from_name(PyUnicode_AsUTF8(object));
-        KILN_CHECK(dtype, type, "dtype: expected a dtype, got '", PyUnicode_AsUTF8(object), "'");
+        const std::string name = text_of(object);
+        auto dtype = dtype_from_name(name);
+        KILN_CHECK(dtype, type, "dtype: expected a dtype, got '", name, "'");
         return *dtype;
     }
     if (object == reinterpret_cast<PyObject*>(&PyBool_Type)) return DType::bool_;

@@ -45,11 +45,11 @@ const std::shared_ptr<Region>& region_of(PyObject* object) {
 
 PyObject* region_new(PyTypeObject* type, PyObject* args, PyObject*) {
     return guarded([&]() -> PyObject* {
-        const char* name;
+        PyObject* name;
         int wait = 0;
-        if (!PyArg_ParseTuple(args, "s|p:Region", &name, &wait)) return nullptr;
+        if (!PyArg_ParseTuple(args, "U|p:Region", &name, &wait)) return nullptr;
         auto region = std::make_shared<Region>();
-        region->name = name;
+        region->name = text_of(name);
         region->wait = wait;
         Object object = checked(type->tp_alloc(type, 0));
         reinterpret_cast<RegionObject*>(object.get())->region = new std::shared_ptr(std::move(region));
@@ -366,9 +366,7 @@ PyMethodDef wanted_method = {"wanted", wanted, METH_NOARGS, "Whether the program
 // Takes an answer: why the region is switched off, or None.
 void switch_off(Region& region, PyObject* why) {
     if (why == Py_None) return;
-    const char* text = PyUnicode_AsUTF8(why);
-    if (!text) throw Error(ErrorKind::python, "");
-    region.stop(text);
+    region.stop(text_of(why));
 }
 
 PyObject* tell_reads(PyObject*, PyObject* listener) {

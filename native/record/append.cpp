@@ -264,6 +264,7 @@ void Recording::append_flat(Fn& fn, std::span<const Operand> operands, std::span
                             bool writes) {
     assert_locked();
     Stopwatch watch(timed_ ? &seconds_ : nullptr);
+    SeenValues::look_again();
     append_op(fn, operands, results, false, writes);
 }
 

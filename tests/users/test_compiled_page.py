@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from backend import kiln, needs_kiln
 
+from kiln.viz.lives import held_at_once
+from kiln.viz.lives import Array
+
 nn = kiln.nn
 
 pytestmark = needs_kiln
@@ -236,3 +239,11 @@ def test_what_the_machine_can_do_does_not_follow_the_default_dtype(monkeypatch: 
         kiln.set_default_dtype(kiln.float32)
     assert {x.dtype for x in made} == {kiln.float32} and found.operations > 0
     assert all(bandwidth > 0 for _, bandwidth in found.bandwidth)
+
+
+def test_temporaries_that_live_at_once() -> None:
+    """Counted for each launch: from the one that writes them to the last that reads them, both included."""
+    lives = [("temporary", 0, 2), ("temporary", 1, 1), ("temporary", 2, 3), ("input", 0, 3), ("output", 1, 3)]
+    arrays = [Array("", kind, 10**k, "", first, last) for k, (kind, first, last) in enumerate(lives)]
+    assert held_at_once(arrays, 4) == [1, 11, 101, 100]
+    assert held_at_once([], 0) == []

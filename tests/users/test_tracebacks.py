@@ -366,3 +366,47 @@ def test_what_a_transform_makes_is_like_its_function(made: Callable[..., Any]) -
     of_kiln = made(kiln.exp)
     assert of_kiln.__name__ == "exp" and not hasattr(of_kiln, "__kiln_name__")
     assert made(lambda x: (x * x).sum())(kiln.ones(2)).shape[0] == 2 or made is kiln.vmap
+
+
+# -- text that is not UTF-8: the name of a file of another encoding has halves of surrogate pairs ------------
+
+ODD = "odd\udcff"
+
+
+def _odd(text: str) -> Callable[[Any], Any]:
+    """A function of a file, and with a name, that UTF-8 cannot hold."""
+    names: dict[str, Any] = {"kiln": kiln}
+    exec(compile(f"def f(x):\n    {text}", f"{ODD}.py", "exec"), names)
+    function: Callable[[Any], Any] = names["f"]
+    function.__name__ = function.__qualname__ = ODD
+    return function
+
+
+@pytest.mark.parametrize("made", [lambda f: f, kiln.compile])
+def test_lines_of_a_file_whose_name_is_not_utf_8(made: Callable[..., Any]) -> None:
+    """An error names them with what cannot be written escaped, as Python's own messages do."""
+    run = made(_odd("y = x.exp(); y.add_(1); y.sum().backward()"))
+    with pytest.raises(RuntimeError, match=r"odd\\udcff\.py:2"):
+        run(kiln.ones(3, requires_grad=True))
+
+
+def test_a_compiled_function_of_such_a_file_is_explained() -> None:
+    run = kiln.compile(_odd("y = x * 2; y.add_(1); return y"))
+    for _ in range(5):
+        assert run(kiln.ones(3)).tolist() == [3.0] * 3
+        kiln.compiler.wait()
+    found = run.explain()
+    assert "odd\\udcff.py:2" in found.html() and str(found).startswith("odd\\udcff: ")
+    assert (str(found) + found.html()).encode("utf-8")
+
+
+def test_functions_with_such_names() -> None:
+    """A hook is named in the error; a keyword and a dtype of such a name are refused."""
+    x = kiln.ones(2, requires_grad=True)
+    x.register_hook(_odd("return x[:1]"))
+    with pytest.raises(RuntimeError, match=r"hook 'odd\\udcff' has changed the size"):
+        (x * 2).sum().backward()
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        kiln.add(kiln.ones(2), kiln.ones(2), **{ODD: 1})
+    with pytest.raises(TypeError, match="dtypes, got"):
+        kiln.ones(2).sum(dtype=ODD)
