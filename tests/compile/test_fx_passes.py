@@ -12,6 +12,7 @@ import pytest
 from backend import filled
 
 import kiln
+from kiln.nn import functional as F
 
 
 def _part(m: Any, name: str) -> Any:
@@ -384,17 +385,78 @@ def test_equal_calls_are_one() -> None:
     assert result.graph_module(x)[0].tolist() == f(x)[0].tolist()
 
 
-def test_results_of_writes_are_not_one() -> None:
-    def f(x: Any) -> Any:
-        y = x * 1
-        before = kiln.sin(y)
-        y.add_(1)
-        return before, kiln.sin(y)
+class _Writing(kiln.nn.Module):
+    """`write(module, y)` between two readings of y, which is made of a parameter alone."""
 
-    result = _part(kiln, "passes.dialect.common.cse_pass").CSEPass()(kiln.fx.symbolic_trace(f))
-    assert not result.modified
-    first, second = result.graph_module(kiln.ones(1))
-    assert first.item() != second.item()
+    def __init__(self, write: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.w, self.write = kiln.nn.Parameter(kiln.full((4,), -0.5), requires_grad=False), write
+        self.layer, self.deep = kiln.nn.ReLU(inplace=True), kiln.nn.Sequential(kiln.nn.ReLU(inplace=True))
+
+    def forward(self, x: Any) -> Any:
+        y = self.w * 1
+        before = kiln.sin(y)
+        self.write(self, y)
+        return x + before, kiln.sin(y)
+
+
+class _Whole(kiln.fx.Tracer):
+    """Submodules are calls, those with submodules of their own too."""
+
+    def is_leaf_module(self, m: kiln.nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+_WRITES: dict[str, Callable[[Any, Any], Any]] = {
+    "a method": lambda net, y: y.mul_(2),
+    "out": lambda net, y: kiln.add(y, 1, out=y),
+    "a function": lambda net, y: F.relu(y, inplace=True),
+    "a layer": lambda net, y: net.layer(y),
+    "a layer of a layer": lambda net, y: net.deep(y),
+    "rows made shorter": lambda net, y: F.embedding(kiln.tensor([0, 1]), y.unsqueeze(1), max_norm=0.1),
+    "statistics of a batch": lambda net, y: F.batch_norm(
+        kiln.arange(12.0).reshape(3, 4), y, kiln.ones(4), training=True
+    ),
+    "statistics of instances": lambda net, y: F.instance_norm(
+        kiln.arange(24.0).reshape(2, 4, 3), y, kiln.ones(4)
+    ),
+}
+
+
+@pytest.mark.parametrize("write", _WRITES)
+def test_what_writes_stays_where_it_is(write: str) -> None:
+    """Without dead code, without equal calls, with constants folded: the module's results at each call."""
+    net = _Writing(_WRITES[write])
+    before, after = net(kiln.zeros(4))
+    assert before.tolist() != after.tolist()
+    dead, equal, fixed = (kiln.fx.GraphModule(net, _Whole().trace(net)) for _ in range(3))
+    dead.graph.eliminate_dead_code()
+    dead.recompile()
+    made = [
+        dead,
+        _part(kiln, "passes.dialect.common.cse_pass").CSEPass()(equal).graph_module,
+        _part(kiln, "experimental.const_fold").split_const_subgraphs(fixed),
+    ]
+    for g in made:
+        for _ in range(3):
+            assert [v.tolist() for v in g(kiln.zeros(4))] == [before.tolist(), after.tolist()]
+
+
+def test_a_call_writes_as_its_arguments_say() -> None:
+    """By place or by name; without them it does not, and equal ones are one."""
+    graph = kiln.fx.Graph()
+    x = graph.placeholder("x")
+    said = [
+        ((x, True), {}),
+        ((x,), {"inplace": True}),
+        ((x,), {}),
+        ((x, False), {}),
+        ((x,), {"inplace": False}),
+    ]
+    nodes = [graph.call_function(F.relu, args, kwargs) for args, kwargs in said]
+    assert [node.is_impure() for node in nodes] == [True, True, False, False, False]
+    assert not graph.call_function(kiln.add, (x, 1), {"out": None}).is_impure()
+    assert not graph.call_function(F.batch_norm, (x, x, x)).is_impure()
 
 
 def test_layers_that_draw_are_not_folded() -> None:
