@@ -318,6 +318,24 @@ def test_parts_that_are_supported_are_those_of_pytorch(seed: int, answers: Any) 
     assert eval(ours)[1]
 
 
+def test_a_long_graph_has_parts() -> None:
+    """Runs of four with one between, which keeps them apart: each pair of the two hundred is asked."""
+    graph = kiln.fx.Graph()
+    x = y = graph.placeholder("x")
+    nodes = []
+    for _ in range(1000):
+        y = graph.call_function(kiln.add, (y, x))
+        nodes.append(y)
+    graph.output(y)
+    apart = set(nodes[::5])
+    support = _part(kiln, "passes.operator_support").create_op_support(lambda modules, n: n not in apart)
+    made = _part(kiln, "passes.infra.partitioner").CapabilityBasedPartitioner(
+        kiln.fx.GraphModule({}, graph), support
+    )
+    parts = [[n.name for n in part.nodes] for part in made.propose_partitions()]
+    assert sorted(parts) == sorted([n.name for n in nodes[k + 1 : k + 5]] for k in range(0, 1000, 5))
+
+
 def supported(m: Any) -> list[Any]:
     part = _part(m, "passes.operator_support")
 
