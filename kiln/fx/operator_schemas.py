@@ -43,8 +43,9 @@ def get_signature_for_torch_op(op: Callable[..., Any]) -> list[inspect.Signature
     """The signatures of one of kiln's functions, of which there is one each; None for another object."""
     if not isinstance(op, (_core.Op, _core.Function)):
         return None
-    if not hasattr(op, "_kiln_more"):
-        return [inspect.signature(op)]
+    own = inspect.signature(op)
+    if not hasattr(op, "_kiln_more") and not {"args", "inplace"} <= own.parameters.keys():
+        return [own]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return [
         inspect.Signature(

@@ -122,6 +122,7 @@ def normalized(m: Any) -> list[Any]:
     calls: list[Any] = [
         (F.linear, (1, 2)), (F.gelu, (1,)), (F.hardtanh, (1, -2)), (F.cross_entropy, (1, 2)),
         (F.layer_norm, (1, (2,))), (m.flatten, (1, 1)), (m.cat, ((1, 2),)),
+        (F.relu, (1,)), (F.silu, (1, True)), (F.selu, (1,)), (F.celu, (1, 2)),
     ]  # fmt: skip
     found = []
     for function, args in calls:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,7 @@ def test_math_is_as_it_was() -> None:
         lambda x: x * np.log(1 / x.shape[0]),
         lambda x: x * np.log(x.shape[0]),
         lambda x: x * (x.shape[0] / 2 / 0.0),
+        lambda x: x * sqrt(x.shape[0]),  # by a name from before the trace
     ],
 )
 def test_what_reads_one_is_refused_with_the_line(body: Any) -> None:
