@@ -69,14 +69,14 @@ def fuse(model: Module, inplace: bool = False, no_trace: bool = False) -> GraphM
     traced = model if no_trace and isinstance(model, GraphModule) else symbolic_trace(model)
     modules: dict[str, Any] = dict(traced.named_modules())
     graph = copy.deepcopy(traced.graph)
-    uses = Counter(_used(node) for node in graph.nodes)
+    uses = Counter(_used(node) for node in graph.nodes if node.op in ("call_module", "get_attr"))
     for pattern in _FUSED:
         for node in list(graph.nodes):
             if not matches_module_pattern(pattern, node, modules):
                 continue
             (before, *_), norm = node.args, modules[str(node.target)]
             assert isinstance(before, Node)
-            if len(before.users) > 1 or uses[before.target] > 1 or not norm.track_running_stats:
+            if len(before.users) > 1 or uses[str(before.target)] > 1 or not norm.track_running_stats:
                 continue
             replace_node_module(before, modules, fuse_conv_bn_eval(modules[str(before.target)], norm))
             node.replace_all_uses_with(before)
