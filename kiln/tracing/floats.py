@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import numpy as np
-
 from kiln import _core, ops
 from kiln.graph.size import Dim, Size
 from kiln.ops.creation import constants
@@ -215,10 +213,14 @@ def beside_numpy(ufunc: Any, method: str, args: tuple[Any, ...], kwargs: dict[st
     """What NumPy computes with such floats and with sizes that vary: beside numbers that round as Python's
     do what Python computes, else of the numbers that they are, which is told.
     """
-    if all(str(getattr(x, "dtype", "object")) in ("int64", "float64", "object") for x in args):
-        objects = [np.empty(getattr(x, "shape", ()), object) for x in args]
+    import numpy as np
+
+    arrays = [np.empty((), object) if _is_made_of_sizes(x) else np.asarray(x) for x in args]
+    if all(a.dtype in ("int64", "float64", "object") for a in arrays):
+        objects = [a.astype(object) for a in arrays]
         for made, x in zip(objects, args):
-            made[...] = x.astype(object) if hasattr(x, "dtype") else x
+            if _is_made_of_sizes(x):
+                made[()] = x
         with suppress(TypeError):  # of functions that only NumPy has
             return getattr(ufunc, method)(*objects, **kwargs)
     numbers = [x.read() if type(x) is TracedFloat else int(x) if _is_varying(x) else x for x in args]
@@ -239,6 +241,10 @@ def operands(op: Op, bound: list[Any]) -> list[Any]:
         x if type(x) is not TracedFloat else x.beside(arrays) if pointwise and param.kind != "S" else x.read()
         for param, x in zip(op.params, bound)
     ]
+
+
+def _is_made_of_sizes(x: Any) -> bool:
+    return type(x) is TracedFloat or _is_varying(x)
 
 
 def has_size(data: Any) -> bool:

@@ -70,7 +70,7 @@ def _with_numpy(x: Any) -> Any:
         x * (third * (1 / n)),
         x.double() * (third * m - 1 / n * third),
         x.double() * (np.int64(3) / n + np.sqrt(1 / m)),
-        x * (np.array([0.3, 0.7]) * (1 / n))[1],
+        x * (np.array([0.3, 0.7]) * (1 / n))[1] + np.multiply([0.1, n], 1 / m)[1],
         x.reshape(np.int64(1) * n, m - np.int64(0)),
     )
 
