@@ -16,6 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 from kiln import _core
 from kiln.absent import hint_missing as _hint_missing
 from kiln.fx import names
+from kiln.fx.calls import parameters_of
 from kiln.fx.immutable_collections import immutable_dict, immutable_list
 from kiln.table.callables import name_helpers as _name_helpers
 
@@ -238,26 +239,16 @@ class Node:
 
     def is_impure(self, impure_random: bool = True) -> bool:
         """Whether it is to stay though nothing uses its result: arguments and the output, functions that
-        write into what they are given, draw random numbers or were named by `has_side_effect`.
+        write into what they are given, draw random numbers or were named by `has_side_effect`, and layers
+        that work in place.
         """
         if self.op in ("placeholder", "output"):
             return True
         if self.op == "call_function":
             name = getattr(self.target, "__name__", "")
-            if self.target in _side_effectful_functions or name in ("_assert", "setitem"):
+            if name == "_assert" or (impure_random and name in _RANDOM):
                 return True
-            if impure_random and name in _RANDOM:
-                return True
-            return self.target in names.IN_PLACE or _writes(name) or "out" in self.kwargs
-        if self.op == "call_method":
-            return _writes(str(self.target))
-        if self.op == "call_module":
-            owner: Any = self.graph.owning_module
-            if owner is None:
-                raise AssertionError("self.graph.owning_module not set for purity check")
-            module = owner.get_submodule(self.target)
-            return bool(getattr(module, "_is_impure", False))
-        return False
+        return writes(self)
 
     def normalized_arguments(
         self,
@@ -323,9 +314,43 @@ _RANDOM = frozenset(
 )
 
 
-def _writes(name: str) -> bool:
+def writes(node: Node) -> bool:
+    """Whether a node writes into what it is given or holds, or may: by what it calls, or as its arguments
+    ask for it.
+    """
+    if node.op == "call_function":
+        if node.target in _side_effectful_functions or node.target in names.IN_PLACE:
+            return True
+        name = getattr(node.target, "__name__", "")
+        return name == "setitem" or _is_in_place(name) or _asks_to_write(node)
+    if node.op == "call_method":
+        return _is_in_place(str(node.target))
+    if node.op == "call_module":
+        owner: Any = node.graph.owning_module
+        if owner is None:
+            raise AssertionError("self.graph.owning_module not set for purity check")
+        layers = owner.get_submodule(node.target).modules()
+        return any(getattr(m, "_is_impure", False) or getattr(m, "inplace", False) for m in layers)
+    return False
+
+
+def _is_in_place(name: str) -> bool:
     """Whether a name is that of a function that writes into its argument: `add_`."""
     return name.endswith("_") and not name.endswith("__") and name not in ("and_", "or_", "not_", "is_")
+
+
+def _asks_to_write(node: Node) -> bool:
+    """Whether arguments of a call say that it writes: `relu(x, inplace=True)`, also by place; rows of a table
+    made shorter, running statistics in training.
+    """
+    given = node.kwargs
+    if isinstance(node.target, (_core.Op, _core.Function)):
+        known = parameters_of(node.target)
+        given = {**dict(known), **{name: a for (name, _), a in zip(known, node.args)}, **given}
+    asked = [given.get(name) for name in ("inplace", "out", "max_norm")]
+    if given.get("running_mean") is not None:
+        asked += [given.get("training"), given.get("use_input_stats")]
+    return any(a is not None and a is not False for a in asked)
 
 
 def _shown(a: Argument) -> str:

@@ -11,14 +11,18 @@ from typing import Any, NamedTuple
 from kiln import _core
 from kiln.absent import hint_missing as _hint_missing
 from kiln.fx.calls import parameters_of
-from kiln.fx.proxy import _refuse_writing
+from kiln.fx.proxy import refuse_writing
 
 __all__ = [
     "ArgsKwargsPair", "check_for_mutable_operation", "create_type_hint", "get_signature_for_torch_op",
     "normalize_function", "normalize_module", "type_matches",
 ]  # fmt: skip
 
-_PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_NOT_BY_NAME = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.VAR_KEYWORD,
+)
 
 
 class ArgsKwargsPair(NamedTuple):
@@ -32,15 +36,16 @@ def check_for_mutable_operation(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """RuntimeError for a call of one of kiln's functions that writes into a tensor that it is given."""
-    _refuse_writing(target, kwargs)
+    refuse_writing(target, kwargs)
 
 
 def get_signature_for_torch_op(op: Callable[..., Any]) -> list[inspect.Signature] | None:
     """The signatures of one of kiln's functions, of which there is one each; None for another object."""
     if not isinstance(op, (_core.Op, _core.Function)):
         return None
-    if not hasattr(op, "_kiln_more"):
-        return [inspect.signature(op)]
+    own = inspect.signature(op)
+    if not hasattr(op, "_kiln_more") and not {"args", "inplace"} <= own.parameters.keys():
+        return [own]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return [
         inspect.Signature(
@@ -97,7 +102,7 @@ def _normalized(
 ) -> ArgsKwargsPair | None:
     """Arguments in the order of the parameters, with defaults; None if they do not fit."""
     parameters = [p for p in signature.parameters.values() if p.name != "out" or "out" in kwargs]
-    if any(p.kind in _PLACED for p in parameters):
+    if any(p.kind in _NOT_BY_NAME for p in parameters):
         return None
     try:
         bound = signature.replace(parameters=parameters).bind(*args, **kwargs)

@@ -127,7 +127,7 @@ class TracerBase:
     ) -> Any:
         """A new node whose arguments may hold proxies, and its proxy."""
         if self.check_mutable_operations and kind == "call_function":
-            _refuse_writing(target, kwargs)
+            refuse_writing(target, kwargs)
         args_, kwargs_ = self.create_arg(args), self.create_arg(kwargs)
         node = self.create_node(kind, target, args_, dict(kwargs_), name, type_expr)
         made = proxy_factory_fn(node) if proxy_factory_fn else self.proxy(node)
@@ -196,7 +196,7 @@ class TracerBase:
         return Attribute(obj, "keys")()
 
 
-def _refuse_writing(target: Any, kwargs: dict[str, Any]) -> None:
+def refuse_writing(target: Any, kwargs: dict[str, Any]) -> None:
     """RuntimeError for one of kiln's functions that writes into a tensor that it is given."""
     name = str(getattr(target, "__name__", ""))
     out = kwargs.get("out") is not None

@@ -98,7 +98,9 @@ def set_stack_trace(stack: list[str]) -> None:
 
 
 def format_stack() -> list[str]:
-    """From where nodes that are made now come, as lines: the metadata's, or else this program's."""
+    """From where nodes that are made now come, as lines: where `preserve_node_meta` is on what the metadata
+    says, which may be nothing; else this program's.
+    """
     if _preserved:
         return [str(_current.get("stack_trace", ""))]
     return traceback.format_list(traceback.extract_stack()[:-1])

@@ -86,7 +86,7 @@ def capture(
     distinct = list({id(x): x for x in leaves}.values())
     recorder = Recorder(name, on_data, has_values)
     recorder.begins, recorder.modes_shown = begins, None if told is None else list(told)
-    dims = by_input(fn, len(args), len(kwargs), dims) if dims else None
+    dims = by_input(fn, args, len(kwargs), dims) if dims else None
     shapes = _declare(found, recorder, leaves, names, dims) if dims else {}
     found.casts = _core.modes()[2] is not None
     found.types = [type(x).__name__ for x in distinct]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from kiln import _core, ops
@@ -83,13 +83,13 @@ class TracedFloat:
         left, right = (other, self) if swapped else (self, other)
         if isinstance(other, _core.Tensor):
             return ops.OPERATORS[name](left, right)
-        if type(other) is not TracedFloat and hasattr(other, "recorder"):  # a size
+        if _is_varying(other):
             other = float_of(other)
         if not _is_number(other):
             return NotImplemented
         ours = type(other) is TracedFloat or (math.isfinite(other) and abs(other) < _SMALL)
         divisor = self if swapped else other
-        if not ours or (name == "truediv" and not _is_positive(divisor)):
+        if not ours or (name == "truediv" and not _is_divisor(divisor)):
             return getattr(self.read(), f"__{'r' if swapped else ''}{name}__")(
                 other.read() if type(other) is TracedFloat else other
             )
@@ -133,6 +133,10 @@ class TracedFloat:
         made = ops.sqrt(self.tensor)
         return TracedFloat(self.recorder, self.sizes, made, math.sqrt(self.number), self.least, self.exact)
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        """What NumPy computes with it."""
+        return beside_numpy(ufunc, method, args, kwargs)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or not hasattr(float, name):
             raise AttributeError(f"'float' object has no attribute {name!r}")
@@ -151,8 +155,14 @@ def _is_number(x: Any) -> bool:
     return isinstance(x, (int, float))
 
 
-def _is_positive(x: Any) -> bool:
-    return x.is_positive() if type(x) is TracedFloat else x > 0
+def _is_divisor(x: Any) -> bool:
+    """Whether it is not 0: of a float made of sizes it is known where all of them are positive."""
+    return x.is_positive() if type(x) is TracedFloat else x != 0
+
+
+def _is_varying(x: Any) -> bool:
+    """Whether it is a size that varies, as the function sees it."""
+    return isinstance(x, Size) and hasattr(x, "recorder")
 
 
 def _least_of(x: Any) -> int | None:
@@ -174,6 +184,8 @@ def _reading(name: str) -> Callable[..., Any]:
     own = getattr(float, name)
 
     def method(self: TracedFloat, *others: Any) -> Any:
+        if any(isinstance(x, _core.Tensor) for x in others):
+            return NotImplemented  # so the tensor is asked
         return own(self.read(), *(x.read() if type(x) is TracedFloat else x for x in others))
 
     return method
@@ -197,6 +209,24 @@ def float_of(size: Any) -> TracedFloat:
     return TracedFloat(recorder, (plain,), tensor, number, 0 if size >= 0 else None, True)
 
 
+def beside_numpy(ufunc: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What NumPy computes with such floats and with sizes that vary: beside numbers that round as Python's
+    do what Python computes, else of the numbers that they are, which is told.
+    """
+    import numpy as np
+
+    arrays = [np.empty((), object) if _is_made_of_sizes(x) else np.asarray(x) for x in args]
+    if all(a.dtype in ("int64", "float64", "object") for a in arrays):
+        objects = [a.astype(object) for a in arrays]
+        for made, x in zip(objects, args):
+            if _is_made_of_sizes(x):
+                made[()] = x
+        with suppress(TypeError):  # of functions that only NumPy has
+            return getattr(ufunc, method)(*objects, **kwargs)
+    numbers = [x.read() if type(x) is TracedFloat else int(x) if _is_varying(x) else x for x in args]
+    return getattr(ufunc, method)(*numbers, **kwargs)
+
+
 def operands(op: Op, bound: list[Any]) -> list[Any]:
     """The arguments of a call of an op, with numbers or tensors in the place of such floats."""
     if not any(type(x) is TracedFloat for x in bound):
@@ -211,6 +241,10 @@ def operands(op: Op, bound: list[Any]) -> list[Any]:
         x if type(x) is not TracedFloat else x.beside(arrays) if pointwise and param.kind != "S" else x.read()
         for param, x in zip(op.params, bound)
     ]
+
+
+def _is_made_of_sizes(x: Any) -> bool:
+    return type(x) is TracedFloat or _is_varying(x)
 
 
 def has_size(data: Any) -> bool:
@@ -229,7 +263,7 @@ def _square_root(x: Any, /) -> Any:
     """Return the square root of x."""
     if type(x) is TracedFloat:
         return x.sqrt()
-    return float_of(x).sqrt() if hasattr(x, "recorder") and hasattr(x, "plain") else _sqrt(x)
+    return float_of(x).sqrt() if _is_varying(x) else _sqrt(x)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from kiln.nn import Module
@@ -24,17 +25,11 @@ def parameter_names(fn: Any, count: int) -> list[str]:
         return [f"args[{k}]" for k in range(count)]
     names: list[str] = []
     for k in range(count):
-        if k < len(parameters) and parameters[k].kind in (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        ):
+        if k < len(parameters) and parameters[k].kind in _BY_PLACE:
             names.append(parameters[k].name)
             continue
         star = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), "args")
-        plain = sum(
-            p.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            for p in parameters
-        )
+        plain = sum(p.kind in _BY_PLACE for p in parameters)
         names.append(f"{star}[{k - plain}]")
     return names
 
@@ -48,10 +43,13 @@ def takes_any_keyword(fn: Any) -> bool:
     return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
 
-def by_input(fn: Any, count: int, named: int, dims: Any) -> Any:
+def by_input(fn: Any, args: Sequence[Any], named: int, dims: Any) -> Any:
     """What is said of `*args` and `**kwargs` as a whole, said of each of them: `{"args": (a, b)}` is
-    `{"args[0]": a, "args[1]": b}`. `count` arguments are given by place, `named` by name. ValueError for
+    `{"args[0]": a, "args[1]": b}`. `args` are given by place, `named` more by name. ValueError for
     another number of them.
+
+    Entries without names are those of the parameters, `*args` one of them, if there are as many; where there
+    are as many inputs too, if what stands for `*args` has an entry for each that is like it.
     """
     try:
         parameters = _parameters(fn)
@@ -60,10 +58,13 @@ def by_input(fn: Any, count: int, named: int, dims: Any) -> Any:
     plain = [p.name for p in parameters if p.kind in _BY_PLACE]
     star = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
     rest = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD), None)
-    many = count - len(plain) if star is not None else 0
-    if isinstance(dims, (tuple, list)) and many > 0 and len(dims) != count + named:
-        held = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY or p.name == rest]
-        dims = dict(zip(held, dims)) if len(plain) < len(dims) <= len(held) else dims
+    many = len(args) - len(plain) if star is not None else 0
+    if isinstance(dims, (tuple, list)) and many > 0:
+        held = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+        if len(plain) < len(dims) <= len(held) and (
+            len(dims) != len(args) + named or _says_each(dims[len(plain)], args[len(plain) :])
+        ):
+            dims = dict(zip(held, dims))
     if not isinstance(dims, dict):
         return dims
     found: dict[Any, Any] = {}
@@ -81,6 +82,14 @@ def by_input(fn: Any, count: int, named: int, dims: Any) -> Any:
         else:
             found[name] = said
     return found
+
+
+def _says_each(said: Any, args: Sequence[Any]) -> bool:
+    """Whether something is said of each of these arguments, and not of one's dims or items."""
+    if not isinstance(said, (tuple, list)) or len(said) != len(args):
+        return False
+    kinds = [(tuple, list) if isinstance(x, (tuple, list)) else (dict, tuple, list) for x in args]
+    return all(one is None or isinstance(one, kind) for one, kind in zip(said, kinds))
 
 
 def specs_for(in_tree: Tree, parameters: list[str], dims: Any) -> list[dict[int, Any]]:

@@ -30,7 +30,7 @@ def settled(
     leaves: list[Any] = []
     names: list[str] = []
     parameters = parameter_names(m, len(args))
-    given = by_input(m, len(args), len(kwargs), given) if given else None
+    given = by_input(m, args, len(kwargs), given) if given else None
     specs = specs_for(flat(args, kwargs, leaves, names, parameters), parameters, given) if given else []
     own: dict[int, dict[int, Any]] = {}  # by id: of each dim what is said of it
     places: dict[str, tuple[int, int, Any]] = {}  # of open sizes: the tensor's id, which dim, the hint

@@ -24,7 +24,7 @@ from kiln.ops.indexing import concatenation, getitem
 from kiln.scalars.scalar import Scalar
 from kiln.table import registry
 from kiln.table.record import INTERPRETERS, Op
-from kiln.tracing.floats import TracedFloat, float_of, operands
+from kiln.tracing.floats import TracedFloat, beside_numpy, float_of, operands
 from kiln.tracing.recorder import Recorder
 
 
@@ -51,6 +51,9 @@ class TracedSize(Size):
 
     __slots__ = ("recorder",)
     recorder: Recorder
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        return beside_numpy(ufunc, method, args, kwargs)
 
     def _compared(self, other: Any, sign: str, holds: Callable[[int, int], bool]) -> Any:
         if isinstance(other, float) and not other.is_integer():

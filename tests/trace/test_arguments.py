@@ -40,6 +40,32 @@ def test_any_number_of_arguments_may_be_said_as_one(shapes: Any) -> None:
         program.module()(args[0], kiln.ones(4), *args[2:], **more)
 
 
+@pytest.mark.parametrize(
+    "shapes", [({0: _N}, ({0: _N},)), ({0: _N}, [(_N,)]), ({0: _N}, {0: _N}), [(_N,), (_N,)]]
+)
+def test_one_of_any_number_may_be_said_as_all(shapes: Any) -> None:
+    """As many entries as parameters, which are as many as arguments: of each alone, or of all of `*args`."""
+
+    def f(a: Any, *args: Any) -> Any:
+        return a + args[0]
+
+    class Model(nn.Module):
+        def forward(self, a: Any, *args: Any) -> Any:
+            return f(a, *args)
+
+    exported = kiln.export.export(Model(), (kiln.ones(3), kiln.ones(3)), dynamic_shapes=shapes).module()
+    for program in (kiln.jit.trace(f, (kiln.ones(3), kiln.ones(3)), dynamic_shapes=shapes), exported):
+        assert program(kiln.ones(5), kiln.ones(5)).tolist() == [2.0] * 5
+        with pytest.raises(RuntimeError, match="dim 0 must be n = 5, got 4"):
+            program(kiln.ones(5), kiln.ones(4))
+
+
+@pytest.mark.parametrize("shapes", [([{0: _N}],), (([{0: _N}],),)])
+def test_a_list_that_is_one_of_any_number_may_be_said_as_all(shapes: Any) -> None:
+    traced = kiln.jit.trace(lambda *args: args[0][0] * 2, ([kiln.ones(3)],), dynamic_shapes=shapes)
+    assert traced([kiln.ones(5)]).tolist() == [2.0] * 5
+
+
 def test_only_any_number_of_arguments() -> None:
     def f(*args: Any) -> Any:
         return args[0][0] + args[1]["a"]

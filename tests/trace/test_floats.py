@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kiln
@@ -49,7 +51,37 @@ def _of_constants(x: Any) -> Any:
     return kiln.ones(3) * (x.shape[0] / 4), x.double() * (1 / x.shape[0]), x.double() / math.sqrt(x.shape[1])
 
 
-@pytest.mark.parametrize("f", [_by_root, _by_power, _by_parts, _by_ops, _as_tensors, _of_constants])
+def _beside_tensors(x: Any) -> Any:
+    """On the left of an operator that a float has too."""
+    half, y = x.shape[0] / 2, x.exp()
+    return half > x, half == x, half <= x, half % y, half // y
+
+
+def _by_negatives(x: Any) -> Any:
+    n, m = x.shape
+    return x * (n / -2), x / (m / -3), x * (1 / (n / 7) / -0.5)
+
+
+def _with_numpy(x: Any) -> Any:
+    """NumPy's numbers of 64 bits round as Python's."""
+    n, m = x.shape
+    third = np.float64(0.3)
+    return (
+        x * (third * (1 / n)),
+        x.double() * (third * m - 1 / n * third),
+        x.double() * (np.int64(3) / n + np.sqrt(1 / m)),
+        x * (np.array([0.3, 0.7]) * (1 / n))[1] + np.multiply([0.1, n], 1 / m)[1],
+        x.reshape(np.int64(1) * n, m - np.int64(0)),
+    )
+
+
+_BODIES = [
+    _by_root, _by_power, _by_parts, _by_ops, _as_tensors, _of_constants, _beside_tensors, _by_negatives,
+    _with_numpy,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("f", _BODIES)
 def test_every_size_has_the_bits_of_the_function(f: Any, tmp_path: Path) -> None:
     """Values and gradients; also those of a file."""
     kiln.manual_seed(0)
@@ -108,11 +140,37 @@ def test_math_is_as_it_was() -> None:
         lambda x: x * (x.shape[0] ** 400.0),
         lambda x: x * round(x.shape[0] / 2),
         lambda x: x * kiln.tensor(x.shape[0] / 2, dtype=kiln.int32),
+        lambda x: x * (np.float32(0.3) * (1 / x.shape[0])),
+        lambda x: x * ((1 / x.shape[0]) * np.float32(0.3)),
+        lambda x: x.double() * (np.float32(0.3) * x.shape[0]),
+        lambda x: x * (x.shape[0] / np.int8(3)),
+        lambda x: x * (np.array([0.3], np.float16) * (1 / x.shape[0]))[0],
+        lambda x: x * np.log(1 / x.shape[0]),
+        lambda x: x * np.log(x.shape[0]),
+        lambda x: x * (x.shape[0] / 2 / 0.0),
+        lambda x: x * sqrt(x.shape[0]),  # by a name from before the trace
     ],
 )
 def test_what_reads_one_is_refused_with_the_line(body: Any) -> None:
-    with pytest.raises(RuntimeError, match=r"test_floats.py:\d+ has the size n re(ad|turned) as a float"):
+    with pytest.raises(
+        RuntimeError, match=r"test_floats.py:\d+ has the size n re(ad|turned) as a (float|number)"
+    ):
         kiln.jit.trace(body, kiln.ones(3), dynamic_shapes={"x": {0: Dim("n")}})
+
+
+def test_what_looks_like_a_size_is_none() -> None:
+    """The square root of an object with such attributes is Python's, also while a function is traced."""
+
+    class Number:
+        recorder, plain = None, None
+
+        def __float__(self) -> float:
+            return 9.0
+
+    traced = kiln.jit.trace(
+        lambda x: x * math.sqrt(Number()), kiln.ones(3), dynamic_shapes={"x": {0: Dim("n")}}
+    )
+    assert traced(kiln.ones(2)).tolist() == [3.0, 3.0]
 
 
 def test_one_that_is_read_can_be_checked() -> None:

@@ -11,7 +11,7 @@ from kiln.absent import hint_missing as _hint_missing
 from kiln.fx._symbolic_trace import symbolic_trace
 from kiln.fx.graph import Graph
 from kiln.fx.graph_module import GraphModule
-from kiln.fx.node import Node
+from kiln.fx.node import Node, writes
 from kiln.nn import (
     AlphaDropout,
     Dropout,
@@ -88,7 +88,8 @@ def split_const_subgraphs(
     device_for_folded_attrs: str = "cpu",
 ) -> FoldedGraphModule:
     """The module traced, with what it computes from parameters and buffers alone as a part that runs once.
-    `skip_folding_node_fn(node)` tells which nodes stay; random numbers and what has effects stay too.
+    `skip_folding_node_fn(node)` tells which nodes stay; random numbers and what has effects stay too. A
+    module that writes into tensors stays as it is, for what is computed once could be written at each call.
 
     >>> import kiln
     >>> from kiln.fx.experimental.const_fold import split_const_subgraphs
@@ -114,7 +115,7 @@ def split_const_subgraphs(
             continue
         if (skip_folding_node_fn is None or not skip_folding_node_fn(node)) and not _effects(node):
             fixed[node] = None
-    if all(node.op == "get_attr" for node in fixed):
+    if any(map(writes, graph.nodes)) or all(node.op == "get_attr" for node in fixed):
         return FoldedGraphModule(traced, graph, device_for_folded_attrs=device_for_folded_attrs)
     name = get_unique_attr_name_in_module(traced, "_FX_CONST_FOLDED_ATTRS")
     folded = _moved(graph, fixed, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -55,7 +56,7 @@ def replace_node_module(node: Node, modules: dict[str, Any], new_module: Module)
 
 def fuse(model: Module, inplace: bool = False, no_trace: bool = False) -> GraphModule:
     """A traced module in which each batch norm in evaluation mode is part of the convolution before it, if
-    nothing else uses that. The model is copied, but `inplace`; `no_trace`: it is a traced one.
+    nothing else uses that or its weights. The model is copied, but `inplace`; `no_trace`: it is a traced one.
 
     >>> import kiln
     >>> from kiln.fx.experimental.optimization import fuse
@@ -68,18 +69,24 @@ def fuse(model: Module, inplace: bool = False, no_trace: bool = False) -> GraphM
     traced = model if no_trace and isinstance(model, GraphModule) else symbolic_trace(model)
     modules: dict[str, Any] = dict(traced.named_modules())
     graph = copy.deepcopy(traced.graph)
+    uses = Counter(_used(node) for node in graph.nodes if node.op in ("call_module", "get_attr"))
     for pattern in _FUSED:
         for node in list(graph.nodes):
             if not matches_module_pattern(pattern, node, modules):
                 continue
             (before, *_), norm = node.args, modules[str(node.target)]
             assert isinstance(before, Node)
-            if len(before.users) > 1 or not norm.track_running_stats:
+            if len(before.users) > 1 or uses[str(before.target)] > 1 or not norm.track_running_stats:
                 continue
             replace_node_module(before, modules, fuse_conv_bn_eval(modules[str(before.target)], norm))
             node.replace_all_uses_with(before)
             graph.erase_node(node)
     return GraphModule(traced, graph)
+
+
+def _used(node: Node) -> str:
+    """The module that a node calls, or of which it reads something."""
+    return str(node.target).rpartition(".")[0] if node.op == "get_attr" else str(node.target)
 
 
 class _WithoutDropout(Transformer):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln.absent import hint_missing as _hint_missing
+from kiln.fx.passes.infra.pass_manager import expect_order, this_before_that_pass_constraint
 
 __all__ = [
     "PassManager", "inplace_wrapper", "log_hook", "loop_pass", "these_before_those_pass_constraint",
@@ -57,11 +58,6 @@ def loop_pass(
         return source
 
     return wrapped
-
-
-def this_before_that_pass_constraint(this: _Pass, that: _Pass) -> _Constraint:
-    """A constraint: `this` runs before `that`."""
-    return lambda a, b: a != that or b != this
 
 
 def these_before_those_pass_constraint(these: _Pass, those: _Pass) -> _Constraint:
@@ -114,17 +110,8 @@ class PassManager:
 
     def validate(self) -> None:
         """RuntimeError if a constraint does not hold."""
-        if self._validated:
-            return
-        for constraint in self.constraints:
-            for k, first in enumerate(self.passes):
-                for later in self.passes[k + 1 :]:
-                    if not constraint(first, later):
-                        raise RuntimeError(
-                            f"pass schedule constraint violated. Expected {later} before {first} but found "
-                            f"{first} at index {k} and {later} at index{self.passes.index(later)} in pass "
-                            "list."
-                        )
+        if not self._validated:
+            expect_order(self.passes, self.constraints)
         self._validated = True
 
     def __call__(self, source: Any) -> Any:

@@ -216,7 +216,7 @@ def number_of(value: Any) -> Any:
     return value.item() if isinstance(value, _core.Tensor) else value
 
 
-def whole(value: Any) -> Any:
+def int_or_size(value: Any) -> Any:
     """A whole number as an int; a size that varies as it is."""
     return value if isinstance(value, Size) else int(value)
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from kiln.errors import describe, message
-from kiln.ops.creation.constants import check_options, chosen_dtype, settle, sizes_given, whole
+from kiln.ops.creation.constants import check_options, chosen_dtype, int_or_size, settle, sizes_given
 from kiln.ops.elementwise.arithmetic import convert, maximum, minimum, where
 from kiln.ops.elementwise.elementary import abs as absolute
 from kiln.ops.elementwise.elementary import log, sqrt
@@ -360,7 +360,7 @@ def randperm(
     """
     if not hasattr(type(n), "__index__"):
         raise TypeError(message("randperm", "an int", describe(n)))
-    (n,) = sizes_given((whole(n),), "randperm")
+    (n,) = sizes_given((int_or_size(n),), "randperm")
     name = chosen_dtype(place_for(out, dtype), "int64")
     if name == "bool":
         raise NotImplementedError("\"randperm\" not implemented for 'Bool'")

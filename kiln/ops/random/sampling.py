@@ -10,7 +10,7 @@ from typing import Any
 from kiln import _core
 from kiln.errors import describe, message
 from kiln.late import later
-from kiln.ops.creation.constants import check_options, chosen_dtype, settle, sizes_given, whole
+from kiln.ops.creation.constants import check_options, chosen_dtype, int_or_size, settle, sizes_given
 from kiln.ops.elementwise.arithmetic import convert
 from kiln.ops.random import draws as r
 from kiln.ops.random.generator import reserve
@@ -161,7 +161,7 @@ def randint(
     name = chosen_dtype(place_for(out, dtype), "int64")
     _bounds(low, high, name)
     check_options("randint", options)
-    low, high = whole(low), whole(high)
+    low, high = int_or_size(low), int_or_size(high)
     result = run(r.integer_values, low, high, *reserve(sizes, generator), sizes, name, **into(out))
     known = isinstance(low, int) and isinstance(high, int) and out is None
     if known and name == "int64" and 0 <= low < high < 1 << 32:  # of others bits may be seen as int64
@@ -331,7 +331,9 @@ def random_(input: Any, low: Any = None, high: Any = ..., *, generator: Any = No
         low, high = 0, low
     _bounds(low, high, name)
     sizes = tuple(input.shape)
-    return fill(input, r.integer_values, whole(low), whole(high), *reserve(sizes, generator), sizes, name)
+    return fill(
+        input, r.integer_values, int_or_size(low), int_or_size(high), *reserve(sizes, generator), sizes, name
+    )
 
 
 def _continuous(name: str, values: Any, kernel: str, defaults: dict[str, float], check: Any, doc: str) -> Any:

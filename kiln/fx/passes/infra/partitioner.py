@@ -46,6 +46,55 @@ class Partition:
         return len(self.nodes)
 
 
+class _Parts:
+    """The parts so far of a graph that is gone through from its end, and what runs behind what.
+
+    A *unit* is a part, or a node that is in none. Sets of nodes are ints, with a bit for each.
+    """
+
+    def __init__(self) -> None:
+        self.made: dict[int, Partition] = {}
+        self._unit: dict[Node, int] = {}
+        self._inside: dict[int, int] = {}  # unit -> its nodes
+        self._behind: dict[int, int] = {}  # unit -> its nodes, and those of all that run behind it
+        self._users: dict[int, set[Node]] = {}  # unit -> what uses its nodes, and is in another
+
+    def add(self, unit: int, node: Node) -> None:
+        """A node as a unit of its own, which may be made a part; what uses it is there."""
+        self._unit[node], self._users[unit] = unit, set(node.users)
+        self._inside[unit] = self._behind[unit] = 1 << unit
+        for user in node.users:
+            self._behind[unit] |= self._behind[self._unit[user]]
+
+    def of_users(self, node: Node) -> list[int]:
+        """The parts that use a node."""
+        return [k for k in dict.fromkeys(self._unit[user] for user in node.users) if k in self.made]
+
+    def may_join(self, one: int, other: int) -> bool:
+        """Whether two parts may be one: nothing between them is to run behind one and before the other."""
+        for first, last in ((one, other), (other, one)):
+            if self._behind[first] & self._inside[last]:
+                between = {self._unit[user] for user in self._users[first]} - {last}
+                return not any(self._behind[k] & self._inside[last] for k in between)
+        return True
+
+    def join(self, one: int, other: int) -> int:
+        """Puts the smaller of two parts into the other, which it gives."""
+        keep, gone = (other, one) if self.made[other].size() > self.made[one].size() else (one, other)
+        nodes = self.made.pop(gone).nodes
+        self.made[keep].nodes.update(nodes)
+        self._unit.update(dict.fromkeys(nodes, keep))
+        inside = self._inside[keep] = self._inside[keep] | self._inside.pop(gone)
+        self._users[keep] = {
+            user for k in (keep, gone) for user in self._users[k] if self._unit[user] != keep
+        }
+        behind = self._behind[keep] | self._behind.pop(gone)
+        for unit, found in self._behind.items():
+            if found & inside:  # all of a part runs behind what one of its nodes runs behind
+                self._behind[unit] = found | behind
+        return keep
+
+
 class CapabilityBasedPartitioner:
     """Puts the nodes that `operator_support` supports together, as far as the parts then still have an order.
 
@@ -77,53 +126,25 @@ class CapabilityBasedPartitioner:
         self.allowed_single_node_partition_ops = allowed_single_node_partition_ops or []
         self.skip_horizontal_fusion = skip_horizontal_fusion
 
-    def _is_supported(self, node: Node) -> bool:
-        if node.op not in CALLABLE_NODE_OPS:
-            return False
-        return self.operator_support.is_node_supported(dict(self.graph_module.named_modules()), node)
-
     def propose_partitions(self) -> list[Partition]:
         """The parts; the graph stays as it is."""
-        order = {node: k for k, node in enumerate(self.graph_module.graph.nodes)}
-        parts: dict[int, Partition] = {}
-        home: dict[Node, int] = {}
+        modules, order = dict(self.graph_module.named_modules()), len(self.graph_module.graph.nodes)
+        parts = _Parts()
         for number, node in enumerate(reversed(self.graph_module.graph.nodes)):
-            if not self._is_supported(node):
+            parts.add(number, node)
+            if node.op not in CALLABLE_NODE_OPS or not self.operator_support.is_node_supported(modules, node):
                 continue
-            parts[number] = Partition(number, [node], [order[node]])
-            home[node] = number
-            near = list(dict.fromkeys(home[user] for user in node.users if user in home))
-            others = (
-                [] if self.skip_horizontal_fusion else [k for k in parts if k != number and k not in near]
-            )
+            near = parts.of_users(node)
+            others = [] if self.skip_horizontal_fusion else [k for k in parts.made if k not in near]
+            parts.made[number] = Partition(number, [node], [order - 1 - number])
             into = number
             for other in (*near, *others):
-                if self._may_join(parts[into], parts[other], home):
-                    keep, gone = (
-                        (other, into) if len(parts[other].nodes) > len(parts[into].nodes) else (into, other)
-                    )
-                    parts[keep].nodes.update(parts.pop(gone).nodes)
-                    home.update(dict.fromkeys(parts[keep].nodes, keep))
-                    into = keep
-        for part in parts.values():
+                if parts.may_join(into, other):
+                    into = parts.join(into, other)
+        found = list(parts.made.values())
+        for part in found:
             part.nodes = dict(sorted(part.nodes.items(), key=lambda item: item[1] or 0))
-        return [part for part in parts.values() if self.allows_single_node_partition or self._is_worth(part)]
-
-    def _may_join(self, one: Partition, other: Partition, home: dict[Node, int]) -> bool:
-        """Whether two parts may be one: nothing outside that uses one is used by the other."""
-        inside = {*one.nodes, *other.nodes}
-        seen = set[Node]()
-        waiting = [user for node in inside for user in node.users if user not in inside]
-        while waiting:
-            node = waiting.pop()
-            if node in inside:
-                return False
-            if node in seen:
-                continue
-            entered = [n for n in home if home[n] == home[node]] if node in home else [node]
-            seen.update(entered)  # of a part that is entered, all runs
-            waiting += [user for n in entered for user in n.users if user not in seen]
-        return True
+        return [part for part in found if self.allows_single_node_partition or self._is_worth(part)]
 
     def _is_worth(self, part: Partition) -> bool:
         """Whether a part is a part: it computes, with more than one node or what may stand alone."""

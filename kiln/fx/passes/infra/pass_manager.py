@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kiln.absent import hint_missing as _hint_missing
@@ -31,6 +31,18 @@ def pass_result_wrapper(fn: Callable[[Any], Any]) -> Callable[[Any], PassResult]
 def this_before_that_pass_constraint(this: Callable[..., Any], that: Callable[..., Any]) -> _Constraint:
     """A constraint: `this` runs before `that`."""
     return lambda a, b: a != that or b != this
+
+
+def expect_order(passes: Sequence[Callable[..., Any]], constraints: Iterable[Callable[..., bool]]) -> None:
+    """RuntimeError if a constraint does not hold for the passes as they stand."""
+    for constraint in constraints:
+        for k, first in enumerate(passes):
+            for at, later in enumerate(passes[k + 1 :], k + 1):
+                if not constraint(first, later):
+                    raise RuntimeError(
+                        f"pass schedule constraint violated. Expected {later} before {first} but found "
+                        f"{first} at index {k} and {later} at index{at} in pass list."
+                    )
 
 
 class PassManager:
@@ -70,16 +82,8 @@ class PassManager:
 
     def validate_constraints(self) -> None:
         """RuntimeError if a constraint does not hold for the passes as they stand."""
-        if self._validated:
-            return
-        for constraint in self.constraints:
-            for k, first in enumerate(self.passes):
-                for at, later in enumerate(self.passes[k + 1 :], k + 1):
-                    if not constraint(first, later):
-                        raise RuntimeError(
-                            f"pass schedule constraint violated. Expected {later} before {first} but found "
-                            f"{first} at index {k} and {later} at index{at} in pass list."
-                        )
+        if not self._validated:
+            expect_order(self.passes, self.constraints)
         self._validated = True
 
     def solve_constraints(self) -> None:

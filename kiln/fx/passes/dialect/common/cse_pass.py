@@ -7,7 +7,7 @@ from typing import Any
 from kiln.absent import hint_missing as _hint_missing
 from kiln.fx.graph import Graph
 from kiln.fx.graph_module import GraphModule
-from kiln.fx.node import Node, map_arg
+from kiln.fx.node import Node, map_arg, writes
 from kiln.fx.passes.infra.pass_base import PassBase, PassResult
 
 __all__ = ["CSEPass"]
@@ -30,9 +30,7 @@ class CSEPass(PassBase):
     def call(self, graph_module: GraphModule) -> PassResult:
         """The module with the new graph."""
         old = graph_module.graph
-        if any(
-            n.op in ("call_function", "call_method") and n.is_impure(impure_random=False) for n in old.nodes
-        ):
+        if any(map(writes, old.nodes)):
             return PassResult(graph_module, False)
         graph, copied = Graph(), dict[Node, Node]()
         known: dict[Any, Node] = {}
