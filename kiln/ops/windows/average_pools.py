@@ -252,7 +252,7 @@ def _avg_pool(dims: int) -> Any:
     function = along if dims == 1 else pool
     more = "" if dims == 1 else _DIVISOR
     function.__doc__ = described(_DOC, name, dims, f"{(2**dims - 1) / 2:.4f}", more)
-    small = (((d.Zeros(1, 2, 2, 2, 2), 3, 1, 1), {}, RuntimeError, "smaller than kernel size"),)
+    small: Any = (((d.Zeros(1, 2, 2, 2, 2), 3, 1, 1), {}, RuntimeError, "smaller than kernel size"),)
     failures = pool_failures(dims, name, *(small if dims == 3 else ()))
     return public(name, samples=_cases(dims), failures=failures, **_FACTS)(function)
 
