@@ -52,6 +52,8 @@ SAME: dict[str, str] = {
     "random/distributions.py _poisson_candidate: b - 2 -> b + 2": _SQUEEZE,
     "random/distributions.py _poisson_candidate: 2 -> 3": _SQUEEZE,
     "random/distributions.py _binomial_candidate: 4.2*": _SQUEEZE,
+    "random/sampling.py normal: -1 -> 1": "of two the last is the second; one is all there is",
+    "windows/folds.py _gathered.<locals>.<genexpr>: 0 -> 1": _ZEROS,
     "random/distributions.py _whole: 62 -> 63": "counts are smaller",
     "random/distributions.py _whole: 2.0 -> 3.0": "counts are smaller",
     "sorting/sorts.py _zero: False -> True": "one element has one order",

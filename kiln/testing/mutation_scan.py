@@ -1,6 +1,6 @@
 """A scan of the table's checks: a mistake in an entry is seen.
 
-    python -m kiln.testing.mutation_scan [--part 0/4] [--every 5] [--long] [tanh adam_step linalg.det ...]
+    python -m kiln.testing.mutation_scan [--part 0/4] [--every 5] [tanh adam_step linalg.det ...]
 
 Every entry's body, derivative and function, and the helpers in kiln/ops that they call, get one small mistake
 at a time (mutants.py). A forked child puts it in and runs what the harness checks of that entry (the tests of
@@ -36,10 +36,23 @@ from kiln.testing.mutants import Functions, Mutant, helpers, key_of, living_func
 
 FILES = (
     "test_table.py", "test_ops.py", "test_derivatives.py", "test_stated_derivatives.py", "test_call_forms.py",
-    "test_calls_against_numpy.py",
+    "test_calls_against_numpy.py", "test_calls_of_matrices.py",
 )  # fmt: skip
-# room of kiln/ops -> the file that tests what is in it, where samples with references cannot
-BESIDE = {"random": "test_random.py", "linalg": "test_linalg.py", "windows": "test_windows.py"}
+# where in kiln/ops -> the files that test what is there, where samples with references cannot: they have no
+# gradients of views, no equal draws, no sizes that vary
+BESIDE = {
+    "indexing/getitem.py": ("test_indexing.py",),
+    "linalg/": ("test_linalg.py", "test_lobpcg.py"),
+    "named_results.py": ("test_named_results.py",),
+    "nn/attention/": ("test_attention.py",),
+    "nn/interpolation.py": ("test_interpolation.py",),
+    "nn/byte_images.py": ("test_interpolation.py",),
+    "random/": ("test_random.py",),
+    "rearranging/": ("test_shapes.py",),
+    "views/": ("test_view_calls.py", "test_shapes.py"),
+    "windows/": ("test_windows.py", "test_pools.py"),
+    "": ("test_sizes.py", "test_checked.py", "test_dynamic_shapes.py"),
+}
 # In the order in which a child runs them: the fast ones first, those without kernels before those with them.
 CHECKS = (
     "test_body_agrees_with_reference", "test_stated_derivatives_agree_with_differences",
@@ -141,7 +154,6 @@ class Asked(NamedTuple):
     part: tuple[int, int] = (0, 1)  # or this of so many parts of them
     every: int = 1  # of so many mutants one
     most: int = 6  # callers of a helper that run slow checks
-    long: bool = False  # whether tests of BESIDE run too
     files: tuple[str, ...] = FILES  # where checks are looked for
 
 
@@ -165,7 +177,8 @@ class Scan:
         self.table = entries()
         self.reached, self.functions = callers(self.table), living_functions(OPS)
         self.checks = _by_entry(session.items)
-        self.beside = {f: [i for i in session.items if i.path.name == f] for f in BESIDE.values()}
+        for item in session.items:
+            self.beside.setdefault(item.path.name, []).append(item)
         gc.collect()
         gc.freeze()
         for mutant, names in self.mutants():
@@ -202,8 +215,9 @@ class Scan:
         near = set(names[: self.asked.most])
         items = [i for n in names for i in self.checks.get(n, ()) if n in near or _order(i) < INTERPRETED]
         items.sort(key=_order)
-        if self.asked.long:
-            items += self.beside.get(BESIDE.get(mutant.path.removeprefix(OPS).partition(os.sep)[0], ""), ())
+        place = mutant.path.removeprefix(OPS)
+        beside = dict.fromkeys(f for start, files in BESIDE.items() if place.startswith(start) for f in files)
+        items += [i for f in beside for i in self.beside.get(f, ())]
         anew = any(self.table[name].is_op for name in names)
         start = time.monotonic()
         while True:
@@ -212,7 +226,7 @@ class Scan:
                 break
             self.line(f"{items[seen].nodeid}: fails without a mutant")
             items = [item for item in items if item is not items[seen]]
-        place = f"kiln/ops/{mutant.path.removeprefix(OPS)}:{mutant.line}"
+        place = f"kiln/ops/{place}:{mutant.line}"
         if seen is None:
             self.line(f"{place} {mutant.label}   [{' '.join(names[: self.asked.most])}]")
         elif os.environ.get("KILN_MUTANTS_LOUD"):
@@ -260,7 +274,8 @@ def _by_entry(items: list[Any]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
-        name = params.get("name", getattr(params.get("op"), "name", None))
+        of = params.get("op", params.get("record"))
+        name = params.get("name", getattr(of, "name", None))
         if name is None or item.originalname not in CHECKS:
             continue
         if item.originalname in IN_MANY and params.get("dtype", DTYPES[0]) not in DTYPES:
@@ -325,7 +340,7 @@ def scan(asked: Asked, tests: Path) -> Scan:
     found = Scan(asked)
     sys.modules["torch"] = None  # type: ignore[assignment]  # what is checked does not depend on it
     options = ["-qqq", "-p", "no:cacheprovider", "--no-summary", "--tb=no", "--assert=plain", "--rootdir"]
-    files = (*asked.files, *(BESIDE.values() if asked.long else ()))
+    files = dict.fromkeys((*asked.files, *(f for files in BESIDE.values() for f in files)))
     status = pytest.main(
         [*options, str(tests.parent), *(str(p) for f in files for p in tests.rglob(f))], plugins=[found]
     )
@@ -340,12 +355,11 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--part", default="0/1", help="k/n: the k-th of n parts of the entries")
     parser.add_argument("--every", type=int, default=1, help="of so many mutants one")
-    parser.add_argument("--long", action="store_true", help="run the tests of BESIDE too")
     parser.add_argument("--files", default=",".join(FILES), help="where checks are looked for")
     parser.add_argument("--tests", type=Path, default=Path("tests"), help="the folder of the harness")
     options = parser.parse_args()
     first, parts = map(int, options.part.split("/"))
-    asked = Asked(tuple(options.names), (first, parts), options.every, long=options.long)
+    asked = Asked(tuple(options.names), (first, parts), options.every)
     asked = asked._replace(files=tuple(options.files.split(",")))
     found = scan(asked, options.tests.resolve())
     print(f"{found.count} mutants, {len(found.lines)} not seen")

@@ -18,10 +18,6 @@ Call = tuple[tuple[Any, ...], Callable[..., Any], Callable[..., Any]]
 POINT = np.array(2.5)
 
 
-def norm_of64(order: float) -> Callable[..., Any]:
-    return lambda x: norm_of(order)(x.astype("float64"))
-
-
 def rotated(k: int, *dims: int) -> Call:
     return (
         (CUBE,),
@@ -32,10 +28,6 @@ def rotated(k: int, *dims: int) -> Call:
 
 def cosines(count: int, alpha: float, beta: float) -> Any:
     return alpha - beta * np.cos(2 * np.pi * np.arange(count) / count)
-
-
-def least_squares(a: Any, b: Any) -> Any:
-    return np.linalg.lstsq(a, b, None)[0]
 
 
 def ij(x: Any, y: Any) -> Any:
@@ -135,22 +127,22 @@ def reduced(how: Any, own: bool) -> Callable[..., Any]:
     return reference
 
 
+def at_places(x: Any, y: Any, places: Any) -> Any:
+    """x with y at places of its memory."""
+    memory = x.ravel().copy()
+    memory[places] = y
+    return memory.reshape(x.shape)
+
+
+def single(x: Any) -> Any:
+    return x.astype("float32")
+
+
 TARGET = np.linspace(0.0, 1.0, 12).reshape(4, 3)
 W = Y[::-1] + 0.25
 SQUARE = np.array([[4.0, 1.0, 0.0, 2.0], [0.0, 3.0, 1.0, 1.0], [1.0, 0.0, 5.0, 0.0], [2.0, 1.0, 0.0, 4.0]])
-FLAT = np.diag([4.0, 2.0, 1.0]) @ np.linalg.qr(X[:3])[0]  # singular values 4, 2, 1
 
 CALLS: dict[str, list[Call]] = {
-    "linalg.norm": [
-        ((X,), lambda f, x: f(x, dim=(0, 1)), norm_of(2)),
-        ((X,), lambda f, x: f(x, None, 1), norm_of(2, 1)),
-        ((X,), lambda f, x: f(x, 3, [1], True), norm_of(3, 1, True)),
-        ((X,), lambda f, x: f(x, np.inf, (0, 1)), lambda x: np.linalg.norm(x, np.inf)),
-        ((CUBE,), lambda f, x: f(x, "fro", (0, 2), True), lambda x: np.linalg.norm(x, "fro", (0, 2), True)),
-        ((ROW,), lambda f, x: f(x, 1), norm_of(1)),
-        ((ROW.astype("float32"),), lambda f, x: f(x, dtype=kiln.float64), norm_of64(2)),
-        ((ROW.astype("float32"),), lambda f, x: f(x, 3, 0, dtype=kiln.float64), norm_of64(3)),
-    ],
     "rot90": [rotated(k, *dims) for k in (-2, 0, 3, 4, 5) for dims in ((), (2, 0))],
     "unravel_index": [
         (
@@ -241,41 +233,6 @@ CALLS: dict[str, list[Call]] = {
         ((POINT, np.array(0), ROW[:1]), lambda f, x, i, y: f(x, 0, i, y[0]), lambda x, i, y: y[0])
     ],
     "index_fill": [((POINT, np.array(0)), lambda f, x, i: f(x, 0, i, -1.0), lambda x, i: np.array(-1.0))],
-    "linalg.pinv": [
-        ((FLAT,), lambda f, x: f(x), np.linalg.pinv),
-        ((FLAT,), lambda f, x: f(x, 0.6), lambda x: np.linalg.pinv(x, 0.6)),
-        ((FLAT,), lambda f, x: f(x, rtol=0.6), lambda x: np.linalg.pinv(x, 0.6)),
-        ((FLAT,), lambda f, x: f(x, 0.0, rtol=0.6), lambda x: np.linalg.pinv(x, 0.6)),
-        ((FLAT,), lambda f, x: f(x, atol=2.5), lambda x: np.linalg.pinv(x, 2.5 / np.linalg.norm(x, 2))),
-        (
-            (np.array([[2.0, 9.0, 9.0], [1.0, 3.0, 9.0], [0.5, -1.0, 4.0]]),),
-            lambda f, x: f(x, hermitian=True),
-            lambda x: np.linalg.inv(np.tril(x) + np.tril(x, -1).T),
-        ),
-    ],
-    "linalg.solve": [
-        ((SQUARE, X), lambda f, a, b: f(a, b), np.linalg.solve),
-        ((SQUARE, X[:, 0]), lambda f, a, b: f(a, b), np.linalg.solve),
-        (
-            (np.stack([SQUARE, SQUARE.T]), X[:, :2].T),
-            lambda f, a, b: f(a, b),
-            lambda a, b: np.linalg.solve(a, b[..., None])[..., 0],
-        ),
-        (
-            (np.stack([SQUARE, SQUARE.T]), X),
-            lambda f, a, b: f(a, b),
-            lambda a, b: np.linalg.solve(a, np.stack([b, b])),
-        ),
-    ],
-    "linalg.lstsq": [
-        *(
-            ((X, b), lambda f, a, b, driver=driver: f(a, b, driver=driver)[0], least_squares)
-            for driver in (None, "gels", "gelsd", "gelsy", "gelss")
-            for b in (X[:, ::-1] + 1, CUBE[0].T[:, :1])
-        ),
-        ((X.T, X[:3]), lambda f, a, b: f(a, b, driver="gels")[0], least_squares),
-        ((X[:0], X[:0]), lambda f, a, b: f(a, b)[0], lambda a, b: np.zeros((3, 3))),
-    ],
     "pad": [
         ((X,), lambda f, x: f(x, (1, 2)), lambda x: np.pad(x, ((0, 0), (1, 2)))),
         (
@@ -298,6 +255,8 @@ CALLS: dict[str, list[Call]] = {
             lambda x: np.pad(x, ((0, 0), (2, 1), (1, 0)), "edge"),
         ),
         ((X,), lambda f, x: f(x, (0, 0), "replicate"), lambda x: x),
+        ((ROW,), lambda f, x: f(x, (-1, 0)), lambda x: x[1:]),
+        ((ROW,), lambda f, x: f(x, (-1, 2)), lambda x: np.pad(x[1:], (0, 2))),
     ],
     "cross": [
         ((X, ROW[None]), lambda f, x, y: f(x, y), np.cross),
@@ -307,10 +266,6 @@ CALLS: dict[str, list[Call]] = {
     "normalize": [
         ((X,), lambda f, x: f(x), lambda x: x / norm_of(2, 1, True)(x)),
         ((X,), lambda f, x: f(x, 1, 0, 99.0), lambda x: x / 99.0),
-    ],
-    "linalg.vector_norm": [
-        ((ROW.astype("float32"),), lambda f, x: f(x, 3, dtype=kiln.float64), norm_of64(3)),
-        ((CUBE,), lambda f, x: f(x, 1, (0, 2), True), norm_of(1, (0, 2), True)),
     ],
     **{
         name: [
@@ -426,11 +381,12 @@ CALLS: dict[str, list[Call]] = {
     ],
     "reduce_along": [
         (
-            (np.array([1, 2, 3], dtype), np.array([0, 2, 2, 0]), np.array([4, 5, 2, 7], dtype)),
+            (np.array([1, 2, 3], dtype), np.array([0, 2, 2, 0]), np.array(values, dtype)),
             lambda f, x, i, y, how=how, own=own: f(x, 0, i, y, how, own),
             reduced(of, own),
         )
         for dtype in ("int8", "uint8", "int64", "float32")
+        for values in ([4, 5, 2, 7], [0, 0, 0, 0])
         for own in (True, False)
         for how, of in (("amax", max), ("amin", min), ("sum", sum), ("prod", np.prod))
     ],
@@ -494,6 +450,68 @@ CALLS: dict[str, list[Call]] = {
             for mode in (None, 0, 1, 2, "donot_use_mm_for_euclid_dist")
         ),
         ((np.tile(X, (7, 1)), Y), lambda f, x, y: f(x, y), distances(2.0)),
+    ],
+    "as_strided_scatter": [  # of what does not fill its memory from the start on
+        (
+            (X, Y[:2, :2]),
+            lambda f, x, y: f(x.T, y, (2, 2), (5, 1), 1),
+            lambda x, y: at_places(x, y, [[1, 2], [6, 7]]).T,
+        ),
+        (
+            (X, Y[0]),
+            lambda f, x, y: f(x[2:], y, (3,), (2,)),
+            lambda x, y: at_places(x, y, [6, 8, 10])[2:],
+        ),
+        (
+            (X, Y[0]),
+            lambda f, x, y: f(x[:2, 1:], y, (3,), (4,), 2),
+            lambda x, y: at_places(x, y, [2, 6, 10])[:2, 1:],
+        ),
+    ],
+    "stack": [
+        ((INTS, INTS * 0.5), lambda f, x, y: f([x, y]), lambda x, y: np.stack([x, y])),
+        ((INTS, INTS > 0), lambda f, x, y: f([x, y], -1), lambda x, y: np.stack([x, y], -1)),
+    ],
+    "fill_": [
+        ((X, POINT), lambda f, x, y: f(x, y), lambda x, y: np.full_like(x, y)),
+        ((X, INTS), lambda f, x, y: f(x.T, y[0, 0]), lambda x, y: np.full_like(x.T, y[0, 0])),
+    ],
+    **{
+        name: [
+            ((INTS,), lambda f, x: f(x, dtype=kiln.float64), lambda x, of=of: of(x, dtype="float64")),
+            ((INTS,), lambda f, x: f(x, 1, dtype=kiln.int32), lambda x, of=of: of(x, 1, dtype="int32")),
+            ((X,), lambda f, x: f(x, 0, True, dtype=kiln.float32), lambda x, of=of: single(of(x, 0)[None])),
+        ]
+        for name, of in (("sum", np.sum), ("prod", np.prod))
+    },
+    "unique": [
+        ((X[:0],), lambda f, x: f(x, dim=0), lambda x: x),
+        ((INTS[[1, 0, 1]],), lambda f, x: f(x, dim=0), lambda x: np.unique(x, axis=0)),
+    ],
+    "combinations": [
+        ((ROW,), lambda f, x, r=r: f(x, r), lambda x, r=r: np.array(list(itertools.combinations(x, r))))
+        for r in (1, 3)
+    ],
+    "fold": [
+        (
+            (np.ones((4, 6)),),
+            lambda f, x: f(x, (3, 4), (2,), (1,), (0,), (1,)),
+            lambda x: np.outer([1.0, 2, 1], [1, 2, 2, 1])[None],
+        )
+    ],
+    "beta_slope": [  # of a second concentration of 1 the distribution is z**a
+        (
+            np.meshgrid(np.array([0.01, 0.3, 0.5, 0.9]), np.array([0.01, 0.5, 1.0, 40.0, 1e4]))[:2],
+            lambda f, z, a: (
+                (
+                    f(z.reshape(-1), a.reshape(-1), kiln.ones(20, dtype=kiln.float64)).reshape(5, 4)
+                    / (-z * z.log() / (a * (1 - z)))
+                    - 1
+                ).abs()
+                < 1e-10
+            ),
+            lambda z, a: z < 1,
+        )
     ],
     "slice_scatter": [
         ((CUBE, -CUBE[:1]), lambda f, x, y: f(x, y, start=1), lambda x, y: np.stack([x[0], -x[0]])),

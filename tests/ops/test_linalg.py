@@ -139,6 +139,22 @@ def test_derivatives_by_differences(name: str) -> None:
         kiln.autograd.gradgradcheck(lambda x: function(kiln, x), x)
 
 
+ONE_AT_A_TIME = ("householder_product", "lu_solve, b alone", "nuclear norm", "torch.svd", "torch.lu_solve")
+
+
+@pytest.mark.parametrize("name", [n for n in FREE if n not in ONE_AT_A_TIME])
+def test_gradients_of_batches_of_batches(name: str) -> None:
+    """Of two dims of matrices: those of each matrix alone."""
+    function, shapes, positive = FREE[name]
+    for shape in dict.fromkeys(shape[-2:] for shape in shapes):
+        x = matrices((2, 3, *shape), 3, positive)
+        got, *alone = (kiln.tensor(a).requires_grad_() for a in (x, *x.reshape(6, *shape)))
+        for a in (got, *alone):
+            (function(kiln, a) ** 2).sum().backward()
+        want = np.stack([a.grad.numpy() for a in alone]).reshape(x.shape)
+        np.testing.assert_allclose(got.grad.numpy(), want, rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize(
     "rows, cofactors",
     [

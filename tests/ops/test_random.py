@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -215,6 +216,29 @@ def test_a_generator_decides(name: str) -> None:
         assert kiln.equal(kiln.compile(draw)(g.manual_seed(3)), first)
     kiln.manual_seed(3)
     assert kiln.equal(draw(None), first)
+
+
+APART: dict[str, Callable[[Any], Any]] = {
+    "rand": lambda g: kiln.rand(40, generator=g),
+    "randn": lambda g: kiln.randn(40, generator=g),
+    "exponential_": lambda g: kiln.zeros(40).exponential_(generator=g),
+    "random_": lambda g: kiln.zeros(40).random_(generator=g),
+    "poisson": lambda g: kiln.poisson(kiln.full((40,), 1e9, dtype=kiln.float64), g),
+    "poisson of small rates": lambda g: kiln.poisson(kiln.full((40,), 9.0), g),
+    "binomial": lambda g: kiln.binomial(kiln.full((40,), 1e6), kiln.tensor(0.5), g),
+    "multinomial": lambda g: kiln.multinomial(kiln.ones(10000), 40, True, generator=g),
+    "multinomial without replacement": lambda g: kiln.multinomial(kiln.ones(10000), 40, generator=g),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_is_drawn_is_not_drawn_again(name: str) -> None:
+    """The numbers of a seed, of its next draw, and of the next seed: none are the others, moved."""
+    draw, g = APART[name], kiln.Generator().manual_seed(3)
+    first, second, other = draw(g), draw(g), draw(g.manual_seed(4))
+    for a, b in itertools.permutations((first, second, other), 2):
+        for moved in range(1, 5):
+            assert float((a[moved:] == b[:-moved]).float().mean()) < 0.5
 
 
 def test_seeds(answers: Any) -> None:

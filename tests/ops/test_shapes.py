@@ -246,6 +246,18 @@ SYMBOLIC: dict[str, Any] = {
     "select_scatter": lambda x: kiln.select_scatter(x, x.select(0, 0), 0, 1),
     "rot90": lambda x: x.rot90(),
     "broadcast_tensors": lambda x: kiln.broadcast_tensors(x, x.select(0, 0))[1],
+    "step": lambda x: x[::2, 0::3],
+    "combinations": lambda x: kiln.combinations(kiln.stack([x.sum(), x.amax(), x.amin()]), 2),
+    "no combination": lambda x: kiln.combinations(kiln.stack([x.sum(), x.amax(), x.amin()]), 4),
+}
+UNKNOWN: dict[str, Any] = {
+    "narrow": lambda x: x.narrow(0, 1, 2),
+    "x[1:]": lambda x: x[1:],
+    "x[:, :-2]": lambda x: x[:, :-2],
+    "x[:3:2]": lambda x: x[:3:2],
+    **{name: lambda x, n=name: getattr(x, n)(2) for name in ("chunk", "split", "tensor_split")},
+    "unbind": lambda x: x.unbind(1),
+    "combinations": lambda x: kiln.combinations(x.select(0, 0)),
 }
 F = kiln.nn.functional
 
@@ -261,6 +273,16 @@ def test_symbolic_sizes(name: str) -> None:
         array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
         want = SYMBOLIC[name](kiln.from_numpy(array)).numpy()
         np.testing.assert_array_equal(interpret(made, [array])[0], want)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_depends_on_symbolic_sizes_is_refused(name: str) -> None:
+    """Inside a graph, which no call's sizes are asked about: by a sentence that begins with the call."""
+    named = rf"^{name.partition('[')[0]}\b.*symbolic"
+    made = graph.Graph()
+    x = array_input(made, "float32", (False, False))
+    with graph.building(made), pytest.raises(TypeError, match=named):
+        UNKNOWN[name](x)
 
 
 def test_gradients_of_as_strided_by_places_of_the_memory() -> None:

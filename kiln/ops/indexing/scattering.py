@@ -164,13 +164,13 @@ def _neutral(dtype: str, reduce: str) -> Any:
     """What changes nothing when reduced with."""
     if reduce in ("sum", "mean", "prod"):
         return 0 if reduce != "prod" else 1
-    sign = -1 if reduce == "amax" else 1
+    least = reduce == "amax"
     if dtype.startswith(("float", "bfloat")):
-        return sign * float("inf")
+        return -float("inf") if least else float("inf")
     if dtype in ("bool", "uint8"):
-        return 0 if sign < 0 else 255 if dtype == "uint8" else True
+        return 0 if least else 255 if dtype == "uint8" else True
     bits = int(dtype.removeprefix("int"))
-    return (1 << (bits - 1)) - 1 if sign > 0 else -(1 << (bits - 1))
+    return -(1 << (bits - 1)) if least else (1 << (bits - 1)) - 1
 
 
 def _scattered(

@@ -179,7 +179,15 @@ def geqrf(input: Any, *, out: Any = None) -> Any:
     return named("geqrf", *(found if out is None else [o.copy_(f) for o, f in zip(out, found)]))
 
 
-@public("ormqr", dtypes="float32 float64")
+@public(
+    "ormqr",
+    dtypes="float32 float64",
+    failures=d.failures(
+        ((d.Zeros(2), d.Zeros(1), d.Zeros(2, 1)), {}, RuntimeError, "input must have at least 2 dim"),
+        ((d.Zeros(2, 1), d.Zeros(1), d.Zeros(2)), {}, RuntimeError, "other must have at least 2 dim"),
+        ((d.Zeros(2, 1), d.Zeros(2), d.Zeros(2, 1)), {}, RuntimeError, "must be equal to"),
+    ),
+)
 def ormqr(
     input: Any, tau: Any, other: Any, left: bool = True, transpose: bool = False, *, out: Any = None
 ) -> Any:

@@ -142,7 +142,11 @@ def check_groups(input: Tensor, groups: int) -> None:
         lambda rng, t: ((d.array(rng, (2, 6), t), 3), {"eps": 1e-3}),
     ),
     dtypes="float",
-    failures=d.failures(((d.Zeros(2, 5, 2), 2), {}, RuntimeError, "to be divisible by num_groups")),
+    failures=d.failures(
+        ((d.Zeros(2, 5, 2), 2), {}, RuntimeError, "to be divisible by num_groups"),
+        ((d.Zeros(1, 2, 1), 2), {}, ValueError, "Expected more than 1 value per channel"),
+        ((d.Zeros(2, 4, 2), 2, d.Zeros(3)), {}, RuntimeError, "Expected weight to be a vector"),
+    ),
 )
 def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
     """(n, c, ...) with mean 0 and variance 1 over each of `num_groups` groups of channels, times weight (c)

@@ -39,8 +39,8 @@ def _text(labels: Any) -> str:
     """A sublist in letters."""
     parts = []
     for label in labels:
-        if label is not Ellipsis and not (isinstance(label, int) and 0 <= label < 52):
-            raise RuntimeError(f"einsum(): expected subscripts to be within range [0, 52), but got {label}")
+        if label is not Ellipsis and not 0 <= label < 52:
+            raise ValueError(f"einsum(): subscript {label} is not within the valid range [0, 52)")
         parts.append("..." if label is Ellipsis else _LETTERS[label])
     return "".join(parts)
 
@@ -255,6 +255,8 @@ forms("einsum", "(equation: str, *operands: Tensor)", "(equation: str, operands:
         (("ij->ii", d.Zeros(2, 3)), {}, RuntimeError, "appears more than once"),
         (("ii", d.Zeros(2, 3)), {}, RuntimeError, "the sizes don't match"),
         (("ij,jk", d.Zeros(2, 3), d.Zeros(2, 3)), {}, RuntimeError, "does not broadcast"),
+        ((d.Zeros(2), [52]), {}, ValueError, "not within the valid range"),
+        ((d.Zeros(2), [-1]), {}, ValueError, "not within the valid range"),
     ),
     dtypes="float",
 )

@@ -265,4 +265,4 @@ def pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
     if mode == "circular":
         input = _grown(input, mode, grown)
     made = grown and (mode == "circular" or all(min(a, b) >= 0 for _, a, b in dims))
-    return input if made else cat([input], 0)
+    return input if made else cat([input])

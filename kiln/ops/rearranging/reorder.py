@@ -372,6 +372,7 @@ forms(
         ((d.Zeros(3), -1), {}, RuntimeError, "negative"),
         ((d.Zeros(3), d.Zeros(2, dtype="int64"), 0), {}, RuntimeError, "same size"),
         ((d.Zeros(3), d.Zeros(3), 0), {}, RuntimeError, "Long or Int"),
+        ((d.Zeros(3), d.Zeros(1, 3, dtype="int64"), 0), {}, RuntimeError, "only accept 1D vector"),
         ((d.Zeros(3), 1, 1), {}, IndexError, "Dimension out of range"),
     ),
 )

@@ -263,7 +263,18 @@ def _plain(size: Any) -> bool:
     return type(size) is int and size >= 0
 
 
-@public("reshape", dtypes="all", quick=True)
+_UNFIT: dict[str, Any] = {
+    "failures": d.failures(
+        ((d.Zeros(2, 3), (4, -1)), {}, RuntimeError, r"shape '\[4, -1\]' is invalid for input of size 6"),
+        ((d.Zeros(2, 3), (0, -1)), {}, RuntimeError, r"shape '\[0, -1\]' is invalid for input of size 6"),
+        ((d.Zeros(2, 3), (-1, -1)), {}, RuntimeError, "only one dimension can be inferred"),
+        ((d.Zeros(0, 3), (0, -1)), {}, RuntimeError, "can be any value and is ambiguous"),
+        ((d.Zeros(2, 3), (-2, 3)), {}, RuntimeError, "invalid shape dimension -2"),
+    )
+}
+
+
+@public("reshape", dtypes="all", quick=True, **_UNFIT)
 def reshape_(input: Any, *sizes: Any, shape: Any = None) -> Any:
     """`input`'s elements in another shape; one size may be -1. A view where possible. RuntimeError if it does
     not fit.
@@ -279,7 +290,7 @@ def reshape_(input: Any, *sizes: Any, shape: Any = None) -> Any:
 forms("view", "(input, *size: int)", "(input, size: Sequence[int])", "(input, dtype: DType)")
 
 
-@public("view", method=True, dtypes="all", quick=True)
+@public("view", method=True, dtypes="all", quick=True, **_UNFIT)
 def view(input: Any, *shape: Any, size: Any = None, dtype: Any = None) -> Any:
     """As `reshape`, but RuntimeError where the strides of a tensor would need a copy. Given a dtype: the same
     memory with its bits read as that, without gradients; the last dim grows or shrinks by the widths' ratio.

@@ -362,8 +362,8 @@ def _cases(dims: int) -> Any:
     return make
 
 
-def pool_failures(dims: int, name: str) -> Any:
-    """What every pool refuses."""
+def pool_failures(dims: int, name: str, *more: Any) -> Any:
+    """What every pool refuses, and more."""
     x = d.Zeros(1, 2, *(4,) * dims)
     return d.failures(
         ((d.Zeros(1, 1, 1, *(4,) * dims), 2), {}, RuntimeError, "batch mode"),
@@ -372,6 +372,7 @@ def pool_failures(dims: int, name: str) -> Any:
         ((x, 2, 0), {}, RuntimeError, "stride should not be zero"),
         ((x, 2, 1, 2), {}, RuntimeError, "at most half of effective kernel size"),
         ((x, 2, 1, -1), {}, RuntimeError, "must be non-negative"),
+        *more,
     )
 
 
