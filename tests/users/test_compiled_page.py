@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from backend import kiln, needs_kiln
 
-from kiln.viz.lives import held_at_once
-from kiln.viz.lives import Array
+from kiln.viz.lives import Array, held_at_once
 
 nn = kiln.nn
 
