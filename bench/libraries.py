@@ -3,14 +3,15 @@ WebAssembly in Node.js, one thread each, taken in turn; how long exports take.
 
     python bench/libraries.py [rounds]
 
-An MLP 128-256-10 at 1 and 32 rows, and a GPT of six layers 384 wide at 256 characters. What a call from
-Python costs, about a microsecond of ctypes, is in the times.
+Exports begin with an empty cache of kernels. An MLP 128-256-10 at 1 and 32 rows, and a GPT of six layers 384
+wide at 256 characters. What a call from Python costs, about a microsecond of ctypes, is in the times.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,10 @@ from shutil import which
 from typing import Any
 
 import numpy as np
+
+os.environ["KILN_CACHE_DIR"] = tempfile.mkdtemp()
+os.environ["KILN_PACK"] = "0"
+
 from autocast import VOCABULARY, gpt
 
 import kiln
@@ -77,18 +82,12 @@ def in_node(
         runner.stdin.flush()
         return float(runner.stdout.readline())
 
-    def end() -> None:
-        runner.communicate()
-
-    atexit.register(end)
+    atexit.register(runner.communicate)
     return seconds
 
 
-def compare_modules(program: Any, inputs: list[Any], rounds: int, folder: Path) -> None:
+def compare_modules(program: Any, library: Loaded, inputs: list[Any], rounds: int, folder: Path) -> None:
     """Prints medians of an MLP's calls, native and in Node.js."""
-    made = library_of(program._captured, "mlp")
-    write(made, folder)
-    library = Loaded(str(folder / "libmlp.so"), made.driver)
     for x in inputs:
         native, repeat = bound(library, x), max(4, 200 // x.shape[0])
 
@@ -141,20 +140,37 @@ def in_runtime(data: bytes, x: Any) -> Callable[[], Any]:
     return lambda: inner[0].run_with_iobinding(inner[1], None) or kept
 
 
-def compare(name: str, program: Any, inputs: list[Any], rounds: int, folder: Path) -> None:
-    """Prints times of exports, sizes, and medians of calls."""
-    times = {}
-    for what in ("first", "again"):
+def timed_exports(name: str, program: Any, modules: bool) -> tuple[Any, bytes]:
+    """Prints times of exports, the first of each kind with nothing kept from before, and sizes without
+    weights; the library and the ONNX file. `modules`: of WebAssembly too.
+    """
+    times: dict[str, float] = {}
+
+    def timed(what: str, work: Callable[[], Any]) -> Any:
         start = time.perf_counter()
-        made = library_of(program._captured, name)
+        made = work()
         times[what] = time.perf_counter() - start
-    start = time.perf_counter()
-    data = program.to_onnx().data
-    times["ONNX"] = time.perf_counter() - start
+        return made
+
+    made = timed("native", lambda: library_of(program._captured, name))
+    timed("native again", lambda: library_of(program._captured, name))
+    sizes = {"native": len(made.files[f"lib{name}.so"])}
+    if modules:
+        module = timed("WebAssembly", lambda: wasm_of(program._captured, name))
+        sizes["WebAssembly"] = len(module.files[f"{name}.wasm"])
+    data: bytes = timed("ONNX", lambda: program.to_onnx().data)
+    weights = sum(p.numel() * 4 for p in program.parameters())
+    print(f"{name}: exports " + ", ".join(f"{what} {1000 * t:.0f} ms" for what, t in times.items()))
+    print("  " + ", ".join(f"{what} {(n - weights) / 1024:.0f} KB" for what, n in sizes.items()))
+    return made, data
+
+
+def compare(
+    name: str, program: Any, inputs: list[Any], rounds: int, folder: Path, modules: bool = False
+) -> Loaded:
+    """Prints times of exports, sizes, and medians of calls; the library that was called."""
+    made, data = timed_exports(name, program, modules)
     write(made, folder)
-    size = len(made.files[f"lib{name}.so"]) - sum(p.numel() * 4 for p in program.parameters())
-    told = ", ".join(f"{what} {1000 * t:.0f} ms" for what, t in times.items())
-    print(f"{name}: exports {told}; {size / 1024:.0f} KB without weights")
     library = Loaded(str(folder / f"lib{name}.so"), made.driver)
     for x in inputs:
         calls = {"kiln": bound(library, x), "ONNX Runtime": in_runtime(data, x)}
@@ -175,6 +191,7 @@ def compare(name: str, program: Any, inputs: list[Any], rounds: int, folder: Pat
         ratios = [x["ONNX Runtime"] / x["kiln"] for x in (medians, least)]
         told = ", ".join(f"{what} {medians[what]:.1f} us (least {least[what]:.1f})" for what in calls)
         print(f"  {tuple(x.shape)}: {told}; {ratios[0]:.2f}x, of minima {ratios[1]:.2f}x")
+    return library
 
 
 def main() -> None:
@@ -185,9 +202,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, kiln.no_grad():
         program = export(mlp, (kiln.ones(32, 128),), dynamic_shapes=({0: Dim("batch")},))
         batches = [kiln.randn(1, 128), kiln.randn(32, 128)]
-        compare("mlp", program, batches, rounds, Path(folder))
+        library = compare("mlp", program, batches, rounds, Path(folder), modules=True)
         if which("node") is not None:
-            compare_modules(program, batches, 4 * rounds, Path(folder))
+            compare_modules(program, library, batches, 4 * rounds, Path(folder))
         tokens = kiln.randint(0, VOCABULARY, (1, LENGTH))
         compare("gpt", export(gpt(kiln, 1, LENGTH), (tokens,)), [tokens], rounds, Path(folder))
 

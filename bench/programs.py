@@ -38,7 +38,6 @@ import time
 begun = time.perf_counter()
 import sys
 import kiln
-import kiln.graph
 program = kiln.export.load(sys.argv[1])
 program(kiln.ones(1, 128)).tolist()
 print(time.perf_counter() - begun)
