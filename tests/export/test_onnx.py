@@ -222,6 +222,18 @@ def test_what_cannot_be_written(case: str) -> None:
         call()
 
 
+def test_a_file_that_would_be_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message of protobuf holds less than 2 GiB: told before anything is written."""
+    from kiln.onnx import model
+
+    assert model.LARGEST < 1 << 31
+    program = kiln.export.export(nn.Linear(64, 32), (kiln.ones(1, 64),))
+    monkeypatch.setattr(model, "LARGEST", 4 * 64 * 32)  # the weights alone
+    with pytest.raises(ValueError, match="and a file holds 2 GiB at most"):
+        program.to_onnx(tmp_path / "m.onnx")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
     """What fails writes nothing."""
     path = tmp_path / "model.onnx"
