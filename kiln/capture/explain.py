@@ -10,16 +10,30 @@ from itertools import groupby, takewhile
 from typing import Any
 
 from kiln.capture.policy import microseconds
+from kiln.late import later
 
 SHOWN = 20  # recordings
 WIDTH = 160  # letters of a recording's ops
 UNTIL_COMPILED = (1 << 64) - 1  # calls a region rests that waits for its programs
 
 
+_pages = later("kiln.viz.compiled", "pages")
+_text_pages = later("kiln.viz.compiled", "text_pages")
+_write = later("kiln.files", "write_atomically")
+
+
 class Explanation(str):
     """What `explain()` says: text, and the same with pictures as a page, which a notebook shows."""
 
     _draw: Callable[[Any], tuple[str, str]]  # what names are given for -> the page's part, the page
+
+    def __new__(cls, text: str, draw: Callable[[Any], tuple[str, str]]) -> Explanation:
+        made = super().__new__(cls, text)
+        made._draw = draw
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
 
     def html(self, path: str | os.PathLike[str] | None = None, params: Any = None) -> str:
         """A page that needs nothing else: what ended recordings and what was recorded anew, each place once;
@@ -32,18 +46,8 @@ class Explanation(str):
         """
         page = self._draw(params)[1]
         if path is not None:
-            from kiln.files import write_atomically
-
-            write_atomically(os.fspath(path), iter([page.encode()]))
+            _write(os.fspath(path), iter([page.encode()]))
         return page
-
-    def __new__(cls, text: str, draw: Callable[[Any], tuple[str, str]]) -> Explanation:
-        made = super().__new__(cls, text)
-        made._draw = draw
-        return made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return str, (str(self),)
 
     def _repr_html_(self) -> str:
         return self._draw(None)[0]
@@ -52,24 +56,14 @@ class Explanation(str):
 def explain(name: str, region: Any, function: Any) -> Explanation:
     """What `explain()` of a compiled function says."""
     counts, known = region.stats(), region.describe(True)
-
-    def draw(params: Any) -> tuple[str, str]:
-        from kiln.viz.compiled import pages
-
-        return pages(name, counts, known, function, params)
-
-    return Explanation(_text(name, counts, known), draw)
+    return Explanation(
+        _text(name, counts, known), lambda params: _pages(name, counts, known, function, params)
+    )
 
 
 def in_words(text: str) -> Explanation:
     """One that has no pictures."""
-
-    def draw(params: Any) -> tuple[str, str]:
-        from kiln.viz.compiled import text_pages
-
-        return text_pages(text)
-
-    return Explanation(text, draw)
+    return Explanation(text, lambda params: _text_pages(text))
 
 
 def ops_of(recording: dict[str, Any]) -> list[Any]:

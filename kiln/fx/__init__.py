@@ -10,9 +10,7 @@ Nothing is known of shapes and values; what runs is a Python function that calls
 from __future__ import annotations
 
 from kiln.absent import hint_missing as _hint_missing
-from kiln.fx import (
-    annotate as annotate,
-)
+from kiln.fx import annotate as annotate
 from kiln.fx import (
     graph as graph,
 )
@@ -28,9 +26,7 @@ from kiln.fx import (
 from kiln.fx import (
     node as node,
 )
-from kiln.fx import (
-    operator_schemas as operator_schemas,
-)
+from kiln.fx import operator_schemas as operator_schemas
 from kiln.fx import (
     passes as passes,
 )
@@ -40,9 +36,7 @@ from kiln.fx import (
 from kiln.fx import (
     subgraph_rewriter as subgraph_rewriter,
 )
-from kiln.fx import (
-    traceback as traceback,
-)
+from kiln.fx import traceback as traceback
 from kiln.fx._symbolic_trace import PH, ProxyableClassMeta, Tracer, symbolic_trace, wrap
 from kiln.fx.graph import CodeGen, Graph
 from kiln.fx.graph_module import GraphModule

@@ -152,6 +152,9 @@ _NUMBERS: dict[str, Callable[[float, float], float]] = {
 
 
 def _is_number(x: Any) -> bool:
+    """Whether it is a number, or says so as a TracedFloat does: asked here, so that type checkers do not
+    conclude that it is none of those.
+    """
     return isinstance(x, (int, float))
 
 

@@ -13,34 +13,31 @@ from kiln.tracing.trees import Tree
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def _parameters(fn: Any) -> list[inspect.Parameter]:
-    return list(inspect.signature(fn.forward if isinstance(fn, Module) else fn).parameters.values())
+def _parameters(fn: Any) -> list[inspect.Parameter] | None:
+    """Those of a function or module; None of what does not tell."""
+    try:
+        return list(inspect.signature(fn.forward if isinstance(fn, Module) else fn).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+def _name_of(parameters: list[inspect.Parameter], kind: Any) -> str | None:
+    """The name of the parameter of a kind, `*args` or `**kwargs`, if there is one."""
+    return next((p.name for p in parameters if p.kind is kind), None)
 
 
 def parameter_names(fn: Any, count: int) -> list[str]:
     """What a function calls its first `count` arguments: `x`, or `args[2]` of `*args`."""
-    try:
-        parameters = _parameters(fn)
-    except (TypeError, ValueError):
-        return [f"args[{k}]" for k in range(count)]
-    names: list[str] = []
-    for k in range(count):
-        if k < len(parameters) and parameters[k].kind in _BY_PLACE:
-            names.append(parameters[k].name)
-            continue
-        star = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), "args")
-        plain = sum(p.kind in _BY_PLACE for p in parameters)
-        names.append(f"{star}[{k - plain}]")
-    return names
+    parameters = _parameters(fn) or []
+    plain = [p.name for p in parameters if p.kind in _BY_PLACE]
+    star = _name_of(parameters, inspect.Parameter.VAR_POSITIONAL) or "args"
+    return [plain[k] if k < len(plain) else f"{star}[{k - len(plain)}]" for k in range(count)]
 
 
 def takes_any_keyword(fn: Any) -> bool:
     """Whether a function has a parameter `**kwargs`."""
-    try:
-        parameters = _parameters(fn)
-    except (TypeError, ValueError):
-        return True
-    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    parameters = _parameters(fn)
+    return parameters is None or _name_of(parameters, inspect.Parameter.VAR_KEYWORD) is not None
 
 
 def by_input(fn: Any, args: Sequence[Any], named: int, dims: Any) -> Any:
@@ -51,13 +48,12 @@ def by_input(fn: Any, args: Sequence[Any], named: int, dims: Any) -> Any:
     Entries without names are those of the parameters, `*args` one of them, if there are as many; where there
     are as many inputs too, if what stands for `*args` has an entry for each that is like it.
     """
-    try:
-        parameters = _parameters(fn)
-    except (TypeError, ValueError):
+    parameters = _parameters(fn)
+    if parameters is None:
         return dims
     plain = [p.name for p in parameters if p.kind in _BY_PLACE]
-    star = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
-    rest = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD), None)
+    star = _name_of(parameters, inspect.Parameter.VAR_POSITIONAL)
+    rest = _name_of(parameters, inspect.Parameter.VAR_KEYWORD)
     many = len(args) - len(plain) if star is not None else 0
     if isinstance(dims, (tuple, list)) and many > 0:
         held = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]

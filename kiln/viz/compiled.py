@@ -314,9 +314,5 @@ def _limit(kernel: Kernel, machine: Limits) -> str:
 
 
 def _short(count: int) -> str:
-    size, unit = float(count), ""
-    for larger in ("k", "M", "G", "T"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, larger
+    size, unit = words.scaled(count, ("", "k", "M", "G", "T"), 1000)
     return f"{size:.0f}{unit}" if size >= 100 or not unit else f"{size:.1f}{unit}"

@@ -5,8 +5,9 @@ The program is planned again from what was recorded, at the sizes that were firs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dis import get_instructions
+from math import prod
 from typing import Any, NamedTuple
 
 from kiln import _core
@@ -143,27 +144,20 @@ def _cost(
     args = [number(a) for a in step.args]
     if isinstance(spec, Nest):
         sizes = [args[spec.arguments.word("size", d)] for d in range(len(spec.dims))]
-        points = _product(sizes)
+        points = prod(sizes)
         nbytes = 0
         for operand, (buffer, *_) in zip(spec.operands, step.pointers):
             direct = len(operand.strides) == len(sizes)
             own = [n for n, stride in zip(sizes, operand.strides) if stride != "0"] if direct else sizes
             # what is folded down columns has a row for each of 16 lanes: as many as the array has
-            nbytes += min(_product(own) * ITEMSIZE[operand.dtype], buffers[buffer])
+            nbytes += min(prod(own) * ITEMSIZE[operand.dtype], buffers[buffer])
         scalars = topological([value for _, value in spec.stores])
         return nbytes, points * sum(s.op not in _LEAVES for s in scalars)
     if isinstance(spec, GemmSpec):
         words_ = arguments_of(spec)
         sizes = [args[words_.word("size", name)] for name in (*range(BATCH), "m", "n", "k")]
-        return sum(buffers.values()), 2 * _product(sizes)
+        return sum(buffers.values()), 2 * prod(sizes)
     return sum(buffers.values()), None
-
-
-def _product(sizes: Iterable[int]) -> int:
-    total = 1
-    for n in sizes:
-        total *= n
-    return total
 
 
 # -- memory ---------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from unicodedata import east_asian_width
 
@@ -119,13 +119,19 @@ def array(dtype: str, shape: Shape) -> str:
     return f"{dtype} {shape}".strip() if shape is not None else dtype
 
 
-def amount(nbytes: int) -> str:
-    """A number of bytes as people read it: `96 B`, `1.5 KB`, `2 MB`."""
-    size, unit = float(nbytes), "B"
-    for larger in ("KB", "MB", "GB", "TB"):
+def scaled(count: int, units: Sequence[str], step: int) -> tuple[float, str]:
+    """A number in the first unit in which it is below 1000, or the last; each is `step` of the one before."""
+    size, unit = float(count), units[0]
+    for larger in units[1:]:
         if size < 1000:
             break
-        size, unit = size / 1024, larger
+        size, unit = size / step, larger
+    return size, unit
+
+
+def amount(nbytes: int) -> str:
+    """A number of bytes as people read it: `96 B`, `1.5 KB`, `2 MB`."""
+    size, unit = scaled(nbytes, ("B", "KB", "MB", "GB", "TB"), 1024)
     return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.1f} {unit}".replace(".0 ", " ")
 
 

@@ -248,15 +248,15 @@ bool Recording::takes(const Fn& fn, std::span<const Operand> operands, std::span
     if (flushing_ || list_.ops.size() >= most_ops || bytes_ >= recount_ || fn.identity == Identity{} ||
         (fn.op && fn.op->at_once && out.empty()))
         return false;
-    auto takes = [this](const Tensor& x) {
+    auto fits = [this](const Tensor& x) {
         const Storage& s = *x.storage;
         return !is_public(s) && x.ndim() <= most_dims &&
                (s.recording ? s.recording == this : s.data != nullptr);
     };
     for (const Operand& operand : operands)
-        if (operand.tensor && !takes(*operand.tensor)) return false;
+        if (operand.tensor && !fits(*operand.tensor)) return false;
     for (const TensorRef& target : out)
-        if (!takes(*target) || target->storage->foreign()) return false;
+        if (!fits(*target) || target->storage->foreign()) return false;
     return true;
 }
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln.absent import hint_missing as _hint_missing
-from kiln.fx.passes.infra.pass_manager import expect_order, this_before_that_pass_constraint
+from kiln.fx.passes.infra.pass_manager import ConstrainedPasses, this_before_that_pass_constraint
 
 __all__ = [
     "PassManager", "inplace_wrapper", "log_hook", "loop_pass", "these_before_those_pass_constraint",
@@ -71,32 +71,13 @@ def _bare(function: _Pass) -> _Pass:
     return function
 
 
-class PassManager:
+class PassManager(ConstrainedPasses):
     """Calls `passes` in a row, after it asked that each `constraint(earlier, later)` holds."""
-
-    passes: list[_Pass]
-    constraints: list[_Constraint]
-
-    def __init__(
-        self, passes: list[_Pass] | None = None, constraints: list[_Constraint] | None = None
-    ) -> None:
-        self.passes, self.constraints = passes or [], constraints or []
-        self._validated = False
 
     @classmethod
     def build_from_passlist(cls, passes: list[_Pass]) -> PassManager:
         """One with these passes."""
         return cls(passes)
-
-    def add_pass(self, _pass: _Pass) -> None:
-        """Adds one at the end."""
-        self.passes.append(_pass)
-        self._validated = False
-
-    def add_constraint(self, constraint: _Constraint) -> None:
-        """Adds a condition on every two passes."""
-        self.constraints.append(constraint)
-        self._validated = False
 
     def remove_pass(self, _passes: list[str]) -> None:
         """Takes out those of these names."""
@@ -110,9 +91,7 @@ class PassManager:
 
     def validate(self) -> None:
         """RuntimeError if a constraint does not hold."""
-        if not self._validated:
-            expect_order(self.passes, self.constraints)
-        self._validated = True
+        self._validate()
 
     def __call__(self, source: Any) -> Any:
         self.validate()

@@ -164,8 +164,9 @@ def randint(
     low, high = int_or_size(low), int_or_size(high)
     result = run(r.integer_values, low, high, *reserve(sizes, generator), sizes, name, **into(out))
     known = isinstance(low, int) and isinstance(high, int) and out is None
-    if known and name == "int64" and 0 <= low < high < 1 << 32:  # of others bits may be seen as int64
-        _core.values_below(result, high)  # who gathers by them need not look at them
+    if known and name == "int64" and 0 <= low < high < 1 << 32:
+        # a gather by them need not check them; memory of another dtype could be viewed as int64
+        _core.values_below(result, high)
     return settle(result, requires_grad, device, "randint")
 
 

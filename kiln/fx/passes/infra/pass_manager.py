@@ -45,15 +45,44 @@ def expect_order(passes: Sequence[Callable[..., Any]], constraints: Iterable[Cal
                     )
 
 
-class PassManager:
+class ConstrainedPasses:
+    """A list of passes, in which each `constraint(earlier, later)` is to hold."""
+
+    passes: list[Callable[..., Any]]
+    constraints: list[Callable[..., bool]]
+
+    def __init__(
+        self,
+        passes: list[Callable[..., Any]] | None = None,
+        constraints: list[Callable[..., bool]] | None = None,
+    ) -> None:
+        self.passes, self.constraints = passes or [], constraints or []
+        self._validated = False
+
+    def add_pass(self, _pass: Callable[..., Any]) -> None:
+        """Adds one at the end."""
+        self.passes.append(_pass)
+        self._validated = False
+
+    def add_constraint(self, constraint: Callable[..., bool]) -> None:
+        """Adds a condition on every two passes."""
+        self.constraints.append(constraint)
+        self._validated = False
+
+    def _validate(self) -> None:
+        """RuntimeError if a constraint does not hold for the passes as they stand."""
+        if not self._validated:
+            expect_order(self.passes, self.constraints)
+        self._validated = True
+
+
+class PassManager(ConstrainedPasses):
     """Runs `passes`, `steps` times or until none changes anything: in an order in which each
     `constraint(earlier, later)` holds, which is their own if it does.
 
     `run_checks_after_each_pass`: the module is checked (`check`) behind each pass too.
     """
 
-    passes: list[_Pass]
-    constraints: list[_Constraint]
     steps: int = 1
 
     def __init__(
@@ -64,27 +93,14 @@ class PassManager:
         run_checks_after_each_pass: bool = False,
         suppress_check_failures: bool = False,
     ) -> None:
-        self.passes, self.constraints = passes or [], constraints or []
+        super().__init__(passes, constraints)
         self.steps = steps or 1
         self.run_checks_after_each_pass = run_checks_after_each_pass
         self.suppress_check_failures = suppress_check_failures
-        self._validated = False
-
-    def add_pass(self, _pass: _Pass) -> None:
-        """Adds one at the end."""
-        self.passes.append(_pass)
-        self._validated = False
-
-    def add_constraint(self, constraint: _Constraint) -> None:
-        """Adds a condition on every two passes."""
-        self.constraints.append(constraint)
-        self._validated = False
 
     def validate_constraints(self) -> None:
         """RuntimeError if a constraint does not hold for the passes as they stand."""
-        if not self._validated:
-            expect_order(self.passes, self.constraints)
-        self._validated = True
+        self._validate()
 
     def solve_constraints(self) -> None:
         """Puts the passes in an order in which the constraints hold. RuntimeError if there is none."""
