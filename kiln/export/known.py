@@ -12,7 +12,7 @@ once, of tensors that look as they did: its graph and steps are read when someth
 from __future__ import annotations
 
 import json
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from kiln.codegen.store import kept
@@ -82,20 +82,15 @@ def _from_known(
         )
         for op, structure, parts, late in known["checks"]
     ]
-    looked = {name: (x.dtype.name, tuple(x.shape)) for name, x in tensors.items()}
-    found.whole = whole = cache(partial(_whole, text, signature, looked))
+    # tensors that only look like its own, for ops are never freed; made now, as a trace may be what reads it
+    alike = {name: like(x.dtype.name, tuple(x.shape)) for name, x in tensors.items()}
+    found.whole = whole = cache(lambda: _read(text, signature, alike)[0])
     if known["op"] is not None:
         identity, count = known["op"]
         if identity not in _ops:
             _ops[identity] = StoredOp(found.name, identity, count, len(found.random), lambda: whole().op)
         found.op = _ops[identity]
     return found, trains
-
-
-def _whole(text: str, signature: str, looked: dict[str, tuple[str, tuple[int, ...]]]) -> Captured:
-    """The program with its graph and steps, of tensors that only look like its own: ops are never freed."""
-    found: Captured = _read(text, signature, {name: like(*look) for name, look in looked.items()})[0]
-    return found
 
 
 def _told(found: Captured) -> bytes | None:

@@ -141,6 +141,18 @@ def test_a_program_inside_a_program_checks_and_draws_as_it_does_alone() -> None:
     )
 
 
+def test_a_program_that_was_read_before_is_a_part_of_another() -> None:
+    """Its graph is read when the trace asks for it, which must not see how that is done."""
+    x = kiln.tensor([1, 2])
+    for _ in range(2):  # the second time it is known by its texts
+        inner = again(export(nn.Embedding(4, 2), (x,)))
+    model = nn.Sequential(inner, nn.Tanh())
+    program = export(model, (x,))
+    assert [name for name, _ in program.named_parameters()] == ["0.weight"]
+    assert not [*program.buffers()] and not program.constants
+    assert kiln.equal(program(x), inner(x).tanh())
+
+
 @pytest.fixture
 def alone() -> Iterator[None]:
     """The core is let run calls alone, which it is not while it checks."""
