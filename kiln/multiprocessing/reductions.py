@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.nn.parameter import Parameter
+from kiln.ops.views.reinterpret import elements
 from kiln.ops.views.shared import Segment, shared_segment
 from kiln.ops.views.storage import TypedStorage, UntypedStorage
 
@@ -71,10 +72,11 @@ def rebuild_tensor(
 ) -> Any:
     """A tensor that was sent, over the memory of its segment."""
     made: Any
+    element = getattr(_core, dtype)
     if segment is None:
-        made = ops.empty(sizes, dtype=getattr(_core, dtype))
+        made = ops.empty(sizes, dtype=element)
     else:
-        memory: Any = _core.elements(_core.map_shared(segment.descriptor, nbytes, segment), dtype)
+        memory = elements(_core.map_shared(segment.descriptor, nbytes, segment), element)
         made = memory.as_strided(sizes, strides, offset).detach()
     if kind is Parameter:
         return Parameter(made, requires_grad)

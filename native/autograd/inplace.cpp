@@ -27,7 +27,7 @@ const SourceLine* last_write(const Storage& storage) {
 }
 
 void set_base(Tensor& view, Tensor& x) {
-    if (view.storage != x.storage) return;
+    if (view.storage != x.storage || view.dtype != x.dtype) return;
     view.base = x.base ? x.base : TensorRef(&x);
     view.base_order = view.base->node ? view.base->node->order : 0;
     view.made_at = view.storage->version;

@@ -334,6 +334,16 @@ PyObject* frombuffer(PyObject*, PyObject* args) {
     return wrap_foreign(new_tensor(dtype, Dims{count}, std::move(storage)));
 }
 
+PyObject* view_bits(PyObject*, PyObject* args) {
+    PyObject *of, *dtype, *sizes, *strides;
+    long long offset;
+    if (!PyArg_ParseTuple(args, "OOOOL:view_bits", &of, &dtype, &sizes, &strides, &offset)) return nullptr;
+    TensorRef view =
+        new_view(expect_tensor(of, "view"), dims_from(sizes, "view"), dims_from(strides, "view"), offset);
+    view->dtype = dtype_from(dtype);
+    return wrap(view);
+}
+
 PyObject* check_in_range(PyObject*, PyObject* args) {
     PyObject *value, *dtype;
     Number number;
@@ -344,6 +354,8 @@ PyObject* check_in_range(PyObject*, PyObject* args) {
 
 PyMethodDef functions[] = {
     {"values_below", values_below, METH_VARARGS, "Positions in [0, a number) need no look."},
+    {"view_bits", guard<view_bits>, METH_VARARGS,
+     "A tensor's memory as elements of a dtype: (tensor, dtype, sizes, strides, offset)."},
     {"check_in_range", guard<check_in_range>, METH_VARARGS, "RuntimeError if a number does not fit a dtype."},
     {"from_nested", guard<from_nested>, METH_VARARGS,
      "A tensor of nested lists of numbers: (data, dtype or None)."},

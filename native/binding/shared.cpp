@@ -89,15 +89,6 @@ PyObject* lease(PyObject*, PyObject* args) {
     return wrap(bytes_of(std::move(storage)));
 }
 
-// elements(x, dtype): all of x's memory as elements of a dtype, of which the storage is from now on.
-PyObject* elements(PyObject*, PyObject* args) {
-    PyObject *object, *name;
-    if (!PyArg_ParseTuple(args, "OO:elements", &object, &name)) return nullptr;
-    const StorageRef storage = expect_tensor(object, "elements").storage;
-    const DType dtype = dtype_from(name);
-    return wrap(new_tensor(dtype, Dims{int64_t(storage->nbytes / itemsize(dtype))}, storage));
-}
-
 // x._share(descriptor, owner): the memory behind x, for all that look at it, is the descriptor's from now on.
 PyObject* tensor_share(PyObject* self, PyObject* args) {
     int descriptor;
@@ -134,8 +125,6 @@ PyMethodDef functions[] = {
      "The memory of a descriptor as a uint8 tensor: (descriptor, bytes, owner or None)."},
     {"lease", guard<lease>, METH_VARARGS,
      "A tensor's first bytes as a uint8 tensor that keeps an owner: (tensor, bytes, owner)."},
-    {"elements", guard<elements>, METH_VARARGS,
-     "The memory behind a tensor that nobody else looks at, as elements of a dtype: (tensor, dtype)."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyMethodDef methods[] = {

@@ -137,7 +137,7 @@ PyObject* get_version(PyObject* self, void*) {
     return PyLong_FromLong(x->storage->version);
 }
 PyObject* get_memory(PyObject* self, void*) { return PyLong_FromSize_t(tensor_of(self).storage->nbytes); }
-// Other memory's never, while it lives; the same for the storages that a view of another dtype makes two of.
+// Other memory's never, while it lives; the same for two storages of one array.
 PyObject* get_place(PyObject* self, void*) {
     const Storage& storage = *tensor_of(self).storage;
     const bool apart = storage.outside || storage.foreign();

@@ -154,10 +154,12 @@ void check_count(const Fn& fn, std::span<const Operand> operands, size_t outputs
 // Whether writing `out` could change what another array operand still has to read.
 bool clashes(const Tensor& out, const Tensor& x) {
     if (out.storage != x.storage) return false;
-    if (out.offset == x.offset && out.sizes == x.sizes && out.strides == x.strides) return false;
+    const int64_t width = int64_t(itemsize(out.dtype)), other = int64_t(itemsize(x.dtype));
+    if (out.offset == x.offset && width == other && out.sizes == x.sizes && out.strides == x.strides)
+        return false;
     auto [low, high] = extent(out.sizes, out.strides, out.offset);
     auto [from, to] = extent(x.sizes, x.strides, x.offset);
-    return low < to && from < high;
+    return low * width < to * other && from * other < high * width;
 }
 
 // Operands as they were before anything is written: those that overlap `out` otherwise than exactly are

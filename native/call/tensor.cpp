@@ -248,7 +248,7 @@ bool overlaps_partly(const Tensor& a, const Tensor& b) {
     int64_t low = a.offset * width, high = low + a.numel * width;
     int64_t from = b.offset * other, to = from + b.numel * other;
     if (low == from && high == to) {
-        bool same = a.ndim() == b.ndim();
+        bool same = a.ndim() == b.ndim() && width == other;
         for (int d = 0; same && d < a.ndim(); ++d)
             same = a.strides[d] == b.strides[d] || (a.sizes[d] == 1 && b.sizes[d] == 1);
         return !same;

@@ -1,7 +1,7 @@
 """`view(dtype)`: memory whose bits are read as another dtype.
 
-To the core the result is foreign memory, as a NumPy array's would be: writes to either are seen by both, in
-recorded regions too.
+Both tensors have one storage, so a write through either is counted for both. Recordings treat it as memory
+that others can write, as they do a NumPy array's.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core
-from kiln.table.arguments import dtype_name, is_value
-from kiln.table.record import Tensor, find
+from kiln.table.arguments import is_value
+from kiln.table.record import Tensor
 
 
 def as_bits(input: Tensor, dtype: Any) -> Any:
@@ -20,18 +20,20 @@ def as_bits(input: Tensor, dtype: Any) -> Any:
     if dtype is input.dtype:
         return input.detach()
     shape, strides = list(input.shape), list(input.stride())
-    places = find("as_strided").handle
     old, new = input.element_size(), dtype.itemsize
     if old != new:
         _check_widths(input, dtype)
         strides = [s * old // new for s in strides[:-1]] + [1]
         shape[-1] = shape[-1] * old // new
-    if 0 in shape:
-        return find("full").handle(0, tuple(shape), dtype_name(dtype))
-    reach = 1 + sum((n - 1) * s for n, s in zip(input.shape, input.stride()))
-    flat = places(input.detach(), (reach,), (1,), (input.storage_offset(),))
-    memory = _core.frombuffer(flat, dtype_name(dtype), -1, 0)
-    return places(memory, shape, strides, (0,))
+    # asking for the address tells the recordings, and those who know what the memory's positions lie below
+    if input.data_ptr() % new:
+        raise RuntimeError(f"view: the memory is not aligned for elements of {dtype}")
+    return _core.view_bits(input.detach(), dtype, shape, strides, input.storage_offset() * old // new)
+
+
+def elements(memory: Tensor, dtype: Any) -> Tensor:
+    """All of the memory behind a tensor that nobody else looks at, as elements of a dtype from now on."""
+    return _core.view_bits(memory, dtype, (memory._memory // dtype.itemsize,), (1,), 0)
 
 
 def _check_widths(input: Tensor, dtype: Any) -> None:

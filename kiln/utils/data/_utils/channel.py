@@ -24,6 +24,7 @@ from typing import Any
 
 from kiln import _core, ops
 from kiln._core import Tensor
+from kiln.ops.views.reinterpret import elements
 from kiln.ops.views.shared import new_descriptor
 from kiln.utils.data._utils.worker import SMALL
 
@@ -316,10 +317,10 @@ class _Beside:
         key = (x.data_ptr() - x.storage_offset() * x.element_size(), x.dtype)
         flat = self.of_storage.get(key) if whole else None
         if flat is None:
-            content = _core.elements(x, x.dtype) if whole else x.view(-1)
+            content = elements(x, x.dtype) if whole else x.view(-1)
             flat = content if here else self.channel.take(content.nbytes)
             if not here:
-                _core.elements(flat, x.dtype).copy_(content)
+                elements(flat, x.dtype).copy_(content)
             self._note(flat)
             if whole:
                 self.of_storage[key] = flat
@@ -355,5 +356,5 @@ def _large(
     requires_grad: bool,
 ) -> Tensor:
     """A tensor over memory that came beside the body."""
-    made: Tensor = _core.elements(memory, dtype).as_strided(sizes, strides, offset).detach()
+    made: Tensor = elements(memory, getattr(_core, dtype)).as_strided(sizes, strides, offset).detach()
     return made.requires_grad_(requires_grad)

@@ -11,6 +11,7 @@ from typing import Any
 from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
+from kiln.ops.views.reinterpret import elements
 from kiln.table.callables import hide_frames
 from kiln.utils.data._utils import worker
 
@@ -145,7 +146,8 @@ def collate_tensor_fn(batch: Any, *, collate_fn_map: Any = None) -> Tensor:
         memory = worker.new_shared(len(batch) * first.nbytes)
         if memory is not None and not any(x.requires_grad for x in batch):
             _fill(memoryview(memory), batch, first.nbytes)
-            return _core.elements(memory, dtype).view(sizes)
+            whole: Tensor = elements(memory, dtype).view(sizes)
+            return whole
     return ops.cat(list(batch)).view(sizes)  # as stack would, without a view of each
 
 
