@@ -271,15 +271,15 @@ def test_a_socket_that_listens_already() -> None:
     assert (store.port, store.add("n", 1)) == (port, 1)
 
 
-def serve_in_child(told: Any, until: Any) -> None:
+def serve_in_child(told: Any) -> None:
     store = tcp_store()
     told.send(store.port)
-    until.recv()
+    signal.pause()
 
 
 def test_a_client_that_waits_learns_at_once_that_the_server_was_killed() -> None:
     told, tells = fork.Pipe(False)
-    process = fork.Process(target=serve_in_child, args=(tells, told))
+    process = fork.Process(target=serve_in_child, args=(tells,))
     process.start()
     port = told.recv()
     store = TCPStore("localhost", port, timeout=LONG)
