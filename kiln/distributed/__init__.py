@@ -1,122 +1,111 @@
-"""What a program asks before it trains in several processes: kiln runs in one.
+"""Programs of several processes, on one machine or many, under PyTorch's names.
 
-is_available(), is_initialized()      False: a program goes on alone
-get_rank(), barrier(), all_reduce()   ValueError, as of PyTorch where no group was made
-init_process_group()                  NotImplementedError
+init_process_group()                    makes this process one of them; see world.py
+all_reduce(), broadcast(), ...          what all ranks do together; see calls.py
+send(), recv(), isend(), irecv()        from one rank to another
+all_gather_object(), ...                of Python objects; see objects.py
+TCPStore, FileStore, HashStore          how ranks find each other; see store.py
+python -m kiln.distributed.run          starts the processes of a machine
+
+README.md says how it works and what it promises.
 """
 
 from __future__ import annotations
 
 import typing as _typing
-from enum import Enum as _Enum
 from importlib import import_module as _import_module
 
 from kiln.absent import hidden as _hidden
 from kiln.absent import no_attribute as _no_attribute
 from kiln.absent import refuse as _refuse
 from kiln.device import refusal as _refusal
-
-_IN_A_GROUP = (
-    "all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single barrier "
-    "broadcast broadcast_object_list destroy_process_group gather gather_object get_backend get_rank "
-    "get_world_size irecv isend monitored_barrier new_group recv reduce reduce_scatter reduce_scatter_tensor "
-    "scatter scatter_object_list send"
+from kiln.distributed.calls import (
+    P2POp,
+    all_gather,
+    all_gather_into_tensor,
+    all_reduce,
+    all_reduce_coalesced,
+    all_to_all,
+    all_to_all_single,
+    barrier,
+    batch_isend_irecv,
+    broadcast,
+    gather,
+    irecv,
+    isend,
+    monitored_barrier,
+    recv,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_tensor,
+    scatter,
+    send,
 )
-_MADE = "FileStore HashStore PrefixStore TCPStore init_device_mesh init_process_group"
+from kiln.distributed.errors import DistBackendError, DistError, DistNetworkError, DistStoreError
+from kiln.distributed.process_group import ProcessGroup, Work
+from kiln.distributed.objects import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
+from kiln.distributed.reduce_op import ReduceOp
+from kiln.distributed.rendezvous import register_rendezvous_handler, rendezvous
+from kiln.distributed.store import FileStore, HashStore, PrefixStore, Store, TCPStore
+from kiln.distributed.world import (
+    Backend,
+    GroupMember,
+    default_pg_timeout,
+    destroy_process_group,
+    get_backend,
+    get_global_rank,
+    get_group_rank,
+    get_node_local_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    group,
+    init_process_group,
+    is_available,
+    is_backend_available,
+    is_gloo_available,
+    is_initialized,
+    is_mpi_available,
+    is_nccl_available,
+    is_torchelastic_launched,
+    is_ucc_available,
+    is_xccl_available,
+    new_group,
+    new_subgroups,
+    new_subgroups_by_enumeration,
+)
 
+__all__ = [
+    "Backend", "DistBackendError", "DistError", "DistNetworkError", "DistStoreError", "FileStore",
+    "GroupMember", "HashStore", "P2POp", "PrefixStore", "ProcessGroup", "ReduceOp", "Store", "TCPStore",
+    "Work", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce",
+    "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "batch_isend_irecv", "broadcast",
+    "broadcast_object_list", "default_pg_timeout", "destroy_process_group", "gather", "gather_object",
+    "get_backend", "get_global_rank", "get_group_rank", "get_node_local_rank", "get_process_group_ranks",
+    "get_rank", "get_world_size", "group", "init_process_group", "irecv", "is_available",
+    "is_backend_available", "is_gloo_available", "is_initialized", "is_mpi_available", "is_nccl_available",
+    "is_torchelastic_launched", "is_ucc_available", "is_xccl_available", "isend", "monitored_barrier",
+    "new_group", "new_subgroups", "new_subgroups_by_enumeration", "recv", "recv_object_list", "reduce",
+    "reduce_scatter", "reduce_scatter_tensor", "register_rendezvous_handler", "rendezvous", "scatter",
+    "scatter_object_list", "send", "send_object_list",
+]  # fmt: skip
 
-class ReduceOp(_Enum):
-    """How values of several processes would be put together."""
-
-    SUM = "sum"
-    AVG = "avg"
-    PRODUCT = "product"
-    MIN = "min"
-    MAX = "max"
-    BAND = "band"
-    BOR = "bor"
-    BXOR = "bxor"
-
-
-class Backend(str):
-    """The name of a way to communicate."""
-
-    GLOO, NCCL, MPI, UCC, UNDEFINED = "gloo", "nccl", "mpi", "ucc", "undefined"
-
-
-class ProcessGroup:
-    """Processes that compute together. NotImplementedError."""
-
-    def __init__(self, *args: _typing.Any, **kwargs: _typing.Any) -> None:
-        _refuse("distributed.ProcessGroup")
-
-
-class Work:
-    """A communication that goes on. NotImplementedError."""
-
-    def __init__(self, *args: _typing.Any, **kwargs: _typing.Any) -> None:
-        _refuse("distributed.Work")
-
-
-class group:
-    """`group.WORLD`: all processes; None where no group was made."""
-
-    WORLD: ProcessGroup | None = None
-
-
-class GroupMember(group):
-    """`group` under its old name."""
-
-    NON_GROUP_MEMBER = -100
-
-
-def is_available() -> bool:
-    """False: kiln runs in one process.
-
-    >>> kiln.distributed.is_available() and kiln.distributed.is_initialized()
-    False
-    """
-    return False
-
-
-def is_initialized() -> bool:
-    """False: no group was made."""
-    return False
-
-
-def is_torchelastic_launched() -> bool:
-    """False: no launcher of PyTorch's started this process for kiln."""
-    return False
-
-
-def is_backend_available(backend: str) -> bool:
-    """False of every way to communicate."""
-    return False
-
-
-def is_nccl_available() -> bool:
-    """False."""
-    return False
-
-
-is_gloo_available = is_mpi_available = is_ucc_available = is_xccl_available = is_nccl_available
-
-
-def _no_group(name: str) -> _typing.NoReturn:
-    raise ValueError(
-        "Default process group has not been initialized, please make sure to call init_process_group. "
-        f"distributed.{name}: kiln runs in one process; ask kiln.distributed.is_available() before"
-    )
+_MISSING = "init_device_mesh"
+_FILES = ("device_mesh", "distributed_c10d", "fsdp", "optim", "rpc", "run", "tensor")
 
 
 def _refused(name: str) -> _typing.NoReturn:
     _refuse(f"distributed.{name}")
 
 
-globals().update({name: _refusal("distributed", name, _no_group) for name in _IN_A_GROUP.split()})
-globals().update({name: _refusal("distributed", name, _refused) for name in _MADE.split()})
-
-_FILES = ("device_mesh", "fsdp", "optim", "rpc", "tensor")
+globals().update({name: _refusal("distributed", name, _refused) for name in _MISSING.split()})
 
 
 def _found(name: str) -> _typing.Any:
