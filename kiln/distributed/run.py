@@ -97,9 +97,9 @@ def run(args: Namespace) -> int:
     if "OMP_NUM_THREADS" not in os.environ and place.local_size > 1:
         stars = "*" * 41
         _say(
-            f"\n{stars}\nSetting OMP_NUM_THREADS environment variable for each process to be 1 in default, to "
-            "avoid your system being overloaded, please further tune the variable for optimal performance in "
-            f"your application as needed. \n{stars}"
+            f"\n{stars}\nSetting OMP_NUM_THREADS environment variable for each process to be 1 in default, "
+            "to avoid your system being overloaded, please further tune the variable for optimal "
+            f"performance in your application as needed. \n{stars}"
         )
         os.environ["OMP_NUM_THREADS"] = "1"
     if "OMP_NUM_THREADS" in os.environ:

@@ -149,7 +149,7 @@ class Workers:
         self._copies.append(thread)
 
     def _end(self, grace: float) -> None:
-        """Ends what still runs: by a signal, after a grace by SIGKILL, with the processes that they started."""
+        """Ends what still runs, with what it started: by a signal, and after a grace by SIGKILL."""
         running = [p for p in self._processes if p.poll() is None]
         if running:
             self._send(self._ends_by)

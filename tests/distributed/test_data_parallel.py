@@ -1,4 +1,4 @@
-"""`DistributedDataParallel`: gradients have the bits of one process that takes the ranks' parts one by one."""
+"""`DistributedDataParallel`: gradients have the bits of one process that takes parts one by one."""
 
 from __future__ import annotations
 
@@ -183,7 +183,9 @@ def not_asked_for(rank: int, size: int) -> None:
 
 
 def test_unused_parameters_are_named(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="Expected to have finished reduction in the prior iteration") as e:
+    with pytest.raises(
+        AssertionError, match="Expected to have finished reduction in the prior iteration"
+    ) as e:
         ranks.run(not_asked_for, 2, tmp_path)
     assert "did not receive grad for rank 1: unused.weight, unused.bias" in str(e.value)
     assert "Parameter indices which did not receive grad for rank 1: 6 7" in str(e.value)
@@ -283,7 +285,9 @@ def test_a_hook_puts_gradients_together(size: int, tmp_path: Path) -> None:
         p.grad = kiln.stack(given).amax(0) * 2
     for seen, values in found:
         assert values == grads(model)
-        assert [s[0] for s in seen] == list(range(len(seen))) and [s[1] for s in seen].index(True) == len(seen) - 1
+        assert [s[0] for s in seen] == list(range(len(seen))) and [s[1] for s in seen].index(True) == len(
+            seen
+        ) - 1
         assert sum(s[2] for s in seen) == 6 and all(s[2] == s[3] for s in seen) and len(seen) > 1
 
 
@@ -337,3 +341,36 @@ def test_a_group_of_one(tmp_path: Path) -> None:
 def test_no_group() -> None:
     with pytest.raises(ValueError, match="Default process group has not been initialized"):
         Parallel(nn.Linear(2, 2))
+
+
+def compressed(rank: int, size: int, name: str) -> list[Any]:
+    from kiln.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    model = Parallel(chain(), bucket_cap_mb=0.0001)
+    hook = getattr(default_hooks, name)
+    model.register_comm_hook(None, hook(default_hooks.allreduce_hook) if name.endswith("wrapper") else hook)
+    for step in range(2):
+        model.zero_grad()
+        model(inputs(step, rank)).square().mean().backward()
+    return grads(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "divides_in"),
+    [
+        ("allreduce_hook", kiln.float32, kiln.float32),
+        ("fp16_compress_hook", kiln.float16, kiln.float32),
+        ("bf16_compress_hook", kiln.bfloat16, kiln.float32),
+        ("bf16_compress_wrapper", kiln.bfloat16, kiln.bfloat16),
+    ],
+)
+def test_hooks_that_are_there(name: str, dtype: Any, divides_in: Any, tmp_path: Path) -> None:
+    model = chain()
+    parts = []
+    for rank in range(2):
+        model.zero_grad()
+        model(inputs(1, rank)).square().mean().backward()
+        parts.append([p.grad.to(dtype) for p in model.parameters()])
+    for p, first, second in zip(model.parameters(), *parts):
+        p.grad = ((first + second).to(divides_in) / 2).float()
+    assert ranks.run(compressed, 2, tmp_path, name) == [grads(model)] * 2

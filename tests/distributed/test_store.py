@@ -292,7 +292,7 @@ def test_a_client_that_waits_learns_at_once_that_the_server_was_killed() -> None
 
 
 def test_a_child_of_the_master_does_not_keep_the_server_alive() -> None:
-    """A process that was forked while clients were connected inherits the server's ends of the connections."""
+    """A process that was forked while clients were connected inherits the server's ends of connections."""
     store = tcp_store()
     client = TCPStore("localhost", store.port, timeout=LONG)
     goes, told = fork.Pipe()

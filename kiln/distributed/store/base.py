@@ -90,7 +90,7 @@ class Store:
         return self._ask(Op.CHECK, keys) == [b"1"]
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Gives a key the desired value if it has the expected one (none, if that is empty): what it has then.
+        """Gives a key the desired value if it has the expected one (none, if that is empty); what it has.
 
         Of a key without a value the expected one.
         """

@@ -25,8 +25,8 @@ class _Link:
         self.dist: Any = sys.modules.get("kiln.distributed")
         if self.dist is None or not self.dist.is_initialized():
             raise ValueError(
-                "Default process group has not been initialized, please make sure to call init_process_group. "
-                "DistributedDataParallel: in one process train the module itself"
+                "Default process group has not been initialized, please make sure to call "
+                "init_process_group. DistributedDataParallel: in one process train the module itself"
             )
         self.group = group
         self.size, self.rank = self.dist.get_world_size(group), self.dist.get_rank(group)
@@ -89,16 +89,17 @@ class DistributedDataParallel(Module):
         link = _Link(process_group)
         if device_ids or output_device is not None:
             raise ValueError(
-                "DistributedDataParallel device_ids and output_device arguments only work with GPU modules, but "
-                f"got device_ids {device_ids}, output_device {output_device}, and module parameters on the CPU."
+                "DistributedDataParallel device_ids and output_device arguments only work with GPU modules, "
+                f"but got device_ids {device_ids}, output_device {output_device}, and module parameters of "
+                "the CPU."
             )
         ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         named = [(n, p) for n, p in module.named_parameters() if n not in ignored]
         trained = [(n, p) for n, p in named if p.requires_grad]
         if not trained:
             raise RuntimeError(
-                "DistributedDataParallel is not needed when a module doesn't have any parameters that require a "
-                "gradient."
+                "DistributedDataParallel is not needed when a module doesn't have any parameters that "
+                "require a gradient."
             )
         self.module, self.process_group, self.dim = module, process_group, dim
         self.device_ids, self.output_device = None, None
@@ -106,7 +107,8 @@ class DistributedDataParallel(Module):
         self.gradient_as_bucket_view, self.static_graph = gradient_as_bucket_view, static_graph
         self.require_backward_grad_sync = True
         self.parameters_to_ignore = ignored
-        self._link, self._named, self._join = link, trained, None
+        self._link, self._named = link, trained
+        self._join: _Join | None = None
         self._cap = int((_CAP if bucket_cap_mb is None else bucket_cap_mb) * (1 << 20))
         self._comm_hook: Callable[[Any], Any] | None = None
         self._reducer: Reducer | None = None
@@ -136,8 +138,8 @@ class DistributedDataParallel(Module):
         for rank, theirs in enumerate(found):
             if len(theirs) != len(found[0]):
                 raise RuntimeError(
-                    f"DDP expects same model across all ranks, but rank {rank} has {len(theirs)} params, while "
-                    f"rank 0 has {len(found[0])} params."
+                    f"DDP expects same model across all ranks, but rank {rank} has {len(theirs)} params, "
+                    f"while rank 0 has {len(found[0])} params."
                 )
             for i, (one, first) in enumerate(zip(theirs, found[0], strict=True)):
                 if one != first:
@@ -167,9 +169,7 @@ class DistributedDataParallel(Module):
 
     def will_sync_module_buffers(self) -> bool:
         """Whether the next forward in training gives buffers the values of rank 0."""
-        return (
-            self.require_backward_grad_sync and self.broadcast_buffers and len(self._buffers_of_all()) > 0
-        )
+        return self.require_backward_grad_sync and self.broadcast_buffers and len(self._buffers_of_all()) > 0
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -207,29 +207,30 @@ class DistributedDataParallel(Module):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Iterator[None]:
-        """For ranks with different numbers of inputs: who has no more takes part with zeros until all are done.
+        """For ranks with different numbers of inputs: who has no more takes part with zeros until all end.
 
-        At the end parameters and buffers are those of the rank that ended last. Sums are divided by all ranks,
-        or by those that still have inputs. `throw_on_early_termination`: RuntimeError on all instead.
+        At the end parameters and buffers are those of a rank that ended last. Sums are divided by the number
+        of all ranks, or of those that still have inputs. `throw_on_early_termination`: RuntimeError on all instead.
         """
         if not enable or self._reducer is None:
             yield
             return
-        self._join = _Join(self._link, self._reducer, divide_by_initial_world_size, throw_on_early_termination)
+        by_all, throws = divide_by_initial_world_size, throw_on_early_termination
+        self._join = join = _Join(self._link, self._reducer, by_all, throws)
         try:
             yield
-            self._join.shadow(self)
-            if self._join.last is not None:
+            join.shadow(self)
+            if join.last is not None:
                 state = [p for _, p in self._named] + self._buffers_of_all()
-                self._link.broadcast_all(state, self._join.last)
+                self._link.broadcast_all(state, join.last)
         finally:
             self._join = None
             self._reducer.divisor = self._link.size
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            "DistributedDataParallel: a module in a group of processes is not pickled: save its state_dict(), or "
-            ".module"
+            "DistributedDataParallel: a module in a group of processes is not pickled: save its "
+            "state_dict(), or .module"
         )
 
 
@@ -249,9 +250,7 @@ class _Join:
         *ranks, training = flags.tolist()
         found = [rank for rank, has in enumerate(ranks) if has]
         if self._throws and len(found) < self._link.size:
-            raise RuntimeError(
-                "Detected at least one rank that exhausted inputs. Throwing across all ranks."
-            )
+            raise RuntimeError("Detected at least one rank that exhausted inputs. Throwing across all ranks.")
         self.last = found[0] if found else self.last
         self._reducer.divisor = self._link.size if self._by_all else max(len(found), 1)
         return found, bool(training)

@@ -163,10 +163,10 @@ class Reducer:
     def _mark(self, i: int) -> None:
         if i in self._marked:
             raise RuntimeError(
-                "Expected to mark a variable ready only once. This error is caused by use of a module parameter "
-                "outside the `forward` function, by several backward passes through one forward, or by a "
-                f"parameter that is used after all where it was unused before. Parameter {self.names[i]} has "
-                "been marked as ready twice."
+                "Expected to mark a variable ready only once. This error is caused by use of a module "
+                "parameter outside the `forward` function, by several backward passes through one forward, or "
+                "by a parameter that is used after all where it was unused before. Parameter "
+                f"{self.names[i]} has been marked as ready twice."
             )
         self._marked.add(i)
         bucket, at = self._of[i]
@@ -247,9 +247,9 @@ class Reducer:
     def _unfinished(self) -> str:
         missing = [i for i in range(len(self.parameters)) if i not in self._marked]
         return (
-            "Expected to have finished reduction in the prior iteration before starting a new one. This error "
-            "indicates that your module has parameters that were not used in producing loss. You can enable "
-            "unused parameter detection by passing the keyword argument `find_unused_parameters=True` to "
+            "Expected to have finished reduction in the prior iteration before starting a new one. This "
+            "error indicates that your module has parameters that were not used in producing loss. You can "
+            "enable unused parameter detection by passing the keyword argument `find_unused_parameters=True` to "
             "`kiln.nn.parallel.DistributedDataParallel`, and by making sure all `forward` function outputs "
             "participate in calculating loss.\n"
             f"Parameters which did not receive grad for rank {self.link.rank}: "
