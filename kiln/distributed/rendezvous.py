@@ -1,8 +1,8 @@
 """`rendezvous`: from a URL to the store by which the processes of a group find each other.
 
 env://                                     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of the environment
-tcp://host:port?rank=0&world_size=2        rank 0 has the server
-file:///path?rank=0&world_size=2           a file that all see
+tcp://host:port?rank=0&world_size=2     rank 0 has the server
+file:///path?rank=0&world_size=2        a file that all see
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _handlers: dict[str, Callable[..., Iterator[_Found]]] = {}
 
 
 def register_rendezvous_handler(scheme: str, handler: Callable[..., Iterator[_Found]]) -> None:
-    """Makes `handler(url, **kwargs)`, which yields (store, rank, world_size), the one for URLs of a scheme."""
+    """Makes `handler(url, **kwargs)` the one for URLs of a scheme; it yields (store, rank, world_size)."""
     if scheme in _handlers:
         raise RuntimeError(f"Rendezvous handler for {scheme}:// already registered")
     _handlers[scheme] = handler

@@ -28,8 +28,8 @@ class Late(Exception):
 class Store:
     """Keys (str) and values (bytes) that several processes share: how they find each other.
 
-    A subclass may define the public methods itself. `get`, `multi_get`, `wait` and `queue_pop` block until what
-    they ask for is there, DistStoreError when `timeout` is over.
+    A subclass may define the public methods itself. `get`, `multi_get`, `wait` and `queue_pop` block until
+    what they ask for is there, DistStoreError when `timeout` is over.
     """
 
     _timeout = DEFAULT_TIMEOUT
@@ -90,7 +90,7 @@ class Store:
         return self._ask(Op.CHECK, keys) == [b"1"]
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Gives a key the desired value if it has the expected one (or none, of an empty one): what it has then.
+        """Gives a key the desired value if it has the expected one (none, if that is empty); what it has.
 
         Of a key without a value the expected one.
         """

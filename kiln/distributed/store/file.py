@@ -200,7 +200,7 @@ def _at(file: int, count: int, at: int) -> bytes:
 
 
 def _leave(file: _File, world_size: int, process: int) -> None:
-    """The last of so many stores removes the file; a process that was forked from a store's is none of them."""
+    """The last of so many stores removes the file; a forked process is none of them."""
     if os.getpid() != process or not os.path.exists(file.path):
         return
     try:

@@ -1,8 +1,8 @@
 """The server of a TCPStore: one thread that answers the requests of all clients, one at a time of each.
 
-A client that sends what is no message, or a second request before the first is answered, is dropped. One that
-waits for a key is answered when the key is there, or told that its time is over: a request's last value is how
-many milliseconds it may wait.
+A client that sends what is no message, or a second request before the first is answered, is dropped. One
+that waits for a key is answered when the key is there, or told that its time is over: a request's last value
+is how many milliseconds it may wait.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Server:
             self._thread.join()
 
     def _forget(self) -> None:
-        """In a forked process, which has no such thread: connections are to end when the server's process does."""
+        """In a forked process, which has no such thread: connections end when the server's process does."""
         for connection in (self._listener, self._wake, self._woken, *(c.socket for c in list(self._clients))):
             connection.close()
         self._selector.close()
@@ -235,7 +235,7 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = min(found, key=lambda item: item[0] != socket.AF_INET)
-        if ipaddress.ip_address(address[0].split("%")[0]).is_unspecified:
+        if ipaddress.ip_address(str(address[0]).split("%")[0]).is_unspecified:
             address = ("::1" if family == socket.AF_INET6 else "127.0.0.1", *address[1:])
         listener = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:

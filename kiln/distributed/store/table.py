@@ -171,7 +171,7 @@ def packed(kind: int, keys: Sequence[bytes], values: Sequence[bytes] = ()) -> by
 
 
 def message_size(data: bytes | bytearray) -> int | None:
-    """How long the message is that begins here; None if too little of it is there. Malformed if it is none."""
+    """How long the message is that begins here; None if too little is there. Malformed if it is none."""
     if data[: len(MAGIC)] != MAGIC[: len(data)]:
         raise Malformed("no message of a store")
     if len(data) < HEADER.size:

@@ -40,16 +40,6 @@ leave_out(
 )
 
 
-class DistributedDataParallel(Module):
-    """A module in several processes. kiln trains in one: ValueError for every module."""
-
-    def __init__(self, module: Module, *args: Any, **kwargs: Any) -> None:
-        raise ValueError(
-            "DistributedDataParallel: Default process group has not been initialized, and kiln trains in one "
-            "process: train the module itself, or wrap it in kiln.nn.DataParallel"
-        )
-
-
 def data_parallel(
     module: Module,
     inputs: Any,
@@ -79,11 +69,3 @@ def parallel_apply(
             f"The number of modules {len(modules)} is not equal to the number of inputs {len(inputs)}"
         )
     return [data_parallel(m, x, module_kwargs=kw) for m, x, kw in zip(modules, inputs, named, strict=True)]
-
-
-leave_out(
-    DistributedDataParallel,
-    "broadcast_buffers gather join join_device join_hook join_process_group no_sync register_comm_hook "
-    "scatter to_kwargs will_sync_module_buffers",
-    "kiln trains in one process, and the module itself is trained",
-)

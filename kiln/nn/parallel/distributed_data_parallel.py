@@ -1,0 +1,286 @@
+"""`DistributedDataParallel`: one module in several processes, whose gradients are averaged."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from kiln import ops
+from kiln._core import Tensor, grad_enabled, int64
+from kiln.autograd import no_grad
+from kiln.nn.module import Module
+from kiln.nn.parallel.reducer import Reducer
+
+_CAP = 25  # MiB of a bucket
+
+
+class _Link:
+    """The group that a module is in."""
+
+    def __init__(self, group: Any) -> None:
+        # a program that has made a group has imported it
+        self.dist: Any = sys.modules.get("kiln.distributed")
+        if self.dist is None or not self.dist.is_initialized():
+            raise ValueError(
+                "Default process group has not been initialized, please make sure to call "
+                "init_process_group. DistributedDataParallel: in one process train the module itself"
+            )
+        self.group = group
+        self.size, self.rank = self.dist.get_world_size(group), self.dist.get_rank(group)
+
+    def sum(self, x: Tensor) -> Any:
+        """Begins to add a tensor's values of all ranks, in their order; `wait()` of what it gives ends it."""
+        return self.dist.all_reduce(x, self.dist.ReduceOp.SUM, group=self.group, async_op=True)
+
+    def broadcast(self, x: Tensor, source: int) -> None:
+        """Gives a tensor the values of one rank."""
+        self.dist.broadcast(x, group=self.group, group_src=source)
+
+    def broadcast_all(self, tensors: Sequence[Any], source: int) -> None:
+        """The same for several tensors: one message for each dtype."""
+        rows: dict[Any, list[Any]] = {}
+        for x in tensors:
+            rows.setdefault(x.dtype, []).append(x.detach())
+        with no_grad():
+            for members in rows.values():
+                row = ops.cat([x.reshape(-1) for x in members])
+                self.broadcast(row, source)
+                for x, part in zip(members, row.split([x.numel() for x in members]), strict=True):
+                    x.copy_(part.view(x.shape))
+
+
+class DistributedDataParallel(Module):
+    """A module in several processes: after backward every parameter's gradient is the mean of the ranks'.
+
+    The module is `.module`, and names in `state_dict` begin with "module.". Parameters and buffers begin as
+    those of rank 0, and with `broadcast_buffers` buffers are so before every forward in training.
+    Gradients are added in the order of the ranks and then divided by their number, bucket by bucket of
+    `bucket_cap_mb` MiB, while backward goes on. `find_unused_parameters` for modules whose outputs do not
+    reach all parameters; `static_graph` where those are the same in every iteration; with
+    `gradient_as_bucket_view` gradients are views of buckets. What is about devices chooses nothing.
+
+    ValueError where no group was made; RuntimeError for ranks whose parameters differ.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        device_ids: Sequence[Any] | None = None,
+        output_device: Any = None,
+        dim: int = 0,
+        broadcast_buffers: bool = True,
+        init_sync: bool = True,
+        process_group: Any = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        delay_all_reduce_named_params: Any = None,
+        param_to_hook_all_reduce: Any = None,
+        mixed_precision: Any = None,
+        device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+    ) -> None:
+        super().__init__()
+        link = _Link(process_group)
+        if device_ids or output_device is not None:
+            raise ValueError(
+                "DistributedDataParallel device_ids and output_device arguments only work with GPU modules, "
+                f"but got device_ids {device_ids}, output_device {output_device}, and module parameters of "
+                "the CPU."
+            )
+        ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        named = [(n, p) for n, p in module.named_parameters() if n not in ignored]
+        trained = [(n, p) for n, p in named if p.requires_grad]
+        if not trained:
+            raise RuntimeError(
+                "DistributedDataParallel is not needed when a module doesn't have any parameters that "
+                "require a gradient."
+            )
+        self.module, self.process_group, self.dim = module, process_group, dim
+        self.device_ids, self.output_device = None, None
+        self.broadcast_buffers, self.find_unused_parameters = broadcast_buffers, find_unused_parameters
+        self.gradient_as_bucket_view, self.static_graph = gradient_as_bucket_view, static_graph
+        self.require_backward_grad_sync = True
+        self.parameters_to_ignore = ignored
+        self._link, self._named = link, trained
+        self._join: _Join | None = None
+        self._cap = int((_CAP if bucket_cap_mb is None else bucket_cap_mb) * (1 << 20))
+        self._comm_hook: Callable[[Any], Any] | None = None
+        self._reducer: Reducer | None = None
+        if link.size > 1:
+            self._verify(named)
+            if init_sync:
+                link.broadcast_all([p for _, p in named] + self._buffers_of_all(), 0)
+            self._reduce()
+
+    def _reduce(self) -> Reducer:
+        if self._reducer is None:
+            finds, static = self.find_unused_parameters, self.static_graph
+            self._reducer = Reducer(
+                self._named, self._link, self._cap, self.gradient_as_bucket_view, static, finds
+            )
+        return self._reducer
+
+    def _buffers_of_all(self) -> list[Any]:
+        named = self.module.named_buffers()
+        return [b for n, b in named if n not in self.parameters_to_ignore]
+
+    def _verify(self, named: Sequence[tuple[str, Any]]) -> None:
+        """RuntimeError on every rank that names a parameter which is another one somewhere."""
+        own = [(n, list(p.shape), str(p.dtype), p.requires_grad) for n, p in named]
+        found: list[Any] = [None] * self._link.size
+        self._link.dist.all_gather_object(found, own, group=self.process_group)
+        for rank, theirs in enumerate(found):
+            if len(theirs) != len(found[0]):
+                raise RuntimeError(
+                    f"DDP expects same model across all ranks, but rank {rank} has {len(theirs)} params, "
+                    f"while rank 0 has {len(found[0])} params."
+                )
+            for i, (one, first) in enumerate(zip(theirs, found[0], strict=True)):
+                if one != first:
+                    raise RuntimeError(
+                        f"params[{i}] ({one[0]}) of rank {rank} with sizes {one[1]} ({one[2]}, "
+                        f"requires_grad={one[3]}) appears not to match the same param of rank 0: {first[0]} "
+                        f"with sizes {first[1]} ({first[2]}, requires_grad={first[3]})."
+                    )
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self._reducer is None:
+            return self.module(*inputs, **kwargs)
+        trains = grad_enabled() and self.require_backward_grad_sync
+        source = self._join.notify(trains) if self._join is not None else 0
+        if trains:
+            self._reducer.prepare(source)
+            self._sync_buffers(source)
+        output = self.module(*inputs, **kwargs)
+        self._reducer.expects = False
+        if trains:
+            self._reducer.expect(_tensors(output))
+        return output
+
+    def _sync_buffers(self, source: int) -> None:
+        if self.training and self.broadcast_buffers and (buffers := self._buffers_of_all()):
+            self._link.broadcast_all(buffers, source)
+
+    def will_sync_module_buffers(self) -> bool:
+        """Whether the next forward in training gives buffers the values of rank 0."""
+        return self.require_backward_grad_sync and self.broadcast_buffers and len(self._buffers_of_all()) > 0
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """In it gradients are accumulated in each process alone; the next backward after it takes them along.
+
+        The forward must be in it too.
+        """
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    def register_comm_hook(self, state: object, hook: Callable[[Any, Any], Any]) -> None:
+        """Makes `hook(state, bucket)` what puts a bucket's gradients together, instead of sum and division.
+
+        It gives a future of the row of gradients: what has `wait()`.
+        """
+        if not callable(hook):
+            raise TypeError("Communication hook must be callable.")
+        if self._comm_hook is not None:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        self._comm_hook = self._reduce().hook = lambda bucket: hook(state, bucket)
+
+    def _set_static_graph(self) -> None:
+        """Says that every iteration uses the same parameters."""
+        self.static_graph = True
+        if self._reducer is not None:
+            self._reducer.static = True
+
+    @contextmanager
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """For ranks with different numbers of inputs: who has no more takes part with zeros until all end.
+
+        At the end parameters and buffers are those of a rank that ended last. Sums are divided by the number
+        of all ranks, or of those that still have inputs. `throw_on_early_termination`: RuntimeError on all instead.
+        """
+        if not enable or self._reducer is None:
+            yield
+            return
+        by_all, throws = divide_by_initial_world_size, throw_on_early_termination
+        self._join = join = _Join(self._link, self._reducer, by_all, throws)
+        try:
+            yield
+            join.shadow(self)
+            if join.last is not None:
+                state = [p for _, p in self._named] + self._buffers_of_all()
+                self._link.broadcast_all(state, join.last)
+        finally:
+            self._join = None
+            self._reducer.divisor = self._link.size
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "DistributedDataParallel: a module in a group of processes is not pickled: save its "
+            "state_dict(), or .module"
+        )
+
+
+class _Join:
+    """Ranks with inputs and those without: before each forward all say which they are."""
+
+    def __init__(self, link: _Link, reducer: Reducer, by_all: bool, throws: bool) -> None:
+        self._link, self._reducer, self._by_all, self._throws = link, reducer, by_all, throws
+        self.last: int | None = None  # the rank whose parameters are the newest
+
+    def _say(self, active: bool, trains: bool) -> tuple[list[int], bool]:
+        """The ranks that have inputs, and whether they will put gradients together."""
+        flags = ops.zeros(self._link.size + 1, dtype=int64)
+        flags[self._link.rank] = int(active)
+        flags[self._link.size] = int(trains)
+        self._link.sum(flags).wait()
+        *ranks, training = flags.tolist()
+        found = [rank for rank, has in enumerate(ranks) if has]
+        if self._throws and len(found) < self._link.size:
+            raise RuntimeError("Detected at least one rank that exhausted inputs. Throwing across all ranks.")
+        self.last = found[0] if found else self.last
+        self._reducer.divisor = self._link.size if self._by_all else max(len(found), 1)
+        return found, bool(training)
+
+    def notify(self, trains: bool) -> int:
+        """This rank has an input; the first of those that have."""
+        return self._say(True, trains)[0][0]
+
+    def shadow(self, model: DistributedDataParallel) -> None:
+        """Takes part in what the others do until none has inputs."""
+        while True:
+            active, trains = self._say(False, False)
+            if not active:
+                return
+            if trains:
+                self._reducer.follow(active[0])
+                model._sync_buffers(active[0])
+                self._reducer.shadow()
+
+
+def _tensors(output: Any) -> Iterator[Any]:
+    """The tensors of an output, however it is put together."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, dict):
+        for part in output.values():
+            yield from _tensors(part)
+    elif isinstance(output, list | tuple | set):
+        for part in output:
+            yield from _tensors(part)
+    elif dataclasses.is_dataclass(output):
+        for field in dataclasses.fields(output):
+            yield from _tensors(getattr(output, field.name))

@@ -1,0 +1,376 @@
+"""`DistributedDataParallel`: gradients have the bits of one process that takes parts one by one."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+
+import kiln
+import kiln.distributed as dist
+from kiln import nn
+from kiln.nn.parallel import DistributedDataParallel as Parallel
+
+STEPS = 3
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.norm(self.first(x)).relu())
+
+
+class Sometimes(Net):
+    """Uses another part of itself as its input says."""
+
+    def forward(self, x: Any, which: int) -> Any:
+        y = self.first(x)
+        return {"out": (self.second(y), None) if which == 0 else (y * 2,)}
+
+
+def made(kind: type[nn.Module], seed: int = 0) -> Any:
+    kiln.manual_seed(seed)
+    return kind()
+
+
+def inputs(step: int, rank: int) -> Any:
+    kiln.manual_seed(1000 + 10 * step + rank)
+    return kiln.randn(4 + rank, 5)
+
+
+def bits(tensors: Any) -> list[Any]:
+    return [None if t is None else (list(t.shape), t.detach().numpy().tobytes()) for t in tensors]
+
+
+def grads(model: nn.Module) -> list[Any]:
+    return bits(p.grad for p in model.parameters())
+
+
+def chain() -> nn.Sequential:
+    kiln.manual_seed(3)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def one_process(size: int, skipped: int = 0) -> list[Any]:
+    """Gradients of each step: parts of the ranks added in order, then divided."""
+    model = chain()
+    found = []
+    optimizer = kiln.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for step in range(STEPS):
+        parts = []
+        for rank in range(size):
+            model.zero_grad()
+            for i in range(skipped + 1):
+                model(inputs(step + 10 * i, rank)).square().mean().backward()
+            parts.append([p.grad.clone() for p in model.parameters()])
+        for p, *g in zip(model.parameters(), *parts):
+            total = g[0].clone()
+            for part in g[1:]:
+                total += part
+            p.grad = total / size
+        found.append(grads(model))
+        optimizer.step()
+    return [*found, bits(model.parameters())]
+
+
+def several(rank: int, size: int, skipped: int, options: dict[str, Any]) -> list[Any]:
+    model = Parallel(chain(), **options)
+    found = []
+    optimizer = kiln.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for step in range(STEPS):
+        optimizer.zero_grad(set_to_none=step != 1)
+        for i in range(skipped):
+            with model.no_sync():
+                model(inputs(step + 10 * i, rank)).square().mean().backward()
+        model(inputs(step + 10 * skipped, rank)).square().mean().backward()
+        found.append(grads(model))
+        optimizer.step()
+    return [*found, bits(model.parameters())]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_gradients_are_those_of_one_process(size: int, tmp_path: Path) -> None:
+    for options in ({}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.0001}):
+        assert ranks.run(several, size, tmp_path, 0, options) == [one_process(size)] * size
+
+
+def test_gradients_that_were_accumulated_before(tmp_path: Path) -> None:
+    for options in ({}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.0001}, {"static_graph": True}):
+        assert ranks.run(several, 2, tmp_path, 2, options) == [one_process(2, skipped=2)] * 2
+
+
+def begins(rank: int, size: int) -> list[Any]:
+    model = Parallel(made(Net, seed=rank), find_unused_parameters=True)
+    first = bits(model.state_dict().values())
+    model(inputs(0, rank)).sum().backward()
+    model.module.norm.running_mean.fill_(float(rank))
+    model(inputs(1, rank)).sum().backward()
+    return [first, list(model.state_dict()), model.will_sync_module_buffers()]
+
+
+def test_parameters_and_buffers_begin_as_those_of_rank_0(tmp_path: Path) -> None:
+    found = ranks.run(begins, 2, tmp_path)
+    expected = made(Net, seed=0).state_dict()
+    assert found[0] == found[1] == [bits(expected.values()), [f"module.{name}" for name in expected], True]
+
+
+def buffers(rank: int, size: int, options: dict[str, Any]) -> list[Any]:
+    model = Parallel(made(Net), find_unused_parameters=True, **options)
+    model.module.norm.running_mean.fill_(float(rank))
+    model(kiln.zeros(4, 5)).sum().backward()
+    return bits([model.module.norm.running_mean])
+
+
+def test_buffers_are_those_of_rank_0_before_a_forward_in_training(tmp_path: Path) -> None:
+    first, second = ranks.run(buffers, 2, tmp_path, {})
+    assert first == second
+    first, second = ranks.run(buffers, 2, tmp_path, {"broadcast_buffers": False})
+    assert first != second
+
+
+def unused(rank: int, size: int) -> list[Any]:
+    model = Parallel(made(Sometimes), find_unused_parameters=True)
+    found = []
+    for step in range(STEPS):
+        model.zero_grad()
+        out = model(inputs(step, rank), rank if step == 0 else 1)["out"]
+        out[0].sum().backward()
+        found.append(grads(model))
+    return found
+
+
+def test_parameters_that_only_some_ranks_use(tmp_path: Path) -> None:
+    found = ranks.run(unused, 2, tmp_path)
+    assert found[0] == found[1]
+    model = made(Sometimes)
+    parts = []
+    for rank in range(2):
+        model.zero_grad()
+        model(inputs(0, rank), rank)["out"][0].sum().backward()
+        parts.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
+    for p, *given in zip(model.parameters(), *parts):
+        there = [g for g in given if g is not None]
+        p.grad = sum(there[1:], there[0]) / 2 if there else None
+    assert found[0][0] == grads(model)
+    names = [n for n, _ in model.named_parameters()]
+    assert [n for n, g in zip(names, found[0][1]) if g is not None] == ["first.weight", "first.bias"]
+
+
+def static(rank: int, size: int) -> list[Any]:
+    model = Parallel(made(Net), static_graph=True)
+    for step in range(STEPS):
+        model.zero_grad()
+        model(inputs(step, rank)).sum().backward()
+    return grads(model)
+
+
+def test_a_static_graph_finds_unused_parameters_once(tmp_path: Path) -> None:
+    first, second = ranks.run(static, 2, tmp_path)
+    assert first == second and first[-2:] == [None, None] and None not in first[:-2]
+
+
+def not_asked_for(rank: int, size: int) -> None:
+    model = Parallel(made(Net))
+    model(inputs(0, rank)).sum().backward()
+    model(inputs(1, rank))
+
+
+def test_unused_parameters_are_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        AssertionError, match="Expected to have finished reduction in the prior iteration"
+    ) as e:
+        ranks.run(not_asked_for, 2, tmp_path)
+    assert "did not receive grad for rank 1: unused.weight, unused.bias" in str(e.value)
+    assert "Parameter indices which did not receive grad for rank 1: 6 7" in str(e.value)
+
+
+def differs(rank: int, size: int, what: str) -> str:
+    model = {"shape": nn.Linear(3, 2 + rank), "number": nn.Linear(3, 2, bias=rank == 0)}[what]
+    with pytest.raises(RuntimeError) as caught:
+        Parallel(model)
+    return str(caught.value)
+
+
+def test_models_that_differ_are_told_on_every_rank(tmp_path: Path) -> None:
+    for found in ranks.run(differs, 2, tmp_path, "shape"):
+        assert "params[0] (weight) of rank 1 with sizes [3, 3] (kiln.float32" in found
+        assert "not to match the same param of rank 0: weight with sizes [2, 3]" in found
+    for found in ranks.run(differs, 2, tmp_path, "number"):
+        assert "rank 1 has 1 params, while rank 0 has 2 params" in found
+
+
+def uneven(rank: int, size: int, by_all: bool) -> list[Any]:
+    model = Parallel(chain(), bucket_cap_mb=0.0001)
+    optimizer = kiln.optim.SGD(model.parameters(), 0.1)
+    found = []
+    with model.join(divide_by_initial_world_size=by_all):
+        for step in range(1 + 2 * rank):
+            optimizer.zero_grad()
+            model(inputs(step, rank)).square().mean().backward()
+            found.append(grads(model))
+            optimizer.step()
+    # and together again
+    optimizer.zero_grad()
+    model(inputs(9, rank)).square().mean().backward()
+    return [found, grads(model), bits(model.parameters())]
+
+
+@pytest.mark.parametrize("by_all", [True, False])
+def test_ranks_with_different_numbers_of_inputs(by_all: bool, tmp_path: Path) -> None:
+    size = 3
+    found = ranks.run(uneven, size, tmp_path, by_all)
+    assert [len(f[0]) for f in found] == [1, 3, 5] and all(f[1:] == found[0][1:] for f in found)
+    model = chain()
+    for step in range(5):
+        active = [rank for rank in range(size) if step < 1 + 2 * rank]
+        total: list[Any] = [kiln.zeros_like(p) for p in model.parameters()]
+        for rank in active:
+            model.zero_grad()
+            model(inputs(step, rank)).square().mean().backward()
+            total = [t + p.grad for t, p in zip(total, model.parameters())]
+        for p, t in zip(model.parameters(), total):
+            p.grad = t / (size if by_all else len(active))
+        assert all(found[rank][0][step] == grads(model) for rank in active)
+        kiln.optim.SGD(model.parameters(), 0.1).step()
+    assert found[0][2] == bits(model.parameters())
+
+
+def ends_early(rank: int, size: int) -> int:
+    model = Parallel(chain())
+    done = 0
+    with pytest.raises(RuntimeError, match="at least one rank that exhausted inputs"):
+        with model.join(throw_on_early_termination=True):
+            for step in range(1 + rank):
+                model(inputs(step, rank)).sum().backward()
+                done += 1
+    return done
+
+
+def test_a_rank_without_inputs_may_end_all(tmp_path: Path) -> None:
+    assert ranks.run(ends_early, 2, tmp_path) == [1, 1]
+
+
+def hooked(rank: int, size: int) -> Any:
+    seen = []
+
+    def hook(state: Any, bucket: Any) -> Any:
+        seen.append((bucket.index(), bucket.is_last(), len(bucket.gradients()), len(bucket.parameters())))
+        work = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.MAX, async_op=True)
+        return work.get_future().then(lambda future: future.value()[0] * state)
+
+    model = Parallel(chain(), bucket_cap_mb=0.0001)
+    model.register_comm_hook(2.0, hook)
+    with pytest.raises(RuntimeError, match="can only be called once"):
+        model.register_comm_hook(None, hook)
+    model(inputs(0, rank)).sum().backward()
+    return seen, grads(model)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_hook_puts_gradients_together(size: int, tmp_path: Path) -> None:
+    found = ranks.run(hooked, size, tmp_path)
+    parts = []
+    for rank in range(size):
+        model = chain()
+        model(inputs(0, rank)).sum().backward()
+        parts.append([p.grad for p in model.parameters()])
+    for p, *given in zip(model.parameters(), *parts):
+        p.grad = kiln.stack(given).amax(0) * 2
+    for seen, values in found:
+        assert values == grads(model)
+        assert [s[0] for s in seen] == list(range(len(seen))) and [s[1] for s in seen].index(True) == len(
+            seen
+        ) - 1
+        assert sum(s[2] for s in seen) == 6 and all(s[2] == s[3] for s in seen) and len(seen) > 1
+
+
+def order(rank: int, size: int) -> list[list[str]]:
+    """Which parameters are in which bucket, before and after a first backward that goes another way."""
+
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.first = nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.last(self.first(x))
+
+    model = Parallel(Backwards(), bucket_cap_mb=0.00001)
+    names = {id(p): n for n, p in model.module.named_parameters()}
+    found: list[list[str]] = []
+
+    def hook(state: Any, bucket: Any) -> Any:
+        found[-1] += [names[id(p)] for p in bucket.parameters()]
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+
+    model.register_comm_hook(None, hook)
+    for step in range(2):
+        found.append([])
+        model(inputs(step, rank)).sum().backward()
+    return found
+
+
+def test_buckets_follow_the_first_backward(tmp_path: Path) -> None:
+    first, second = ["first.weight", "last.weight"], ["last.weight", "first.weight"]
+    assert ranks.run(order, 2, tmp_path) == [[first, second]] * 2
+
+
+def alone(rank: int, size: int) -> None:
+    model = Parallel(chain())
+    assert model._reducer is None  # nothing is done in a group of one
+    with pytest.raises(TypeError, match="a module in a group of processes is not pickled"):
+        pickle.dumps(model)
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(RuntimeError, match="doesn't have any parameters that require a gradient"):
+        Parallel(frozen)
+    with pytest.raises(ValueError, match="only work with GPU modules"):
+        Parallel(nn.Linear(2, 2), device_ids=[0])
+
+
+def test_a_group_of_one(tmp_path: Path) -> None:
+    ranks.run(alone, 1, tmp_path)
+
+
+def test_no_group() -> None:
+    with pytest.raises(ValueError, match="Default process group has not been initialized"):
+        Parallel(nn.Linear(2, 2))
+
+
+def compressed(rank: int, size: int, name: str) -> list[Any]:
+    from kiln.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    model = Parallel(chain(), bucket_cap_mb=0.0001)
+    hook = getattr(default_hooks, name)
+    model.register_comm_hook(None, hook(default_hooks.allreduce_hook) if name.endswith("wrapper") else hook)
+    for step in range(2):
+        model.zero_grad()
+        model(inputs(step, rank)).square().mean().backward()
+    return grads(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "divides_in"),
+    [
+        ("allreduce_hook", kiln.float32, kiln.float32),
+        ("fp16_compress_hook", kiln.float16, kiln.float32),
+        ("bf16_compress_hook", kiln.bfloat16, kiln.float32),
+        ("bf16_compress_wrapper", kiln.bfloat16, kiln.bfloat16),
+    ],
+)
+def test_hooks_that_are_there(name: str, dtype: Any, divides_in: Any, tmp_path: Path) -> None:
+    model = chain()
+    parts = []
+    for rank in range(2):
+        model.zero_grad()
+        model(inputs(1, rank)).square().mean().backward()
+        parts.append([p.grad.to(dtype) for p in model.parameters()])
+    for p, first, second in zip(model.parameters(), *parts):
+        p.grad = ((first + second).to(divides_in) / 2).float()
+    assert ranks.run(compressed, 2, tmp_path, name) == [grads(model)] * 2
