@@ -4,7 +4,7 @@ init_process_group()                    makes this process one of them; see worl
 all_reduce(), broadcast(), ...          what all ranks do together; see calls.py
 send(), recv(), isend(), irecv()        from one rank to another
 all_gather_object(), ...                of Python objects; see objects.py
-TCPStore, FileStore, HashStore          how ranks find each other; see store.py
+TCPStore, FileStore, HashStore          how ranks find each other; see store/
 python -m kiln.distributed.run          starts the processes of a machine
 
 README.md says how it works and what it promises.

@@ -12,7 +12,7 @@ _NAMES = "enable_gpu_profiling get_worker_info init_rpc remote rpc_async rpc_syn
 
 
 def is_available() -> bool:
-    """False: kiln runs in one process."""
+    """False: between processes kiln has collectives and messages."""
     return False
 
 

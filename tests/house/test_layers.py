@@ -123,7 +123,9 @@ ALLOWED = {
     "special": {"ops", "table"},
     "profiler": {"_core", "ops", "capture", "autograd"},
     "amp": {"_core", "device", "ops", "tensor", "autograd", "table"},
-    "distributed": {"_core", "ops", "tensor", "autograd", "optim", "nn", "device"},
+    "distributed": {
+        "_core", "ops", "tensor", "autograd", "optim", "nn", "device", "futures", "serialization",
+    },  # fmt: skip
     "viz": {
         "_core", "graph", "ops", "tensor", "passes", "codegen", "capture", "files", "table", "autograd",
         "scalars",
