@@ -55,7 +55,7 @@ _HINTS = (
     ),
     ("PyTorch has it, kiln has not", r"(fx|export)\..+"),
     (
-        "between processes kiln has collectives, messages and DistributedDataParallel",
+        "kiln has collectives and DistributedDataParallel, not this",
         r"(distributed|numa)\..+ numa is_distributed fork wait",
     ),
     (
@@ -263,7 +263,7 @@ class Refused:
     >>> Refused("distributed.rpc.init_rpc")("worker")
     Traceback (most recent call last):
         ...
-    NotImplementedError: distributed.rpc.init_rpc: between processes kiln has collectives, messages and DistributedDataParallel
+    NotImplementedError: distributed.rpc.init_rpc: kiln has collectives and DistributedDataParallel, not this
     """
 
     def __init__(self, name: str) -> None:

@@ -234,7 +234,7 @@ def test_flags_are_kept_and_restored() -> None:
 
 
 REFUSED = {
-    "kiln.distributed.init_device_mesh('cpu', (2,))": "distributed.init_device_mesh: between processes",
+    "kiln.distributed.init_device_mesh('cpu', (2,))": "distributed.init_device_mesh: kiln has collectives",
     "kiln.hub.load('a/b', 'c')": "hub: expected source='local', got source='github'; clone",
 }
 
