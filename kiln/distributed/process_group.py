@@ -170,8 +170,8 @@ class ProcessGroup:
     def _collective(self, text: str, work: Callable[[Steps], Any], seconds: float) -> None:
         """One, on this thread."""
         self.expect_usable(text)
-        self._calls += 1
         try:
+            self._calls += 1
             with inference_mode():
                 work(Steps(self._board, self._calls, text, Deadline(seconds)))
         except Mismatch:

@@ -150,7 +150,16 @@ def test_a_process_that_was_forked(tmp_path: Path) -> None:
 
 def interrupted(rank: int, size: int) -> str:
     if rank == 1:
-        threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        group = dist.group.WORLD
+        assert group is not None
+
+        def interrupt() -> None:
+            while not group._calls:  # until it is in the call
+                pass
+            os.kill(os.getpid(), signal.SIGINT)
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Thread(target=interrupt).start()
         try:
             dist.all_reduce(kiln.ones(3))
         except KeyboardInterrupt:
