@@ -57,8 +57,8 @@ def run(
     sent: bool = False,
     seconds: float = 30.0,
 ) -> list[Any]:
-    """What `function(rank, size, *args)` gives on each rank, or Gone; AssertionError with the traceback of one
-    that raised. `sent`: over connections instead of shared memory.
+    """What `function(rank, size, *args)` gives on each rank, or Gone; AssertionError with the traceback of
+    one that raised. `sent`: over connections instead of shared memory.
     """
     context = multiprocessing.get_context("fork")
     path = str(folder / f"store-{len(list(folder.iterdir()))}")

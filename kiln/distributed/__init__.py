@@ -42,7 +42,6 @@ from kiln.distributed.calls import (
     send,
 )
 from kiln.distributed.errors import DistBackendError, DistError, DistNetworkError, DistStoreError
-from kiln.distributed.process_group import ProcessGroup, Work
 from kiln.distributed.objects import (
     all_gather_object,
     broadcast_object_list,
@@ -51,6 +50,7 @@ from kiln.distributed.objects import (
     scatter_object_list,
     send_object_list,
 )
+from kiln.distributed.process_group import ProcessGroup, Work
 from kiln.distributed.reduce_op import ReduceOp
 from kiln.distributed.rendezvous import register_rendezvous_handler, rendezvous
 from kiln.distributed.store import FileStore, HashStore, PrefixStore, Store, TCPStore

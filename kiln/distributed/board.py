@@ -75,9 +75,7 @@ class Board:
         """
         own = _hash(call.text)
         told = {
-            peer: _SAID.pack(
-                call.number, own, call.sends.get(peer, -1), call.takes.get(peer, -1), call.steps
-            )
+            peer: _SAID.pack(call.number, own, call.sends.get(peer, -1), call.takes.get(peer, -1), call.steps)
             for peer in self.peers
         }
         width, said = _SAID.size, memoryview(self._said)
@@ -240,13 +238,13 @@ def _descriptor_from(s: socket.socket, deadline: Deadline) -> int:
 class SentBoard(Board):
     """Of ranks on several machines: pieces are sent over their connections.
 
-        0, 1: what this rank gives, by half      2, 3: what came from each, by half      4, 5: what they opened
+    0, 1: what this rank gives, by half      2, 3: what came from each, by half      4, 5: what they opened
     """
 
     def __init__(self, rank: int, size: int, links: Links, deadline: Deadline) -> None:
         super().__init__(rank, size, links)
         self._private = ops.empty((6 * (size + 1) * self.room,), dtype=_core.uint8)
-        self._bytes = memoryview(self._private)  # type: ignore[arg-type]
+        self._bytes = memoryview(self._private)
 
     def step(
         self,
@@ -292,4 +290,3 @@ class SentBoard(Board):
 
     def _memory(self) -> Tensor:
         return self._private
-

@@ -15,8 +15,8 @@ from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.distributed import collectives
 from kiln.distributed.collectives import Steps
-from kiln.distributed.process_group import ProcessGroup, Work
 from kiln.distributed.mail import ANY, Receipt
+from kiln.distributed.process_group import ProcessGroup, Work
 from kiln.distributed.reduce_op import ReduceOp, check
 from kiln.distributed.world import group_of
 
@@ -57,7 +57,9 @@ def _tensors(given: Any, name: str, argument: str) -> list[Tensor]:
 def _one_dtype(name: str, tensors: Sequence[Tensor]) -> Any:
     dtypes = {x.dtype for x in tensors}
     if len(dtypes) > 1:
-        raise ValueError(f"{name}: Invalid usage of tensors with different dtypes, found {sorted(map(str, dtypes))}")
+        raise ValueError(
+            f"{name}: Invalid usage of tensors with different dtypes, found {sorted(map(str, dtypes))}"
+        )
     return tensors[0].dtype
 
 
@@ -219,14 +221,12 @@ def gather(
         _expect_lengths("gather", "gather_list", outs, found, x)
     flat, flats = _Flat(x), [_Flat(y) for y in outs]
     given = [flat.row if q == to else None for q in range(found.size())]
-    rows = [y.row for y in flats] or [None] * found.size()
+    rows: list[Tensor | None] = [*(y.row for y in flats)] or [None] * found.size()
     text = f"gather to rank {found.ranks[to]} of {x.dtype.name}"
     return _run(found, text, lambda s: collectives.all_to_all(s, given, rows), async_op, flats, outs)
 
 
-def _expect_lengths(
-    name: str, argument: str, given: list[Tensor], found: ProcessGroup, own: Tensor
-) -> None:
+def _expect_lengths(name: str, argument: str, given: list[Tensor], found: ProcessGroup, own: Tensor) -> None:
     if len(given) != found.size():
         raise ValueError(
             f"{name}: {argument} has {len(given)} tensors for a group of {found.size()} ranks; one for each "
@@ -255,7 +255,7 @@ def scatter(
     if found.rank() == source:
         _expect_lengths("scatter", "scatter_list", xs, found, out)
     into, flats = _Flat(out), [_Flat(x) for x in xs]
-    given = [x.row for x in flats] or [None] * found.size()
+    given: list[Tensor | None] = [*(x.row for x in flats)] or [None] * found.size()
     rows = [into.row if q == source else None for q in range(found.size())]
     text = f"scatter from rank {found.ranks[source]} of {out.dtype.name}"
     return _run(found, text, lambda s: collectives.all_to_all(s, given, rows), async_op, [into], out)
@@ -275,7 +275,9 @@ def reduce_scatter(
     into, flats = _Flat(out), [_Flat(x) for x in xs]
     rows = [x.row for x in flats]
     text = f"reduce_scatter ({op.name}) of {out.dtype.name}"
-    return _run(found, text, lambda s: collectives.reduce_scatter(s, rows, into.row, op), async_op, [into], out)
+    return _run(
+        found, text, lambda s: collectives.reduce_scatter(s, rows, into.row, op), async_op, [into], out
+    )
 
 
 def reduce_scatter_tensor(
@@ -293,7 +295,9 @@ def reduce_scatter_tensor(
     into, flat = _Flat(out), _Flat(x)
     rows = list(flat.row.view(found.size(), -1).unbind(0)) if out.numel() else [into.row] * found.size()
     text = f"reduce_scatter_tensor ({op.name}) of {_like(out)}"
-    return _run(found, text, lambda s: collectives.reduce_scatter(s, rows, into.row, op), async_op, [into], out)
+    return _run(
+        found, text, lambda s: collectives.reduce_scatter(s, rows, into.row, op), async_op, [into], out
+    )
 
 
 def all_to_all(
@@ -339,7 +343,9 @@ def _cut(which: str, row: Tensor, x: Tensor, sizes: Sequence[int] | None, parts:
     length = x.shape[0] if x.ndim else 1
     if not sizes:
         if length % parts:
-            raise RuntimeError(f"Tensor's dim 0 does not divide equally across group size ({which}: {length})")
+            raise RuntimeError(
+                f"Tensor's dim 0 does not divide equally across group size ({which}: {length})"
+            )
         sizes = [length // parts] * parts
     if len(sizes) != parts:
         raise RuntimeError(f"Number of tensor splits not equal to group size ({which}: {len(sizes)})")
@@ -356,7 +362,9 @@ def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -
     return found.run("barrier", collectives.barrier, async_op)
 
 
-def monitored_barrier(group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+def monitored_barrier(
+    group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
     """`barrier`, with a timeout of its own; DistBackendError names the ranks that did not come in time."""
     if (found := group_of(group, "monitored_barrier")) is not None:
         found.run("monitored_barrier", collectives.barrier, False, timeout=timeout)
@@ -463,5 +471,3 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
         raise ValueError("Invalid ``p2p_op_list``. Each op is expected to to be of type ``P2POp``.")
     made = [op.op(op.tensor, op.peer, op.group, op.tag, op.group_peer) for op in p2p_op_list]
     return [work for work in made if work is not None]
-
-

@@ -165,7 +165,7 @@ def machine() -> str:
 
 
 class _Door:
-    """Where a rank listens: for ranks of its machine, and for others where the store is not of this machine."""
+    """Where a rank listens: for ranks of its machine, and for others if the store is of another one."""
 
     def __init__(self, store_host: str) -> None:
         self.sockets: dict[str, socket.socket] = {}

@@ -19,7 +19,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from kiln.distributed.errors import DistBackendError
 from kiln.distributed.links import Links, Lost
@@ -33,7 +32,9 @@ ANY = -1
 class Receipt:
     """A receive that was asked for."""
 
-    def __init__(self, source: int, tag: int, dtype: str, into: memoryview, done: Callable[..., None]) -> None:
+    def __init__(
+        self, source: int, tag: int, dtype: str, into: memoryview, done: Callable[..., None]
+    ) -> None:
         self.source, self.tag, self.dtype, self.into, self.done = source, tag, dtype, into, done
 
     def fits(self, source: int, tag: int) -> bool:
@@ -154,9 +155,7 @@ class Mail:
         for s in self._bell:
             s.close()
 
-    def _begin(
-        self, peer: _Peer, tag: int, dtype: str, data: memoryview, done: Callable[..., None]
-    ) -> None:
+    def _begin(self, peer: _Peer, tag: int, dtype: str, data: memoryview, done: Callable[..., None]) -> None:
         if peer.lost:
             done(DistBackendError(f"send: rank {peer.rank} of the group is gone"))
             return

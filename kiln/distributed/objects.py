@@ -24,7 +24,7 @@ def _encoded(value: Any) -> Tensor:
 
 
 def _decoded(data: Tensor) -> Any:
-    return load(BytesIO(bytes(memoryview(data))), weights_only=True)  # type: ignore[arg-type]
+    return load(BytesIO(bytes(memoryview(data))), weights_only=True)
 
 
 def _lengths(own: int, found: ProcessGroup) -> list[int]:
@@ -105,9 +105,7 @@ def scatter_object_list(
     if (found := group_of(group, "scatter_object_list")) is None:
         return
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
-        raise ValueError(
-            "Expected argument scatter_object_output_list to be a list of size at least 1."
-        )
+        raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
     source = calls._place(found, src, group_src, "scatter_object_list", "src")
     given = None
     if found.rank() == source:
@@ -144,8 +142,8 @@ def recv_object_list(
     calls.recv(data, sender, group)
     came = _decoded(data)
     if len(came) != len(object_list):
-        raise ValueError(f"recv_object_list: {len(came)} objects came for a list of {len(object_list)} places")
+        raise ValueError(
+            f"recv_object_list: {len(came)} objects came for a list of {len(object_list)} places"
+        )
     object_list[:] = came
     return sender
-
-

@@ -24,6 +24,7 @@ from kiln.distributed.links import Deadline, Late, Links, Lost, connect
 from kiln.distributed.mail import Mail
 from kiln.futures import Future
 
+
 class Work:
     """A call that goes on, or was done."""
 
@@ -214,7 +215,9 @@ class ProcessGroup:
         if self._lost is not None:
             raise DistBackendError(f"{what}: the process group is of no use any more ({self._lost})")
         if os.getpid() != self._process:
-            raise DistBackendError(f"{what}: the process group is that of the process this one was forked from")
+            raise DistBackendError(
+                f"{what}: the process group is that of the process this one was forked from"
+            )
 
     # ---- the group's own thread ----
 

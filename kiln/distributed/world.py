@@ -144,7 +144,6 @@ def _make(
     store: Any, ranks: list[int], rank: int, name: str, backend: str, timeout: timedelta
 ) -> ProcessGroup:
     made = ProcessGroup(PrefixStore(name, store), ranks, ranks.index(rank), name, backend, timeout)
-    made.base_store = store
     _groups.append(made)
     return made
 
@@ -205,11 +204,8 @@ def new_group(
         title = f"group {_made}"
     if all_ranks.rank() not in chosen:
         return GroupMember.NON_GROUP_MEMBER
-    made = _make(
-        all_ranks.base_store, chosen, all_ranks.rank(), title, name, timeout or all_ranks.timeout
-    )
-    made.group_desc = group_desc or title
-    return made
+    whole = all_ranks.store.underlying_store
+    return _make(whole, chosen, all_ranks.rank(), title, name, timeout or all_ranks.timeout)
 
 
 def new_subgroups(
@@ -328,5 +324,3 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
         "`get_node_local_rank` to work, assuming you are not running in a multi-device context and want the "
         "code to run locally instead."
     )
-
-

@@ -126,7 +126,7 @@ def lengths(room: int, size: int) -> list[int]:
 
 
 def of_lengths(rank: int, size: int) -> list[Any]:
-    """Sums, and what is given on, of tensors around the borders; random numbers, whose order of sums shows."""
+    """Sums and copies of tensors around the borders; of random numbers, whose order of sums shows."""
     group = dist.group.WORLD
     assert group is not None
     board = group._board

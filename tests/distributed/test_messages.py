@@ -82,7 +82,9 @@ def unfit(rank: int, size: int) -> Any:
             for bad in (kiln.zeros(n + 1), kiln.zeros(n, dtype=kiln.int32)):
                 if bad.dtype is kiln.int32:
                     continue
-                with pytest.raises(RuntimeError, match=r"recv: rank 0 of the group sent \d+ bytes of float32"):
+                with pytest.raises(
+                    RuntimeError, match=r"recv: rank 0 of the group sent \d+ bytes of float32"
+                ):
                     dist.recv(bad, 0)
         dist.barrier()
         if rank == 0:

@@ -64,6 +64,13 @@ class DistributedDataParallel(Module):
     `gradient_as_bucket_view` gradients are views of buckets. What is about devices chooses nothing.
 
     ValueError where no group was made; RuntimeError for ranks whose parameters differ.
+
+    >>> import kiln.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> model = kiln.nn.parallel.DistributedDataParallel(kiln.nn.Linear(3, 2))
+    >>> list(model.state_dict()), model(kiln.zeros(5, 3)).shape
+    (['module.weight', 'module.bias'], kiln.Size([5, 2]))
+    >>> dist.destroy_process_group()
     """
 
     def __init__(
