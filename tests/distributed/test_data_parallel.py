@@ -401,7 +401,7 @@ def checkpointed(rank: int, size: int, reentrant: bool, static_graph: bool) -> l
 
 @pytest.mark.parametrize("static_graph", [False, True])
 def test_a_backward_in_the_backward(static_graph: bool, tmp_path: Path) -> None:
-    """Of a part that is computed again: gradients come from two runs of the engine, of which one is the end."""
+    """Of a part that is computed again: gradients come from two runs of the engine, one in the other."""
     plain, nested = (ranks.run(checkpointed, 2, tmp_path, nested, static_graph) for nested in (False, True))
     assert plain == nested == [plain[0]] * 2
 
