@@ -41,16 +41,16 @@ class Work:
         seconds = timeout.total_seconds() if timeout else None
         if not self._ended.wait(seconds or None):
             raise DistBackendError(f"Work.wait: the call was not done within {seconds:g} s")
-        self._future.value()
+        self._future.wait()
         return True
 
     def is_completed(self) -> bool:
         """Whether it is done, well or not."""
-        return self._ended.is_set()
+        return self._future.done()
 
     def is_success(self) -> bool:
         """Whether it is done well."""
-        return self._ended.is_set() and self.exception() is None
+        return self._future.done() and self.exception() is None
 
     def exception(self) -> BaseException | None:
         """What it raised."""

@@ -13,6 +13,7 @@ import kiln
 import kiln.distributed as dist
 from kiln import nn
 from kiln.nn.parallel import DistributedDataParallel as Parallel
+from kiln.utils.checkpoint import checkpoint
 
 STEPS = 3
 
@@ -374,3 +375,51 @@ def test_hooks_that_are_there(name: str, dtype: Any, divides_in: Any, tmp_path: 
     for p, first, second in zip(model.parameters(), *parts):
         p.grad = ((first + second).to(divides_in) / 2).float()
     assert ranks.run(compressed, 2, tmp_path, name) == [grads(model)] * 2
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 5)
+        self.reentrant = reentrant
+
+    def forward(self, x: Any) -> Any:
+        middle = checkpoint(self.middle, self.first(x), use_reentrant=self.reentrant)
+        return self.last(middle)
+
+
+def checkpointed(rank: int, size: int, reentrant: bool, static_graph: bool) -> list[Any]:
+    kiln.manual_seed(0)
+    model = Parallel(Checkpointed(reentrant), bucket_cap_mb=0.0001, static_graph=static_graph)
+    found = []
+    for step in range(STEPS):
+        model.zero_grad()
+        model(inputs(step, rank)).sum().backward()
+        found.append(grads(model))
+    return found
+
+
+@pytest.mark.parametrize("static_graph", [False, True])
+def test_a_backward_in_the_backward(static_graph: bool, tmp_path: Path) -> None:
+    """Of a part that is computed again: gradients come from two runs of the engine, one in the other."""
+    plain, nested = (ranks.run(checkpointed, 2, tmp_path, nested, static_graph) for nested in (False, True))
+    assert plain == nested == [plain[0]] * 2
+
+
+def compiled(rank: int, size: int, what: str) -> list[Any]:
+    module = chain()
+    if what == "the module":
+        module = kiln.compile(module)
+    model: Any = Parallel(module)
+    called = kiln.compile(model) if what == "all" else model
+    found = []
+    for step in range(STEPS):
+        model.zero_grad()
+        called(inputs(step, rank)).square().mean().backward()
+        found.append(grads(model))
+    return found
+
+
+def test_a_compiled_module(tmp_path: Path) -> None:
+    eager, *others = (ranks.run(compiled, 2, tmp_path, what) for what in ("nothing", "the module", "all"))
+    assert eager[0] == eager[1] and others == [eager] * 2

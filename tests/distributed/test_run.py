@@ -17,13 +17,17 @@ from kiln.distributed.run import _place, parse_args
 from kiln.distributed.workers import _streams
 
 NAMES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR OMP_NUM_THREADS KILN_NUM_THREADS"
-SAYS = f"""
+SAY = """
 import json, os, sys
-names = {NAMES!r}.split()
-print(json.dumps([[os.environ.get(n) for n in names], sys.argv[1:], os.environ["TORCHELASTIC_RUN_ID"]]))
+def say(*words):  # a line at once: lines of two processes are not mixed
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 """
-MEET = """
-import os, signal, subprocess, sys, time
+SAYS = f"""{SAY}
+names = {NAMES!r}.split()
+say(json.dumps([[os.environ.get(n) for n in names], sys.argv[1:], os.environ["TORCHELASTIC_RUN_ID"]]))
+"""
+MEET = f"""{SAY}
+import signal, subprocess
 from kiln.distributed.rendezvous import rendezvous
 store, rank, size = next(rendezvous("env://"))
 """
@@ -73,7 +77,7 @@ def test_threads_that_were_chosen_stay(tmp_path: Path) -> None:
 
 
 def test_processes_meet_at_the_launchers_store(tmp_path: Path) -> None:
-    text = MEET + "store.add('n', rank + 1)\nprint(size, store.queue_push('came', 'x'))"
+    text = MEET + "store.add('n', rank + 1)\nsay(size, store.queue_push('came', 'x'))"
     code, out, err = ran(tmp_path, text, "--standalone", "--nproc-per-node=3")
     assert (code, out.split()) == (0, ["3", "None"] * 3), err
 
@@ -98,7 +102,7 @@ def test_who_does_not_end_by_itself_is_killed(tmp_path: Path) -> None:
 if rank == 0:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-    print(os.getpid(), child.pid)
+    say(os.getpid(), child.pid)
     store.set("deaf", "x")
     signal.pause()
 store.get("deaf")
@@ -125,10 +129,10 @@ def test_a_signal_is_passed_on(number: signal.Signals, tmp_path: Path) -> None:
         MEET
         + """
 def ends(number, frame):
-    os.write(1, f"got {number}\\n".encode())
+    say("got", number)
     sys.exit(0)
 signal.signal(signal.SIGTERM, ends), signal.signal(signal.SIGINT, ends)
-print("ready", os.getpid(), flush=True)
+say("ready", os.getpid())
 signal.pause()
 """
     )
@@ -142,7 +146,7 @@ signal.pause()
 
 
 def test_processes_end_when_the_launcher_was_killed(tmp_path: Path) -> None:
-    process = start(tmp_path, MEET + "print(os.getpid(), flush=True)\nsignal.pause()", "--nproc-per-node=2")
+    process = start(tmp_path, MEET + "say(os.getpid())\nsignal.pause()", "--nproc-per-node=2")
     pids = [int(process.stdout.readline()) for _ in range(2)]
     process.kill()
     assert process.stdout.read() == ""  # it is at its end when nobody has it any more
@@ -156,7 +160,7 @@ def test_all_start_again_after_one_failed(tmp_path: Path) -> None:
         + """
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 assert store.add("fresh", 1) <= size  # a store without the keys of the last attempt
-print(rank, attempt, flush=True)
+say(rank, attempt)
 sys.exit(5 if rank == 1 and attempt == 0 else 0)
 """
     )
@@ -172,7 +176,7 @@ def test_two_machines_of_one_run(tmp_path: Path) -> None:
     for node in range(2):
         (tmp_path / str(node)).mkdir()
         options = ["--nnodes=2", f"--node-rank={node}", f"--master-port={port}", "--nproc-per-node=2"]
-        text = MEET + "print(rank, size, os.environ['GROUP_RANK'])\nstore.queue_push('done', 'x')\n"
+        text = MEET + "say(rank, size, os.environ['GROUP_RANK'])\nstore.queue_push('done', 'x')\n"
         # the server is the first machine's, which is to be the last to end
         text += "if rank == 0: [store.queue_pop('done') for _ in range(size)]\n"
         nodes.append(start(tmp_path / str(node), text, *options))
@@ -184,7 +188,7 @@ def test_two_machines_of_one_run(tmp_path: Path) -> None:
 
 
 def test_output_in_files(tmp_path: Path) -> None:
-    text = SAYS.splitlines()[1] + "\nprint('out', os.environ['RANK'])\nprint('err', file=sys.stderr)"
+    text = SAY + "\nsay('out', os.environ['RANK'])\nprint('err', file=sys.stderr)"
     options = ["--nproc-per-node=2", "--log-dir=logs", "--redirects=0:1", "--tee=1:3", "--rdzv-id=name"]
     code, out, err = ran(tmp_path, text, *options, OMP_NUM_THREADS="1")
     assert (code, out) == (0, "[default1]:out 1\n") and sorted(err.split()) == ["[default1]:err", "err"]
@@ -247,3 +251,33 @@ def test_which_streams_are_meant() -> None:
     assert (_streams("3", 5), _streams("0:1,2:3", 2), _streams("0:1,2:3", 1)) == (3, 3, 0)
     with pytest.raises(ValueError, match="does not say which streams"):
         _streams("out", 0)
+
+
+TRAINS = f"""{SAY}
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(rank)
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+found = [torch.zeros(1, 4) for _ in range(2)]
+dist.all_gather(found, model.module.weight.detach())
+assert torch.equal(*found) and found[0].any()
+say("rank", rank, "of", dist.get_world_size())
+dist.destroy_process_group()
+"""
+
+
+def test_a_program_of_pytorchs_trains_in_two_processes(tmp_path: Path) -> None:
+    (tmp_path / "trains.py").write_text(TRAINS)
+    command = [sys.executable, "-m", "kiln.distributed.run", "--nproc-per-node=2", "-m", "kiln", "trains.py"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr
+    assert sorted(found.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]

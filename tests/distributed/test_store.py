@@ -20,7 +20,7 @@ import pytest
 from backend import needs_torch, torch
 
 from kiln.distributed.errors import DistError, DistNetworkError, DistStoreError
-from kiln.distributed.store import FileStore, HashStore, PrefixStore, QueueEmptyError, Store, TCPStore
+from kiln.distributed.store import FileStore, HashStore, PrefixStore, QueueEmptyError, Store, TCPStore, tcp
 from kiln.distributed.store.table import HEADER, LONGEST, MAGIC, Op, packed
 
 fork = multiprocessing.get_context("fork")
@@ -271,24 +271,25 @@ def test_a_socket_that_listens_already() -> None:
     assert (store.port, store.add("n", 1)) == (port, 1)
 
 
-def serve_until_killed(tells: Any) -> None:
-    store = tcp_store()
+def serve_until_a_client_waits(tells: Any) -> None:
+    store = tcp_store(multi_tenant=True)
     tells.send(store.port)
-    signal.pause()
+    server = tcp._shared[store.port].server
+    while not server._waiting:
+        os.sched_yield()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_client_that_waits_learns_at_once_that_the_server_was_killed() -> None:
     told, tells = fork.Pipe(False)
-    process = fork.Process(target=serve_until_killed, args=(tells,))
+    process = fork.Process(target=serve_until_a_client_waits, args=(tells,))
     process.start()
     port = told.recv()
     store = TCPStore("localhost", port, timeout=LONG)
-    with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(store.get, "never")
-        os.kill(process.pid, signal.SIGKILL)
-        with pytest.raises(DistNetworkError, match=f"the server at localhost:{port}"):
-            waits.result(30)
-    process.join()
+    with pytest.raises(DistNetworkError, match=f"the server at localhost:{port} has ended"):
+        store.get("never")
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
 
 
 def test_a_child_of_the_master_does_not_keep_the_server_alive() -> None:

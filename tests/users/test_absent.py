@@ -194,7 +194,10 @@ CLASSES = (
     "library.Library", "library.CustomOpDef", "overrides.TorchFunctionMode", "multiprocessing.Queue",
 )  # fmt: skip
 # set in objects by both, and shown by PyTorch's class alone
-IN_OBJECTS = ("autograd.profiler.FunctionEvent.key", "autograd.profiler.FunctionEvent.self_cpu_memory_usage")
+IN_OBJECTS = (
+    "autograd.profiler.FunctionEvent.key", "autograd.profiler.FunctionEvent.self_cpu_memory_usage",
+    "nn.parallel.DistributedDataParallel.broadcast_buffers",
+)  # fmt: skip
 
 
 def attributes_of(classes: tuple[str, ...]) -> dict[str, list[str]]:

@@ -51,8 +51,8 @@ class FileStore(Store):
     With `world_size` -1 the file stays. A file that was there before is read: one left by an earlier run
     is to be removed first. DistStoreError if the file is none of a store's.
 
-    >>> path = os.path.join(tempfile.mkdtemp(), "store")
-    >>> kiln.distributed.FileStore(path, 2).add("ready", 1)
+    >>> import tempfile
+    >>> kiln.distributed.FileStore(f"{tempfile.mkdtemp()}/store", 1).add("ready", 1)
     1
     """
 

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from kiln import ops
 from kiln._core import Tensor, grad_enabled, int64
+from kiln.absent import leave_out
 from kiln.autograd import no_grad
 from kiln.nn.module import Module
 from kiln.nn.parallel.reducer import Reducer
@@ -63,6 +64,13 @@ class DistributedDataParallel(Module):
     `gradient_as_bucket_view` gradients are views of buckets. What is about devices chooses nothing.
 
     ValueError where no group was made; RuntimeError for ranks whose parameters differ.
+
+    >>> import kiln.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> model = kiln.nn.parallel.DistributedDataParallel(kiln.nn.Linear(3, 2))
+    >>> list(model.state_dict()), model(kiln.zeros(5, 3)).shape
+    (['module.weight', 'module.bias'], kiln.Size([5, 2]))
+    >>> dist.destroy_process_group()
     """
 
     def __init__(
@@ -210,7 +218,8 @@ class DistributedDataParallel(Module):
         """For ranks with different numbers of inputs: who has no more takes part with zeros until all end.
 
         At the end parameters and buffers are those of a rank that ended last. Sums are divided by the number
-        of all ranks, or of those that still have inputs. `throw_on_early_termination`: RuntimeError on all instead.
+        of all ranks, or of those that still have inputs. `throw_on_early_termination`: RuntimeError on all
+        instead.
         """
         if not enable or self._reducer is None:
             yield
@@ -232,6 +241,14 @@ class DistributedDataParallel(Module):
             "DistributedDataParallel: a module in a group of processes is not pickled: save its "
             "state_dict(), or .module"
         )
+
+
+leave_out(DistributedDataParallel, "gather scatter to_kwargs", "inputs are on the one device that there is")
+leave_out(
+    DistributedDataParallel,
+    "join_device join_hook join_process_group",
+    "`join` has what ranks without inputs do",
+)
 
 
 class _Join:

@@ -164,8 +164,8 @@ class Reducer:
         if i in self._marked:
             raise RuntimeError(
                 "Expected to mark a variable ready only once. This error is caused by use of a module "
-                "parameter outside the `forward` function, by several backward passes through one forward, or "
-                "by a parameter that is used after all where it was unused before. Parameter "
+                "parameter outside the `forward` function, by several backward passes through one forward, "
+                "or by a parameter that is used after all where it was unused before. Parameter "
                 f"{self.names[i]} has been marked as ready twice."
             )
         self._marked.add(i)
@@ -249,9 +249,9 @@ class Reducer:
         return (
             "Expected to have finished reduction in the prior iteration before starting a new one. This "
             "error indicates that your module has parameters that were not used in producing loss. You can "
-            "enable unused parameter detection by passing the keyword argument `find_unused_parameters=True` to "
-            "`kiln.nn.parallel.DistributedDataParallel`, and by making sure all `forward` function outputs "
-            "participate in calculating loss.\n"
+            "enable unused parameter detection by passing the keyword argument "
+            "`find_unused_parameters=True` to `kiln.nn.parallel.DistributedDataParallel`, and by making sure "
+            "all `forward` function outputs participate in calculating loss.\n"
             f"Parameters which did not receive grad for rank {self.link.rank}: "
             f"{', '.join(self.names[i] for i in missing)}\n"
             f"Parameter indices which did not receive grad for rank {self.link.rank}: "
