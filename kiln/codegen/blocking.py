@@ -39,8 +39,7 @@ class FmaBlocking(NamedTuple):
     # their own: copied.
     crowded_bytes: int = 4096
 
-    # Rows of tiles whose columns are transposed in registers: as many as leave registers for transposing.
-    transposed: tuple[int, ...] = (2, 3, 4, 6, 8)
+    transposed: int = 8  # rows whose columns are transposed in registers: such tiles leave some for that
     panel_rows: int = 8  # rows for which a panel of such a B is packed, multiplied and forgotten
     swap_panels: int = 8  # rows of up to so many panels are few: their operands may be swapped
     swap_window_panels: int = 4  # ... if B is a window

@@ -93,11 +93,11 @@ class Target(NamedTuple):
 
 
 # Two registers a row of sums, two for B and one for A: of 32 registers, or of 16.
-TALL, LOW = FmaBlocking((14, 12, 8, 4)), FmaBlocking((6, 4), narrow=12, panel_rows=4, transposed=(2, 3, 4))
+TALL, LOW = FmaBlocking((14, 12, 8, 4)), FmaBlocking((6, 4), narrow=12, panel_rows=4, transposed=4)
 
 # Where multiplying and adding are two instructions and an address is several, a tile is wide: eight registers
 # of sums, four for B, one for A, one between.
-WIDE = FmaBlocking((2, 1), vectors=4, narrow=12, panel_rows=4, transposed=(1, 2))
+WIDE = FmaBlocking((2, 1), vectors=4, narrow=12, panel_rows=4, transposed=2)
 
 LEVELS = {
     "x86-64-v4-amx": Target("x86-64-v4-amx", "x86_64-unknown-linux-gnu", "x86-64-v4",

@@ -246,8 +246,10 @@ class Fma(Blocks):
 
     # -- A ------------------------------------------------------------------------------------------
 
-    def _factor_a(self, run: Run, from_k: Index, depth: Index) -> None:
-        """A in place, or its rows (or columns) in the summed type one after the other."""
+    def _factor_a(self, run: Run, from_k: Index, depth: Index, copied: Condition | None = None) -> None:
+        """A in place, or its rows (or columns) in the summed type one after the other: `copied`, in any
+        case.
+        """
         code, element, work = self.code, self.element, self.work
         row, along = self.problem.a.stride["row"], self.problem.a.stride["k"]
         first = work.a_indirect.choose(0, from_k) if work.indirect else from_k
@@ -259,7 +261,8 @@ class Fma(Blocks):
             with code.when(~self.problem.empty):
                 self._compute_a(run, from_k, depth)
             return
-        with code.when(code.condition(True) if element.widened else beyond | self._crowded()):
+        copied = code.condition(element.widened) if copied is None else copied
+        with code.when(copied | beyond | self._crowded()):
             work.copy_rows(run, first, depth)
             self._copied(ROW_PITCH * element.bytes, element.bytes)
 
@@ -313,20 +316,20 @@ class Fma(Blocks):
                 here = src[left * column]
                 work.pack(transposed, here, (step, column), work.packed, self.panel_bytes, depth, columns)
 
-            self._factor_a(run, from_k, depth)
-            done = self._multiply_transposed(run, src, column, from_k, depth, transposed)
+            apart = (column & (work.blocking.crowded_bytes - 1)).differs(0) & (column > 0)
+            few = transposed & apart & (run.rows > 1) & (run.rows <= work.blocking.transposed)
+            self._factor_a(run, from_k, depth, few)
+            done = self._multiply_transposed(run, src, column, from_k, depth, few)
             self._panels(run, code.index(0), from_k, depth, pack, done)
 
     def _multiply_transposed(
-        self, run: Run, src: Pointer, column: Index, from_k: Index, depth: Index, transposed: Condition
+        self, run: Run, src: Pointer, column: Index, from_k: Index, depth: Index, few: Condition
     ) -> Index:
-        """Multiplies whole panels of few rows while their columns are transposed; how many columns, from
-        the first, are done. If these are all k, the last panel may begin among columns that are done: it
-        repeats what is there.
+        """If rows are few, multiplies whole panels of columns while they are transposed; how many columns,
+        from the first, are done. If these are all k, the last panel may begin among columns that are done:
+        it repeats what is there.
         """
         code, work, panel, segments = self.code, self.work, self.panel, self.problem.segments
-        apart = (column & (work.blocking.crowded_bytes - 1)).differs(0) & (column > 0)
-        few = transposed & apart & (run.rows > 1) & (run.rows <= work.blocking.transposed[-1])
         whole = few.choose(run.columns & -panel, 0)
         some = whole > 0
         first = from_k.equals(segments.from_k)
