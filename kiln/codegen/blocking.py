@@ -40,6 +40,7 @@ class FmaBlocking(NamedTuple):
     crowded_bytes: int = 4096
 
     transposed: int = 8  # rows whose columns are transposed in registers: such tiles leave some for that
+    squares: bool = False  # ... by squares, if columns are whole vectors and there are registers enough
     panel_rows: int = 8  # rows for which a panel of such a B is packed, multiplied and forgotten
     swap_panels: int = 8  # rows of up to so many panels are few: their operands may be swapped
     swap_window_panels: int = 4  # ... if B is a window

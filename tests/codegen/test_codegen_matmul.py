@@ -307,6 +307,7 @@ def test_one_row(dtype: str, target: Target, rng: np.random.Generator) -> None:
         (300, 5),
         (40, 1030),
         (35, 1024),
+        (40, 96),
         (1100, 6),
         (3, 0),
     ]:
@@ -347,6 +348,14 @@ FEW = [
     (9, 33, 70),
     (3, 50, 1030),
     (2, 33, 514),
+    # columns that are whole vectors, and that share cache sets
+    (2, 33, 64),
+    (3, 35, 80),
+    (4, 17, 1024),
+    (5, 34, 176),
+    (6, 40, 48),
+    (7, 33, 16),
+    (8, 49, 1024),
 ]
 
 

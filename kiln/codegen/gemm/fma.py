@@ -22,7 +22,7 @@ from kiln.codegen.gemm.fma_tile import nothing, tile, tile_indirect, tile_masked
 from kiln.codegen.gemm.pack import clear, copy, transpose, zeros
 from kiln.codegen.gemm.problem import Problem, Run
 from kiln.codegen.gemm.swapped import Swapped
-from kiln.codegen.gemm.transposed import tile_transposed
+from kiln.codegen.gemm.transposed import by_squares, tile_squares, tile_transposed
 from kiln.codegen.gemm.window import offsets, window
 from kiln.codegen.gemm.workspace import OFFSETS, ROW_PITCH, ROWS, Workspace, masked_panels
 from kiln.codegen.ir.index import Condition, Index, Integer, Pointer, every
@@ -70,8 +70,9 @@ class Fma(Blocks):
         self.b_place, self.b_step = self.code.slot("ptr"), self.code.variable()
 
     def parts(self) -> list[Part]:
-        few = [shared_part(self.code.target, self.element, tile_transposed)] if self.by_panels else []
-        return shared_parts(self.spec, self.code.target) + few
+        target, element = self.code.target, self.element
+        few = [shared_part(target, element, tile) for tile in (tile_transposed, tile_squares)]
+        return shared_parts(self.spec, target) + (few if self.by_panels else [])
 
     def constants(self) -> list[str]:
         return [nothing(self.code.target, self.element)]
@@ -316,8 +317,7 @@ class Fma(Blocks):
                 here = src[left * column]
                 work.pack(transposed, here, (step, column), work.packed, self.panel_bytes, depth, columns)
 
-            apart = (column & (work.blocking.crowded_bytes - 1)).differs(0) & (column > 0)
-            few = transposed & apart & (run.rows > 1) & (run.rows <= work.blocking.transposed)
+            few = every(transposed, column > 0, run.rows > 1, run.rows <= work.blocking.transposed)
             self._factor_a(run, from_k, depth, few)
             done = self._multiply_transposed(run, src, column, from_k, depth, few)
             self._panels(run, code.index(0), from_k, depth, pack, done)
@@ -339,11 +339,13 @@ class Fma(Blocks):
         with code.when(some):
             part = run._replace(columns=code.index(panel))
             into, pitch, _ = self._sums(part, code.index(0), work.sums, code.condition(True))
-            work.tile_transposed(run._replace(columns=whole), (src, column), (into, pitch), first, depth)
+            squares = by_squares(code.target, self.element, src, column, depth)
+            rest = first, depth, squares
+            work.tile_transposed(run._replace(columns=whole), (src, column), (into, pitch), *rest)
             with code.when(ragged):
                 last = run.columns - panel
                 into = into[last * self.element.bytes]
-                work.tile_transposed(part, (src[last * column], column), (into, pitch), first, depth)
+                work.tile_transposed(part, (src[last * column], column), (into, pitch), *rest)
         return ragged.choose(run.columns, whole)
 
     def _panels(

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kiln.codegen.gemm.element import Element, multiply_add
-from kiln.codegen.gemm.pack import interleave, load, shuffle, side_by_side, stored_type, widen
+from kiln.codegen.gemm.pack import interleave, load, shuffle, side_by_side, stored_type, turned, widen
 from kiln.codegen.gemm.workspace import ROW_PITCH
-from kiln.codegen.ir.index import Index, Integer, Pointer
+from kiln.codegen.ir.index import Condition, Index, Integer, Pointer
 from kiln.codegen.ir.memory import Memory
 from kiln.codegen.ir.routine import Routine
 from kiln.codegen.ir.value import LLVM, Value
 from kiln.codegen.target import Target
 from kiln.table.order import LANES
 
+CROWDED = 4096  # bytes a multiple of which columns are apart that share cache sets
 ROW_BITS = 256  # of a vector of columns of one row: 16 columns are at least two chains
 # Eight columns from a base, as in x86 addresses: base + scale * index, (element type that scales, index).
 COLUMN_AT = [
@@ -31,17 +32,33 @@ K_AT = [("i8", "0"), ("i8", "%ks"), ("i16", "%ks"), ("i8", "%ks3")]
 Sums = list[list[Value]]  # chains, by row and vector
 
 
+def by_squares(target: Target, element: Element, b: Pointer, column: Index, k: Index) -> Condition:
+    """Whether columns from `b` on, so many bytes apart, are transposed square by square: they share cache
+    sets, so that what is left of a line would be gone when the next k are loaded, or each is whole vectors.
+    """
+    crowded = (column & (CROWDED - 1)).equals(0)
+    if target.fma.squares:
+        crowded |= ((b.address() | column) & (target.vector_bits // 8 - 1)).equals(0)
+    return crowded & (k >= element.lanes(target))
+
+
 class _Transposed:
     """A routine under construction; `lanes` columns to a vector, `vectors` of them to a panel, `heights` of
-    tiles.
+    tiles. `square`: as many k as columns are transposed at once, so that each cache line is read once.
     """
 
     def __init__(
-        self, code: Routine, element: Element, lanes: int, vectors: int, heights: Sequence[int]
+        self,
+        code: Routine,
+        element: Element,
+        lanes: int,
+        vectors: int,
+        heights: Sequence[int],
+        square: bool = False,
     ) -> None:
         self.code, self.element, self.lanes, self.vectors = code, element, lanes, vectors
-        self.heights = heights
-        self.part = 16 // element.bytes  # k that are transposed at once
+        self.heights, self.square = heights, square
+        self.part = lanes if square else 16 // element.bytes  # k that are transposed at once
         self.kind = LLVM[element.summed]
         self.vector = f"<{lanes} x {self.kind}>"
         self.bs, self.k = code.indices("bs", "k")
@@ -56,7 +73,7 @@ class _Transposed:
         a, b = code.pointers("a", "b")
         rows, columns = code.indices("rows", "cols")
         past = self.k - part
-        last = past * self.element.stored_bytes
+        ends, last = past * self.step_of_a(), past * self.element.stored_bytes
         start = part - (self.k & (part - 1))
         with code.times(columns, panel) as left:
             bases = [b[self.bs * (left + group)] for group in range(0, panel, len(COLUMN_AT))]
@@ -70,7 +87,7 @@ class _Transposed:
             with code.times(rows) as row:
                 chains = [self._value(x) for x in self._get(self.sums, row)]
                 with code.loop(start, part, 1, chains) as turn:
-                    x = self.row(a, row)[(past + turn.index) * self.step_of_a()]
+                    x = self.row(a, row)[ends, turn.index * self.step_of_a()]
                     (turn.next,) = self._step([x], self._get(self.taken, turn.index), [turn.values])
                 for v, chain in enumerate(turn.values):
                     self.store(row, left, v * self.lanes * self.element.bytes, chain)
@@ -93,11 +110,11 @@ class _Transposed:
 
     def store(self, row: Index, left: Index, place: int, chain: Value) -> None:
         """Adds a vector of a row's sums to the old ones, so many bytes into the panel that begins there."""
-        code, panel = self.code, self.lanes * self.vectors
+        code = self.code
         cs, os, op = code.indices("cs", "os", "op")
         c, old = code.pointers("c", "old")
         into = c[left * self.element.bytes, row * cs, place]
-        before = old[left // panel * op, row * os, place].load(self.vector, self.element.bytes)
+        before = old[left * op, row * os, place].load(self.vector, self.element.bytes)
         self.add(before, chain, into)
 
     def add(self, before: str, chain: Value, into: Pointer) -> None:
@@ -162,6 +179,10 @@ class _Transposed:
         vectors = []
         for v in range(self.vectors):
             own = columns[v * lanes : (v + 1) * lanes]
+            if self.square:
+                rows = [load(code, element, column, lanes) for column in own]
+                vectors.append(turned(code, element, rows))
+                continue
             if lanes == 2 * part and not element.widened:
                 rows = [self._pair(*own[j::part]) for j in range(part)]
             else:
@@ -205,7 +226,9 @@ class _Row(_Transposed):
         return self.code.index("%ks")
 
     def some_of_a(self, a: Pointer) -> list[Pointer]:
-        return [a.element(kind, self.code.index(at)) for kind, at in K_AT[: self.part]]
+        code = self.code
+        fours = [a[self.step_of_a() * j] for j in range(0, self.part, len(K_AT))]
+        return [four.element(kind, code.index(at)) for four in fours for kind, at in K_AT][: self.part]
 
     def store(self, row: Index, left: Index, place: int, chain: Value) -> None:
         code, nothing = self.code, self.element.nothing
@@ -225,16 +248,24 @@ def tile_transposed(target: Target, element: Element) -> Routine:
                 load L elements of each column, interleave them until b[j] holds k + j of all
                 each j < L, r:  sum[r][..] = fma(splat(load a[r][k + j]), b[j][..], sum[r][..])
             each k left:  the same, from the last L of k transposed once more
-            store old[r * os + v * vector] + sum[r][v] at c + r * cs + v * vector;  next panel, old += op
+            store old[r * os + v * vector] + sum[r][v] at c + r * cs + v * vector
+            next panel, old += op * columns
 
     Strides are bytes, k >= L, bs > 0. As rows of A are a constant apart, one address serves all of them.
     """
-    sums = "ptr %c, i64 %cs, ptr %old, i64 %os, i64 %op"
-    code = Routine(
-        target, "tile_transposed", f"ptr %a, ptr %b, i64 %bs, {sums}, i64 %k, i64 %rows, i64 %cols"
-    )
+    return _few(target, element, "tile_transposed", target.fma.vectors)
+
+
+def tile_squares(target: Target, element: Element) -> Routine:
+    """The routine tile_squares: the same of a vector of columns and as many k at a time, k >= that."""
+    return _few(target, element, "tile_squares", 1, square=True)
+
+
+def _few(target: Target, element: Element, name: str, vectors: int, square: bool = False) -> Routine:
+    factors, sums = "ptr %a, ptr %b, i64 %bs", "ptr %c, i64 %cs, ptr %old, i64 %os, i64 %op"
+    code = Routine(target, name, f"{factors}, {sums}, i64 %k, i64 %rows, i64 %cols")
     heights = range(2, target.fma.transposed + 1)
-    _Transposed(code, element, element.lanes(target), target.fma.vectors, heights).panels()
+    _Transposed(code, element, element.lanes(target), vectors, heights, square).panels()
     return code
 
 
@@ -242,10 +273,19 @@ def row_transposed(target: Target, element: Element) -> Routine:
     """The routine row_transposed: the same of one row, 16 columns at a time and elements of A as they lie in
     memory; c takes the sums of the first segment, later ones are added.
     """
-    params = "ptr %a, i64 %ks, ptr %b, i64 %bk, i64 %bs, ptr %c, i64 %k, i64 %cols, i1 %first"
-    code = Routine(target, "row_transposed", params)
+    return _one(target, element, "row_transposed", min(target.vector_bits, ROW_BITS) // 8 // element.bytes)
+
+
+def row_squares(target: Target, element: Element) -> Routine:
+    """The routine row_squares: the same of a vector of columns and as many k at a time, k >= that."""
+    return _one(target, element, "row_squares", element.lanes(target), square=True)
+
+
+def _one(target: Target, element: Element, name: str, lanes: int, square: bool = False) -> Routine:
+    factors = "ptr %a, i64 %ks, ptr %b, i64 %bk, i64 %bs"
+    code = Routine(target, name, f"{factors}, ptr %c, i64 %k, i64 %cols, i1 %first")
     code.line("%rows = add i64 0, 1")
     code.line("%ks3 = mul i64 %ks, 3")
-    lanes = min(target.vector_bits, ROW_BITS) // 8 // element.bytes
-    _Row(code, element, lanes, LANES // lanes, (1,)).panels()
+    vectors = 1 if square else LANES // lanes
+    _Row(code, element, lanes, vectors, (1,), square).panels()
     return code
