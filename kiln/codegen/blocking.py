@@ -53,9 +53,9 @@ class FmaBlocking(NamedTuple):
     prefetch_offsets: int = 8  # k of an A of which a table says where each k lies
 
     @property
-    def edge(self) -> int:
-        """The rows of the lowest tile: where rows end, it repeats the last."""
-        return self.mr[-1]
+    def edges(self) -> tuple[int, int]:
+        """The rows of the two lowest tiles: where rows end, they repeat the last."""
+        return self.mr[-2], self.mr[-1]
 
 
 class AmxBlocking(NamedTuple):
