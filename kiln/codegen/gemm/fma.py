@@ -22,7 +22,7 @@ from kiln.codegen.gemm.fma_tile import nothing, tile, tile_indirect, tile_masked
 from kiln.codegen.gemm.pack import clear, copy, transpose, zeros
 from kiln.codegen.gemm.problem import Problem, Run
 from kiln.codegen.gemm.swapped import Swapped
-from kiln.codegen.gemm.transposed import by_squares, tile_squares, tile_transposed
+from kiln.codegen.gemm.transposed import by_squares, crowded, tile_squares, tile_transposed
 from kiln.codegen.gemm.window import offsets, window
 from kiln.codegen.gemm.workspace import OFFSETS, ROW_PITCH, ROWS, Workspace, masked_panels
 from kiln.codegen.ir.index import Condition, Index, Integer, Pointer, every
@@ -296,7 +296,14 @@ class Fma(Blocks):
     def _very_few(self, run: Run) -> Condition:
         """Whether rows are so few, by a B whose k lie side by side, that packing it is most of the work."""
         along = self.problem.b.stride["k"].equals(self.element.stored_bytes)
-        return along & (run.rows <= self.work.blocking.panel_rows)
+        return along & (run.rows <= self._transposed_rows().max(self.work.blocking.panel_rows))
+
+    def _transposed_rows(self) -> Index:
+        """So many rows, at most, are multiplied while columns are transposed: where those are crowded, rows
+        of two tiles.
+        """
+        most = self.work.blocking.transposed
+        return crowded(self.problem.b.stride["column"]).choose(2 * most, most)
 
     def _by_panels(self, run: Run) -> None:
         """Very few rows: each panel of B is packed where the one before was and multiplied at once, so that
@@ -317,19 +324,22 @@ class Fma(Blocks):
                 here = src[left * column]
                 work.pack(transposed, here, (step, column), work.packed, self.panel_bytes, depth, columns)
 
-            few = every(transposed, column > 0, run.rows > 1, run.rows <= work.blocking.transposed)
+            squares = by_squares(code.target, self.element, src, column, depth)
+            most = squares.choose(self._transposed_rows(), work.blocking.transposed)
+            few = every(transposed, column > 0, run.rows > 1, run.rows <= most)
             self._factor_a(run, from_k, depth, few)
-            done = self._multiply_transposed(run, src, column, from_k, depth, few)
+            done = self._multiply_transposed(run, src, (from_k, depth), few, squares)
             self._panels(run, code.index(0), from_k, depth, pack, done)
 
     def _multiply_transposed(
-        self, run: Run, src: Pointer, column: Index, from_k: Index, depth: Index, few: Condition
+        self, run: Run, src: Pointer, ks: tuple[Index, Index], few: Condition, squares: Condition
     ) -> Index:
         """If rows are few, multiplies whole panels of columns while they are transposed; how many columns,
         from the first, are done. If these are all k, the last panel may begin among columns that are done:
         it repeats what is there.
         """
         code, work, panel, segments = self.code, self.work, self.panel, self.problem.segments
+        (from_k, depth), column = ks, self.problem.b.stride["column"]
         whole = few.choose(run.columns & -panel, 0)
         some = whole > 0
         first = from_k.equals(segments.from_k)
@@ -339,7 +349,6 @@ class Fma(Blocks):
         with code.when(some):
             part = run._replace(columns=code.index(panel))
             into, pitch, _ = self._sums(part, code.index(0), work.sums, code.condition(True))
-            squares = by_squares(code.target, self.element, src, column, depth)
             rest = first, depth, squares
             work.tile_transposed(run._replace(columns=whole), (src, column), (into, pitch), *rest)
             with code.when(ragged):

@@ -32,14 +32,19 @@ K_AT = [("i8", "0"), ("i8", "%ks"), ("i16", "%ks"), ("i8", "%ks3")]
 Sums = list[list[Value]]  # chains, by row and vector
 
 
+def crowded(column: Index) -> Condition:
+    """Whether columns so many bytes apart share cache sets."""
+    return (column & (CROWDED - 1)).equals(0)
+
+
 def by_squares(target: Target, element: Element, b: Pointer, column: Index, k: Index) -> Condition:
-    """Whether columns from `b` on, so many bytes apart, are transposed square by square: they share cache
-    sets, so that what is left of a line would be gone when the next k are loaded, or each is whole vectors.
+    """Whether columns from `b` on, so many bytes apart, are transposed square by square: they are crowded, so
+    that what is left of a line would be gone when the next k are loaded, or each is whole vectors.
     """
-    crowded = (column & (CROWDED - 1)).equals(0)
+    fits = crowded(column)
     if target.fma.squares:
-        crowded |= ((b.address() | column) & (target.vector_bits // 8 - 1)).equals(0)
-    return crowded & (k >= element.lanes(target))
+        fits |= ((b.address() | column) & (target.vector_bits // 8 - 1)).equals(0)
+    return fits & (k >= element.lanes(target))
 
 
 class _Transposed:
@@ -77,20 +82,22 @@ class _Transposed:
         start = part - (self.k & (part - 1))
         with code.times(columns, panel) as left:
             bases = [b[self.bs * (left + group)] for group in range(0, panel, len(COLUMN_AT))]
-            for height in self.heights:
-                with code.when(rows.equals(height)):
-                    self._whole(height, a, bases)
-            with code.when(start < part):
-                transposed = self._columns([base[last] for base in bases])
-                for n, column in enumerate(x for xs in transposed for x in xs):
-                    self._put(self.taken, code.index(n), column)
-            with code.times(rows) as row:
-                chains = [self._value(x) for x in self._get(self.sums, row)]
-                with code.loop(start, part, 1, chains) as turn:
-                    x = self.row(a, row)[ends, turn.index * self.step_of_a()]
-                    (turn.next,) = self._step([x], self._get(self.taken, turn.index), [turn.values])
-                for v, chain in enumerate(turn.values):
-                    self.store(row, left, v * self.lanes * self.element.bytes, chain)
+            with code.times(rows, self.heights[-1]) as above:
+                here, count = self.row(a, above), (rows - above).min(self.heights[-1])
+                for height in self.heights:
+                    with code.when(count.equals(height)):
+                        self._whole(height, here, bases)
+                with code.when(start < part):
+                    transposed = self._columns([base[last] for base in bases])
+                    for n, column in enumerate(x for xs in transposed for x in xs):
+                        self._put(self.taken, code.index(n), column)
+                with code.times(count) as row:
+                    chains = [self._value(x) for x in self._get(self.sums, row)]
+                    with code.loop(start, part, 1, chains) as turn:
+                        x = self.row(here, row)[ends, turn.index * self.step_of_a()]
+                        (turn.next,) = self._step([x], self._get(self.taken, turn.index), [turn.values])
+                    for v, chain in enumerate(turn.values):
+                        self.store(above + row, left, v * self.lanes * self.element.bytes, chain)
 
     def x(self, place: Pointer) -> str:
         """An element of A."""
@@ -264,7 +271,7 @@ def tile_squares(target: Target, element: Element) -> Routine:
 def _few(target: Target, element: Element, name: str, vectors: int, square: bool = False) -> Routine:
     factors, sums = "ptr %a, ptr %b, i64 %bs", "ptr %c, i64 %cs, ptr %old, i64 %os, i64 %op"
     code = Routine(target, name, f"{factors}, {sums}, i64 %k, i64 %rows, i64 %cols")
-    heights = range(2, target.fma.transposed + 1)
+    heights = range(1 if square else 2, target.fma.transposed + 1)
     _Transposed(code, element, element.lanes(target), vectors, heights, square).panels()
     return code
 
