@@ -94,7 +94,7 @@ class Target(NamedTuple):
 
 # Two registers a row of sums, two for B and one for A: of 32 registers, or of 16.
 TALL, LOW = FmaBlocking((14, 12, 8, 4)), FmaBlocking((6, 4), narrow=12, panel_rows=4, transposed=4)
-WHOLE = TALL._replace(squares=True)  # a vector is a cache line
+WHOLE = TALL._replace(squares=True, swap_panels=4)  # a vector is a cache line
 
 # Where multiplying and adding are two instructions and an address is several, a tile is wide: eight registers
 # of sums, four for B, one for A, one between.
