@@ -328,8 +328,19 @@ class Fma(Blocks):
             most = squares.choose(self._transposed_rows(), work.blocking.transposed)
             few = every(transposed, column > 0, run.rows > 1, run.rows <= most)
             self._factor_a(run, from_k, depth, few)
+            with code.when(few):  # tiles have an even number of rows
+                self._repeat_last(run.rows, depth)
             done = self._multiply_transposed(run, src, (from_k, depth), few, squares)
             self._panels(run, code.index(0), from_k, depth, pack, done)
+
+    def _repeat_last(self, rows: Index, depth: Index) -> None:
+        """Copies the last of the copied rows of A once more."""
+        work, size = self.work, self.element.bytes
+        last, pitch = work.copied[(rows - 1) * (ROW_PITCH * size)], ROW_PITCH * size
+        work.copy(
+            last, (self.code.index(pitch), self.code.index(size)), last[pitch], (pitch, work.panel_bytes),
+            self.code.index(1), depth,
+        )  # fmt: skip
 
     def _multiply_transposed(
         self, run: Run, src: Pointer, ks: tuple[Index, Index], few: Condition, squares: Condition

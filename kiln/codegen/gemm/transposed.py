@@ -84,8 +84,8 @@ class _Transposed:
             bases = [b[self.bs * (left + group)] for group in range(0, panel, len(COLUMN_AT))]
             with code.times(rows, self.heights[-1]) as above:
                 here, count = self.row(a, above), (rows - above).min(self.heights[-1])
-                for height in self.heights:
-                    with code.when(count.equals(height)):
+                for below, height in zip((0, *self.heights), self.heights):
+                    with code.when((count > below) & (count <= height)):
                         self._whole(height, here, bases)
                 with code.when(start < part):
                     transposed = self._columns([base[last] for base in bases])
@@ -246,8 +246,8 @@ class _Row(_Transposed):
 
 
 def tile_transposed(target: Target, element: Element) -> Routine:
-    """The routine tile_transposed: a segment of tiles of few rows, side by side; A is copied (ROW_PITCH), it
-    and sums are of the summed type.
+    """The routine tile_transposed: a segment of tiles of few rows, side by side; A is copied (ROW_PITCH), of
+    an odd number of rows one more; it and sums are of the summed type.
 
         each panel of the columns, which are whole ones:
             sum[r][v] = 0
@@ -271,7 +271,7 @@ def tile_squares(target: Target, element: Element) -> Routine:
 def _few(target: Target, element: Element, name: str, vectors: int, square: bool = False) -> Routine:
     factors, sums = "ptr %a, ptr %b, i64 %bs", "ptr %c, i64 %cs, ptr %old, i64 %os, i64 %op"
     code = Routine(target, name, f"{factors}, {sums}, i64 %k, i64 %rows, i64 %cols")
-    heights = range(1 if square else 2, target.fma.transposed + 1)
+    heights = range(2, target.fma.transposed + 1, 2)
     _Transposed(code, element, element.lanes(target), vectors, heights, square).panels()
     return code
 
