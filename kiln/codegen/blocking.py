@@ -39,8 +39,8 @@ class FmaBlocking(NamedTuple):
     # their own: copied.
     crowded_bytes: int = 4096
 
-    # Rows of tiles whose columns are transposed in registers: as many as leave registers for transposing.
-    transposed: tuple[int, ...] = (2, 3, 4, 6, 8)
+    transposed: int = 8  # rows whose columns are transposed in registers: such tiles leave some for that
+    squares: bool = False  # ... by squares, if columns are whole vectors and there are registers enough
     panel_rows: int = 8  # rows for which a panel of such a B is packed, multiplied and forgotten
     swap_panels: int = 8  # rows of up to so many panels are few: their operands may be swapped
     swap_window_panels: int = 4  # ... if B is a window
@@ -53,9 +53,9 @@ class FmaBlocking(NamedTuple):
     prefetch_offsets: int = 8  # k of an A of which a table says where each k lies
 
     @property
-    def edge(self) -> int:
-        """The rows of the lowest tile: where rows end, it repeats the last."""
-        return self.mr[-1]
+    def edges(self) -> tuple[int, int]:
+        """The rows of the two lowest tiles: where rows end, they repeat the last."""
+        return self.mr[-2], self.mr[-1]
 
 
 class AmxBlocking(NamedTuple):

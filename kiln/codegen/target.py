@@ -93,18 +93,19 @@ class Target(NamedTuple):
 
 
 # Two registers a row of sums, two for B and one for A: of 32 registers, or of 16.
-TALL, LOW = FmaBlocking((14, 12, 8, 4)), FmaBlocking((6, 4), narrow=12, panel_rows=4, transposed=(2, 3, 4))
+TALL, LOW = FmaBlocking((14, 12, 8, 4)), FmaBlocking((6, 4), narrow=12, panel_rows=4, transposed=4)
+WHOLE = TALL._replace(squares=True, swap_panels=4)  # a vector is a cache line
 
 # Where multiplying and adding are two instructions and an address is several, a tile is wide: eight registers
 # of sums, four for B, one for A, one between.
-WIDE = FmaBlocking((2, 1), vectors=4, narrow=12, panel_rows=4, transposed=(1, 2))
+WIDE = FmaBlocking((2, 1), vectors=4, narrow=12, panel_rows=4, transposed=2)
 
 LEVELS = {
     "x86-64-v4-amx": Target("x86-64-v4-amx", "x86_64-unknown-linux-gnu", "x86-64-v4",
                             "+fast-gather,+avx512bf16,+amx-tile,+amx-bf16,+amx-int8", 512,
-                            True, 2 << 20, TALL, AmxBlocking(1 << 20)),
+                            True, 2 << 20, WHOLE, AmxBlocking(1 << 20)),
     "x86-64-v4": Target("x86-64-v4", "x86_64-unknown-linux-gnu", "x86-64-v4",
-                        "+fast-gather", 512, True, 1 << 20, TALL),
+                        "+fast-gather", 512, True, 1 << 20, WHOLE),
     "x86-64-v3": Target("x86-64-v3", "x86_64-unknown-linux-gnu", "x86-64-v3", "", 256, False, 512 << 10, LOW),
     "aarch64": Target("aarch64", "aarch64-unknown-linux-gnu", "generic", "+neon", 128, False,
                       512 << 10, TALL),

@@ -242,7 +242,7 @@ def test_shared_parts_are_made_once(place: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(compiler._Work, "_object", noted)
     host, plain = LEVELS["x86-64-v3"], product("int32")
     compiler.compile_parts(gemm_parts(plain, host), host)
-    tiles = ["tile", "tile_transposed", "transpose", "zeros"]
+    tiles = ["tile", "tile_squares", "tile_transposed", "transpose", "zeros"]
     assert sorted(made) == ["copy", "finish", "kernel", "product", *tiles]
     ((k, value),) = plain.stores
     negated = plain._replace(stores=((k, Scalar("neg", (value,), value.type)),), accumulator=1)

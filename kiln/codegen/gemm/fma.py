@@ -22,7 +22,7 @@ from kiln.codegen.gemm.fma_tile import nothing, tile, tile_indirect, tile_masked
 from kiln.codegen.gemm.pack import clear, copy, transpose, zeros
 from kiln.codegen.gemm.problem import Problem, Run
 from kiln.codegen.gemm.swapped import Swapped
-from kiln.codegen.gemm.transposed import tile_transposed
+from kiln.codegen.gemm.transposed import by_squares, crowded, tile_squares, tile_transposed
 from kiln.codegen.gemm.window import offsets, window
 from kiln.codegen.gemm.workspace import OFFSETS, ROW_PITCH, ROWS, Workspace, masked_panels
 from kiln.codegen.ir.index import Condition, Index, Integer, Pointer, every
@@ -70,8 +70,9 @@ class Fma(Blocks):
         self.b_place, self.b_step = self.code.slot("ptr"), self.code.variable()
 
     def parts(self) -> list[Part]:
-        few = [shared_part(self.code.target, self.element, tile_transposed)] if self.by_panels else []
-        return shared_parts(self.spec, self.code.target) + few
+        target, element = self.code.target, self.element
+        few = [shared_part(target, element, tile) for tile in (tile_transposed, tile_squares)]
+        return shared_parts(self.spec, target) + (few if self.by_panels else [])
 
     def constants(self) -> list[str]:
         return [nothing(self.code.target, self.element)]
@@ -246,8 +247,10 @@ class Fma(Blocks):
 
     # -- A ------------------------------------------------------------------------------------------
 
-    def _factor_a(self, run: Run, from_k: Index, depth: Index) -> None:
-        """A in place, or its rows (or columns) in the summed type one after the other."""
+    def _factor_a(self, run: Run, from_k: Index, depth: Index, copied: Condition | None = None) -> None:
+        """A in place, or its rows (or columns) in the summed type one after the other: `copied`, in any
+        case.
+        """
         code, element, work = self.code, self.element, self.work
         row, along = self.problem.a.stride["row"], self.problem.a.stride["k"]
         first = work.a_indirect.choose(0, from_k) if work.indirect else from_k
@@ -259,7 +262,8 @@ class Fma(Blocks):
             with code.when(~self.problem.empty):
                 self._compute_a(run, from_k, depth)
             return
-        with code.when(code.condition(True) if element.widened else beyond | self._crowded()):
+        copied = code.condition(element.widened) if copied is None else copied
+        with code.when(copied | beyond | self._crowded()):
             work.copy_rows(run, first, depth)
             self._copied(ROW_PITCH * element.bytes, element.bytes)
 
@@ -292,7 +296,14 @@ class Fma(Blocks):
     def _very_few(self, run: Run) -> Condition:
         """Whether rows are so few, by a B whose k lie side by side, that packing it is most of the work."""
         along = self.problem.b.stride["k"].equals(self.element.stored_bytes)
-        return along & (run.rows <= self.work.blocking.panel_rows)
+        return along & (run.rows <= self._transposed_rows().max(self.work.blocking.panel_rows))
+
+    def _transposed_rows(self) -> Index:
+        """So many rows, at most, are multiplied while columns are transposed: where those are crowded, rows
+        of two tiles.
+        """
+        most = self.work.blocking.transposed
+        return crowded(self.problem.b.stride["column"]).choose(2 * most, most)
 
     def _by_panels(self, run: Run) -> None:
         """Very few rows: each panel of B is packed where the one before was and multiplied at once, so that
@@ -313,20 +324,33 @@ class Fma(Blocks):
                 here = src[left * column]
                 work.pack(transposed, here, (step, column), work.packed, self.panel_bytes, depth, columns)
 
-            self._factor_a(run, from_k, depth)
-            done = self._multiply_transposed(run, src, column, from_k, depth, transposed)
+            squares = by_squares(code.target, self.element, src, column, depth)
+            most = squares.choose(self._transposed_rows(), work.blocking.transposed)
+            few = every(transposed, column > 0, run.rows > 1, run.rows <= most)
+            self._factor_a(run, from_k, depth, few)
+            with code.when(few):  # tiles have an even number of rows
+                self._repeat_last(run.rows, depth)
+            done = self._multiply_transposed(run, src, (from_k, depth), few, squares)
             self._panels(run, code.index(0), from_k, depth, pack, done)
 
+    def _repeat_last(self, rows: Index, depth: Index) -> None:
+        """Copies the last of the copied rows of A once more."""
+        work, size = self.work, self.element.bytes
+        last, pitch = work.copied[(rows - 1) * (ROW_PITCH * size)], ROW_PITCH * size
+        work.copy(
+            last, (self.code.index(pitch), self.code.index(size)), last[pitch], (pitch, work.panel_bytes),
+            self.code.index(1), depth,
+        )  # fmt: skip
+
     def _multiply_transposed(
-        self, run: Run, src: Pointer, column: Index, from_k: Index, depth: Index, transposed: Condition
+        self, run: Run, src: Pointer, ks: tuple[Index, Index], few: Condition, squares: Condition
     ) -> Index:
-        """Multiplies whole panels of few rows while their columns are transposed; how many columns, from
-        the first, are done. If these are all k, the last panel may begin among columns that are done: it
-        repeats what is there.
+        """If rows are few, multiplies whole panels of columns while they are transposed; how many columns,
+        from the first, are done. If these are all k, the last panel may begin among columns that are done:
+        it repeats what is there.
         """
         code, work, panel, segments = self.code, self.work, self.panel, self.problem.segments
-        apart = (column & (work.blocking.crowded_bytes - 1)).differs(0) & (column > 0)
-        few = transposed & apart & (run.rows > 1) & (run.rows <= work.blocking.transposed[-1])
+        (from_k, depth), column = ks, self.problem.b.stride["column"]
         whole = few.choose(run.columns & -panel, 0)
         some = whole > 0
         first = from_k.equals(segments.from_k)
@@ -336,11 +360,12 @@ class Fma(Blocks):
         with code.when(some):
             part = run._replace(columns=code.index(panel))
             into, pitch, _ = self._sums(part, code.index(0), work.sums, code.condition(True))
-            work.tile_transposed(run._replace(columns=whole), (src, column), (into, pitch), first, depth)
+            rest = first, depth, squares
+            work.tile_transposed(run._replace(columns=whole), (src, column), (into, pitch), *rest)
             with code.when(ragged):
                 last = run.columns - panel
                 into = into[last * self.element.bytes]
-                work.tile_transposed(part, (src[last * column], column), (into, pitch), first, depth)
+                work.tile_transposed(part, (src[last * column], column), (into, pitch), *rest)
         return ragged.choose(run.columns, whole)
 
     def _panels(

@@ -3,7 +3,7 @@
 A tile is MR rows by NR columns, two vectors. Its sums live in registers for a whole segment of k, each an
 ascending FMA chain from zero. A is read one element at a time by any two strides (so no layout of A needs
 copying); B is two vectors per k, or one where no more columns are left, and may be masked. A machine has a
-few heights of tiles; the rows that are left over are the lowest one's, which repeats the last row.
+few heights of tiles; the rows that are left over are one of the two lowest's, which repeat the last row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _well_covered(sizes: tuple[int, ...]) -> int:
 
 
 def covered(code: Routine, rows: Index) -> Condition:
-    """Whether so many rows are tiles without an edge. (Where several are taller, the lowest is slow.)"""
+    """Whether so many rows are tiles that repeat none. (Where several are taller, the lowest is slow.)"""
     few = _well_covered(code.target.fma.mr) >> (rows & (COVERS - 1))
     even = rows ^ 1
     bit = (rows < COVERS).choose(few, even)
@@ -93,7 +93,7 @@ class _Tile:
             self.left = rows - row
             self.a, self.c, self.old = a[row * self.rs], c[row * self.cs], old[row * self.os]
             last = self.left - 1
-            self.steps = [code.index(0), *(last.min(r) for r in range(1, blocking.edge))]
+            self.steps = [code.index(0), *(last.min(r) for r in range(1, blocking.edges[0]))]
             height = self._height(sizes)
             self.fits = {size: height >= size for size in sizes[:-1]}
             if self.masked:
@@ -111,14 +111,17 @@ class _Tile:
             turn.next = [row + height]
 
     def _height(self, sizes: Sequence[int]) -> Index:
-        """The tallest tile after which the rows are whole tiles; if they are never, the tallest there is."""
-        code, height = self.code, self.code.index(self.blocking.edge)
+        """The tallest tile after which the rows are whole tiles; if they are never, the tallest there is. The
+        last rows are one edge, if one is as high.
+        """
+        code, height = self.code, self.code.index(sizes[-1])
         never = ~covered(code, self.left)
         for size in sizes[-2::-1]:
             rest = self.left - size
             well = never | covered(code, rest)
             height = ((rest >= 0) & well).choose(size, height)
-        return height
+        high, low = self.blocking.edges
+        return ((self.left > low) & (self.left <= high)).choose(high, height)
 
     def _tile(self, done: int, sizes: Sequence[int], vectors: int) -> Sums:
         """Sums of the rows before `done`, of the tallest tile that fits; those of the others are stored."""
@@ -157,7 +160,7 @@ class _Tile:
 
     def _rows(self, base: Pointer, step: Index, first: int, end: int) -> list[Pointer]:
         """The addresses of some of the tile's rows; those of an edge may be its last."""
-        rows, edge = list[Pointer](), self.blocking.edge
+        rows, edge = list[Pointer](), self.blocking.edges[0]
         for r in range(first, end):
             if r == 0:
                 rows.append(base)
@@ -188,7 +191,9 @@ class _Tile:
         code = self.code
         rs7, ks = code.indices("rs7", "ks")
         places_of_k, b = code.pointers("ks", "b")
-        rows = {"a": self.a, **({"a7": self.a[rs7]} if height > 7 else {})}
+        edge = [("a", "i8", step * self.rs if r else step) for r, step in enumerate(self.steps[:height])]
+        places = edge if height in self.blocking.edges else self.row_at
+        rows = {"a": self.a, **({"a7": self.a[rs7]} if height > 7 and places is not edge else {})}
         bases: dict[str, tuple[Pointer, Integer]] = {name: (row, ks) for name, row in rows.items()}
         if self.indirect:
             bases = {"ks": (places_of_k, 8)}
@@ -196,8 +201,6 @@ class _Tile:
         at = {name: code.pointer(code.name()) for name in bases}
         sums = {(r, v): code.name() for r in range(height) for v in range(vectors)}
         left = code.index(code.name())
-        edge = [("a", "i8", step * self.rs if r else step) for r, step in enumerate(self.steps)]
-        places = edge if height == self.blocking.edge else self.row_at
         before, loop, done = code.block, code.label(), code.label()
         code.jump(loop)
         code.begin(loop)

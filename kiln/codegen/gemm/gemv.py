@@ -4,7 +4,7 @@ B is read once and nothing else is large, so nothing is packed: each column is a
 
     contiguous    unit stride along n:  a few rows at a time, their columns from the first to the last
     row_transposed    unit stride along k:  16 columns, four k of each at a time, in registers (transposed.py)
-    crowded       the same where columns share cache sets:  fewer columns, by turns
+    row_squares   the same where columns share cache sets or are whole vectors:  as many k as columns
     few           unit stride along n, fewer columns than lanes:  vectors that overlap
     gathered      any strides:  one vector, columns past the last repeat it
 
@@ -16,8 +16,7 @@ transposed goes through all segments before the next columns do: their k follow 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import reduce
 from operator import mul
 
@@ -26,11 +25,11 @@ from kiln.codegen.gemm.arguments import BATCH
 from kiln.codegen.gemm.driver_spec import PRODUCT, DriverSpec
 from kiln.codegen.gemm.element import Element, element_of, multiply_add
 from kiln.codegen.gemm.grid import row_columns
-from kiln.codegen.gemm.pack import interleave, load, side_by_side, stored_type, widen
+from kiln.codegen.gemm.pack import load
 from kiln.codegen.gemm.problem import Batch, batch_indices
 from kiln.codegen.gemm.split_k import Segments
-from kiln.codegen.gemm.transposed import COLUMN_AT, row_transposed
-from kiln.codegen.ir.code import IOTA64, Loop
+from kiln.codegen.gemm.transposed import by_squares, row_squares, row_transposed
+from kiln.codegen.ir.code import IOTA64
 from kiln.codegen.ir.index import Condition, Index, Integer, Pointer
 from kiln.codegen.ir.memory import Memory
 from kiln.codegen.ir.routine import Argument, Routine, shared_part
@@ -41,9 +40,6 @@ from kiln.table.order import LANES, SEGMENT
 RUN_COLUMNS = 1024  # the most columns whose sums are kept at once
 ROWS = 4  # k whose products are added to a sum between its load and its store
 NARROW_BYTES = 16  # of sums: a vector of few columns
-CROWDED = 4096  # bytes a multiple of which columns are apart that share cache sets
-CROWDED_BYTES = 32  # of sums: so many columns go by together, as a first cache has ways
-CROWDED_LINE = 32  # k of them before the others have their turn: two cache lines of float32
 PARAMS = "ptr %a, i64 %ak, ptr %b, i64 %bk, i64 %bs, ptr %c, i64 %k, i64 %cols, i1 %first"
 
 
@@ -52,7 +48,7 @@ def shared_parts(spec: DriverSpec, target: Target) -> list[Part]:
     element = element_of(spec.dtype)
     return [
         shared_part(target, element, contiguous, *([] if target.masks else [few]), gathered),
-        shared_part(target, element, row_transposed, crowded),
+        shared_part(target, element, row_transposed, row_squares),
     ]
 
 
@@ -82,15 +78,6 @@ class _Sums:
         lanes = self.lanes
         made = [multiply_add(self.code, self.element, lanes, x, y, s.text) for y, s in zip(columns, sums)]
         return [Value(text, self.element.summed, lanes) for text in made]
-
-    @contextmanager
-    def chain(self, start: Index, end: Index, step: int, place: Pointer) -> Iterator[Loop]:
-        """A loop that carries the sum kept at `place`."""
-        code = self.code
-        before = Value(place.load(self.kind, self.bytes), self.element.summed, self.lanes)
-        with code.loop(start, end, step, [before]) as turn:
-            yield turn
-        place.store(turn.values[0].typed, self.bytes)
 
     def finish(self, sums: list[Value], *places: Pointer) -> None:
         """Adds the chains to the sums so far, which lie there; the first segment's are the sums."""
@@ -209,73 +196,6 @@ def gathered(target: Target, element: Element) -> Routine:
     return code
 
 
-def crowded(target: Target, element: Element) -> Routine:
-    """The routine crowded: 16 columns that share cache sets and whose k lie side by side, L at a time where a
-    128-bit piece holds L sums. Few go by together, by turns: a line is used up at once.
-
-    each CROWDED_LINE of k, each vector of columns:
-        each L of k:
-            load L elements of each column, interleave them until row[j] holds k + j of all
-            j < L:  sum = fma(splat(load a[k + j]), row[j], sum)
-    each k left:  the same of single elements
-    """
-    lanes = CROWDED_BYTES // element.bytes
-    made = _Sums(target, element, "crowded", lanes)
-    code, part = made.code, 16 // element.bytes
-    matrix, c = code.pointers("b", "c")
-    bs, bk, k = code.indices("bs", "bk", "k")
-    for times in (3, 5, 7):
-        code.line(f"%bs{times} = mul i64 %bs, {times}")
-    sums = code.slot(made.kind, LANES // lanes)
-    for v in range(LANES // lanes):
-        sums.element(made.kind, v).store(f"{made.kind} zeroinitializer", made.bytes)
-    whole = k & -part
-    with code.times(whole, CROWDED_LINE) as start:
-        end = whole.min(start + CROWDED_LINE)
-        with code.times(LANES // lanes) as at:
-            b = matrix[at * (bs * lanes)]
-            place = sums.element(made.kind, at)
-            with made.chain(start, end, part, place) as turn:
-                rows = _transpose(made, b[turn.index * element.stored_bytes])
-                found = turn.values
-                for j, row in enumerate(rows):
-                    found = made.step(made.scalar(turn.index + j), [row], found)
-                turn.next = found
-    with code.times(LANES // lanes) as at:
-        b = matrix[at * (bs * lanes)]
-        place = sums.element(made.kind, at)
-        with made.chain(whole, k, 1, place) as turn:
-            column = _one_by_one(made, b[turn.index * bk])
-            turn.next = made.step(made.scalar(turn.index), [column], turn.values)
-        made.finish(turn.values, c[at * made.bytes])
-    return code
-
-
-def _columns(made: _Sums, b: Pointer) -> list[Pointer]:
-    """The addresses of a vector's columns from b on."""
-    return [b.element(kind, made.code.index(at)) for kind, at in COLUMN_AT[: made.lanes]]
-
-
-def _transpose(made: _Sums, b: Pointer) -> list[str]:
-    """Row j: element j of a vector of columns from b on, as summed."""
-    code, element, part = made.code, made.element, 16 // made.element.bytes
-    kind = stored_type(element, part)
-    pieces = [column.load(kind, 1) for column in _columns(made, b)]
-    rows = [
-        widen(code, element, side_by_side(code, element, pieces[j::part]), made.lanes) for j in range(part)
-    ]
-    return interleave(code, element, rows, made.lanes)
-
-
-def _one_by_one(made: _Sums, b: Pointer) -> str:
-    """An element of each column from b on, as summed."""
-    code, element, found = made.code, made.element, "poison"
-    kind, raw = stored_type(element, made.lanes), stored_type(element, 1)
-    for n, column in enumerate(_columns(made, b)):
-        found = code.op(f"insertelement {kind} {found}, {raw} {column.load(raw, 1)}, i64 {n}")
-    return widen(code, element, found, made.lanes)
-
-
 class RowDriver:
     """The routine kernel under construction."""
 
@@ -366,10 +286,11 @@ class RowDriver:
         whole = cols if self.masks else cols & -LANES
         several = self.along & (cols >= LANES)
         turns = several & (self.b_column > 0) & (depth >= 16 // self.element.bytes)
+        squares = by_squares(code.target, self.element, column, self.b_column, depth)
         panels = (self.size["k"] <= SEGMENT).choose(cols & -LANES, LANES)
         ways: list[tuple[str, Integer, Condition]] = [
             ("contiguous", whole, self.unit & (whole > 0)),
-            ("crowded", LANES, several & (self.b_column & (CROWDED - 1)).equals(0)),
+            ("row_squares", panels, several & squares),
             ("row_transposed", panels, turns),
             ("gathered", LANES, code.condition(True)),
         ]

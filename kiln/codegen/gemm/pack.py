@@ -219,3 +219,27 @@ def interleave(code: Routine, element: Element, rows: list[str], width: int, run
         pairs = [shuffle(code, kind, x, y, mask) for x, y in zip(rows[::2], rows[1::2])]
         found += interleave(code, element, pairs, width, 2 * run)
     return found
+
+
+def turned(code: Routine, element: Element, rows: list[str]) -> list[str]:
+    """A square of summed elements, as many rows as there are lanes, transposed."""
+    lanes, part = len(rows), 16 // element.bytes
+    strips = [interleave(code, element, rows[r : r + part], lanes) for r in range(0, lanes, part)]
+    after = code.label()  # LLVM looks at the shuffles of a block all together, for long
+    code.jump(after)
+    code.begin(after)
+    columns = [_by_piece(code, element, [strip[n] for strip in strips], lanes) for n in range(part)]
+    return [columns[n % part][n // part] for n in range(lanes)]
+
+
+def _by_piece(code: Routine, element: Element, vectors: list[str], lanes: int) -> list[str]:
+    """The first 128-bit lanes of all vectors side by side, the second ones, and so on: as many as vectors."""
+    if len(vectors) == 1:
+        return vectors
+    part, kind = 16 // element.bytes, llvm_type(element.summed, lanes)
+    halves = []
+    for which in (0, 1):
+        mask = [n for n in range(2 * lanes) if n // part % 2 == which]
+        joined = [shuffle(code, kind, x, y, mask) for x, y in zip(vectors[::2], vectors[1::2])]
+        halves.append(_by_piece(code, element, joined, lanes))
+    return [vector for pair in zip(*halves) for vector in pair]

@@ -166,14 +166,20 @@ class Workspace:
         sums: tuple[Pointer, Index],
         first: Condition,
         depth: Index,
+        squares: Condition,
     ) -> None:
-        """Tiles of very few rows by whole panels of B as it lies, whose columns are so many bytes apart."""
+        """Tiles of very few rows, copied, by whole panels of B as it lies, whose columns are so many bytes
+        apart.
+        """
         code = self.code
         into, pitch = sums
         old = first.choose(code.pointer("@nothing"), into)
-        old_steps = first.choose(0, pitch), first.choose(0, self.panel_bytes)
-        a, row, k = self.a_place.pointer(), self.a_row.get(), self.a_k.get()
-        code.run("tile_transposed", a, row, k, *b, into, pitch, old, *old_steps, depth, run.rows, run.columns)
+        old_steps = first.choose(0, pitch), first.choose(0, self.element.bytes)
+        rest = (into, pitch, old, *old_steps, depth, run.rows, run.columns)
+        with code.either(squares) as otherwise:
+            code.run("tile_squares", self.copied, *b, *rest)
+            next(otherwise)
+            code.run("tile_transposed", self.copied, *b, *rest)
 
 
 def masked_panels(spec: DriverSpec, target: Target) -> bool:
