@@ -7,12 +7,14 @@ import io
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import kiln
+import kiln.nn.functional as F
 from kiln import nn
 from kiln.testing.script_programs import check
 
@@ -413,3 +415,55 @@ def test_exchanged_parameters_and_objects() -> None:
     assert contiguous(kiln.ones(2, 2)).tolist() == [[2.0, 2.0], [2.0, 2.0]]
     with pytest.raises(RuntimeError, match="lies in memory"):
         contiguous(kiln.ones(2, 3).T)
+
+
+def _one_hot_in_branch(x: Any, i: Any) -> Any:
+    y = i[:, None].expand(2, 3) * 1
+    if x.sum() > 0:
+        y = F.one_hot(i, 3)
+    return y
+
+
+def _one_hot_in_loop(x: Any, i: Any) -> Any:
+    y, k = i[:, None].expand(2, 3) * 1, 0
+    while k < 3 and x.sum() > k:
+        y = y + F.one_hot(i, 3)
+        k += 1
+    return y
+
+
+def _one_hot_before_an_error(x: Any, i: Any) -> Any:
+    if x.sum() > 0:
+        F.one_hot(i, 3)
+        raise ValueError("too much")
+    return x
+
+
+def _one_hot_in_try(x: Any, i: Any) -> Any:
+    try:
+        if x.sum() > 0:
+            return F.one_hot(i, 3)
+    except RuntimeError:
+        return i
+    return x
+
+
+@pytest.mark.parametrize(
+    "f", [_one_hot_in_branch, _one_hot_in_loop, _one_hot_before_an_error, _one_hot_in_try]
+)
+def test_what_ops_ask_of_values_is_asked_where_they_run(f: Callable[..., Any]) -> None:
+    """A position out of range raises in the branch or step that has it, and only there."""
+    scripts = [kiln.jit.script(f)]
+    if f is not _one_hot_in_try:  # of which one program cannot hold all ways
+        scripts.append(kiln.export.export(kiln.jit.script(f), (kiln.ones(2), kiln.tensor([0, 1]))).module())
+    for x in (kiln.ones(2), -kiln.ones(2)):
+        for i in (kiln.tensor([0, 1]), kiln.tensor([5, 1])):
+            for script in scripts:
+                assert _outcome(script, x, i) == _outcome(f, x, i)
+
+
+def _outcome(call: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return call(*args).tolist()
+    except (RuntimeError, ValueError) as error:
+        return type(error).__name__, str(error).removeprefix("ExportedProgram: ")
