@@ -522,4 +522,5 @@ RULES: dict[str, Rule] = {
     "along": lambda machine, node, x: ALONG[node.op.algorithm](machine, node, x),
     "layer": _layer,
     "control": _control,
+    "called": lambda machine, node, x: node.op.of_arrays(x, node.attrs),
 }

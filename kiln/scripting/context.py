@@ -147,6 +147,18 @@ class Context:
         else:
             self.recorder.expect_at_end(holds, type(error), str(error))
 
+    def may_call(self, name: str) -> bool:
+        """Whether a function that a library computes, and that may raise, becomes a step of the program;
+        else it runs with the values of the call that is followed.
+        """
+        if self.trying or self.trying_outside:
+            if self.pinned:
+                return False
+            self.refuse(f"calls {name}, which may raise, inside a try statement")
+        if self.logs:
+            self.refuse(f"calls {name} in a branch or loop that depends on values, which no graph can")
+        return True
+
     def _was_there(self, thing: Any) -> bool:
         if self.given is None:
             self.given = reachable(self.roots)
@@ -201,11 +213,11 @@ def entered(context: Context) -> Iterator[Context]:
     """Makes a run the one that is under way."""
     _running.contexts.append(context)
     recorder = context.recorder
-    before, recorder.expecting = recorder.expecting, context.expect
+    before, recorder.running = recorder.running, context
     try:
         yield context
     finally:
-        recorder.expecting = before
+        recorder.running = before
         _running.contexts.pop()
         for held, key in reversed(context.patched):
             held.pop(key, None)

@@ -124,7 +124,10 @@ class Program:
         numbers = found.draw(operands)
         for check in found.checks:
             check.before(operands)
-        if _core.modes()[2] is None or found.casts:
+        plain = _core.modes()[2] is None or found.casts
+        if plain and found.by_steps:
+            results = found.replay(tensors, numbers)
+        elif plain:
             results = _core.call_op(found.op.handle, found.op.structure, (*tensors, *numbers))
         else:  # each op as autocast has it, which was off when the program was made
             results = found.replay(tensors, numbers, call=_in_mode)
@@ -325,6 +328,7 @@ def _is_plain(found: Captured) -> bool:
     counts = [found.drawn, *(n for _, n in found.random)]
     return (
         found.op is not None
+        and not found.by_steps
         and not _has_objects(found.in_tree)
         and len(checks) == len(found.checks)
         and all(kind == "state" for kind, _ in found.mutated)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kiln import _core
@@ -34,8 +33,7 @@ class Reads(Tracer):
         self.known = Sizes()
         self.read_values: list[Read] = []
         self.expected: list[tuple[int, type[Exception], str]] = []  # what ops ask of values
-        # the script that is followed, which takes that
-        self.expecting: Callable[[Any, Exception], None] | None = None
+        self.running: Any = None  # the run of a script that is followed, which knows what is around
         self._stand_ins: dict[int, tuple[Any, bool]] = {}  # storage of a stand-in -> it, may be written
         self._examples: dict[int, Any] = {}  # id of a stand-in -> what it stands for
         self._computed: dict[int, Any] = {}  # values of the example, where one was read
@@ -121,8 +119,8 @@ class Reads(Tracer):
 
     def expect(self, holds: Any, kind: type[Exception], text: str) -> None:
         """What an op asks of values: a program raises where it does not hold."""
-        if self.expecting is not None:
-            self.expecting(holds, kind(text))
+        if self.running is not None:
+            self.running.expect(holds, kind(text))
         else:
             self.expect_at_end(holds, kind, text)
 
