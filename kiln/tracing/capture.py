@@ -323,7 +323,7 @@ def _finish(
     set_histories(found)
     asks = [recorder.asks(y, history) for y, history in zip(outputs, found.history)]
     found.asks = {k: own for k, own in enumerate(asks) if own is not None and k not in found.same}
-    found.step_lines = recorder.lines_of([*values, *changed, *extra])
+    found.step_lines = _lines_of(recorder, [*values, *changed, *extra])
     again = len(found.steps.again)
     found.shapes = {**dict(recorder.numbered(again)), **recorder.numbered_shapes(again)}
     found.guards = list(recorder.known.guards.values())
@@ -396,6 +396,16 @@ def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
             if needed:
                 found.checks.append(Check(step.op.handle, step.structure, tuple(parts), late))
     return extra
+
+
+def _lines_of(recorder: Recorder, results: Sequence[int]) -> list[str]:
+    """The lines of the steps that these values need."""
+    wanted, lines = set(results), []
+    for step, line in zip(reversed(recorder.steps), reversed(recorder.lines)):
+        if wanted.intersection(step.outs):
+            lines.append(line)
+            wanted.update(k for kind, k in step.args if kind == "value")
+    return lines[::-1]
 
 
 def _in_range(maker: Step, step: Step, sizes_of: Callable[[int], Shape]) -> bool:

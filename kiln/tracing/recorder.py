@@ -583,15 +583,6 @@ class Recorder(Questions):
         """The operand that a tensor is."""
         return next((k for k, x in enumerate(self.operands) if x is tensor), None)
 
-    def lines_of(self, results: Sequence[int]) -> list[str]:
-        """The lines of the steps that these values need."""
-        wanted, lines = set(results), []
-        for step, line in zip(reversed(self.steps), reversed(self.lines)):
-            if wanted.intersection(step.outs):
-                lines.append(line)
-                wanted.update(k for kind, k in step.args if kind == "value")
-        return lines[::-1]
-
     def steps_of(self, results: Sequence[int]) -> Any:
         """The steps that these values need."""
         return self.finish(list(results))
