@@ -79,7 +79,7 @@ def _shared_by(node: Node) -> list[Any]:
 
 def _written_by(node: Node) -> list[Any]:
     """What a node that writes may write into."""
-    called = getattr(node.target, "__name__", node.target)
+    called = str(getattr(node.target, "__name__", node.target))
     if called.endswith("_") or called == "setitem" or node.target in names.IN_PLACE:
         found: list[Any] = []
         map_arg(node.args[:1], found.append)
@@ -137,6 +137,6 @@ def computes(function: Any) -> bool:
 def _name_of(function: Any) -> str | None:
     """The name of one of kiln's functions, or of Python's operators; None of another."""
     if isinstance(function, (_core.Op, _core.Function)):
-        return str(function.__name__)
+        return str(getattr(function, "__name__", ""))
     name = getattr(function, "__name__", None)
     return name if function is getattr(operator, str(name), None) or function is getattr else None
