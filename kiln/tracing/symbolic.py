@@ -24,7 +24,7 @@ from kiln.ops.indexing import concatenation, getitem
 from kiln.scalars.scalar import Scalar
 from kiln.table import registry
 from kiln.table.record import INTERPRETERS, Op
-from kiln.tracing.floats import TracedFloat, beside_numpy, float_of, operands
+from kiln.tracing.floats import AT_ONCE, TracedFloat, beside_numpy, float_of, operands
 from kiln.tracing.recorder import Recorder
 
 
@@ -435,7 +435,13 @@ def interpret(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented  # (a function that control flow runs meets it: kiln/func/subgraph.py)
     given = {name: value for name, value in kwargs.items() if name != "out"}
     out = kwargs.get("out")
-    bound = operands(op, op.bind(args, given))
+    bound = op.bind(args, given)
+    if bound and type(bound[0]) is TracedFloat:  # as what a new or an old tensor is filled with
+        if op.name == "full" and bound[2] in AT_ONCE:
+            return bound[0].as_tensor(bound[2]).expand(bound[1]).clone()
+        if op.name == "clone" and out is not None and out.dtype.name in AT_ONCE:
+            return out.copy_(bound[0].as_tensor(out.dtype.name))
+    bound = operands(op, bound)
     symbols: list[Any] = []
     concrete: list[Any] = []
 
