@@ -467,3 +467,39 @@ def _outcome(call: Callable[..., Any], *args: Any) -> Any:
         return call(*args).tolist()
     except (RuntimeError, ValueError) as error:
         return type(error).__name__, str(error).removeprefix("ExportedProgram: ")
+
+
+def _until_it_is_large(x: Any) -> Any:
+    n = 0
+    while x.sum() < 3 and n < 5:
+        x = x + kiln.rand(2)
+        n += 1
+    return x, n
+
+
+def _first_that_fits(x: Any) -> Any:
+    n = 0
+    while True:
+        z = kiln.rand(2)
+        n += 1
+        if z.sum() > 1.2:
+            break
+    return z * x, n
+
+
+def _by_a_coin(x: Any) -> Any:
+    return (x * 2 if kiln.rand(1).item() < 0.5 else F.dropout(x)), 0
+
+
+@pytest.mark.filterwarnings("ignore:.*each way it goes")
+@pytest.mark.parametrize("f", [_until_it_is_large, _first_that_fits, _by_a_coin])
+def test_what_is_drawn_may_decide(f: Callable[..., Any]) -> None:
+    """Values, steps and where the generator is afterwards are the function's, whatever it draws."""
+    script = kiln.jit.script(f)
+    for seed in range(12):
+        found = []
+        for call in (f, script):
+            kiln.manual_seed(seed)
+            y, n = call(kiln.ones(2) * (seed % 3 - 1))
+            found.append((y.tolist(), n, kiln.rand(1).item()))
+        assert found[0] == found[1]
