@@ -256,6 +256,11 @@ class Traced:
 
     nelement = numel
 
+    def is_inference(self) -> bool:
+        """Whether it was made in inference mode."""
+        self.recorder.asked(self.whole, "is_inference", sys._getframe(1))
+        return bool(self.whole.is_inference())
+
     def storage_offset(self) -> Any:
         """Where it begins in its storage."""
         self.recorder.asked(self.whole, "storage_offset", sys._getframe(1))
@@ -371,7 +376,7 @@ def _attach() -> None:
         setattr(Traced, name, _reading(name))
     own = set(vars(Traced))
     tensor: Any = _core.Tensor
-    for name in "dtype device layout itemsize is_cpu is_cuda".split():
+    for name in ("dtype", "device", "layout", "itemsize", *samples.KINDS):
         setattr(Traced, name, samples._of_whole(name))
     for name in "grad_fn is_leaf _version grad output_nr retains_grad _base".split():
         setattr(Traced, name, _asked(name))
