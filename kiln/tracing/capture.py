@@ -300,6 +300,8 @@ def _finish(
         found.state.append(State(qualified, kind, tensor))
         value = recorder.written(made) if id(made) in state_of else None
         value = recorder.value(rebound[id(made)]) if id(made) in rebound else value
+        if id(made) in rebound or id(made) in recorder.assigned:
+            found.assigned.add(k)
         if value is not None:
             found.mutated.append(("state", k))
             changed.append(value)

@@ -76,6 +76,7 @@ class Captured:
         self.unsaved: set[str] = set()  # buffers that are no part of a state_dict
         self.out_tree: Tree
         self.outputs: list[str] = []
+        self.assigned: set[int] = set()  # of the state what is another tensor afterwards, not a written one
         self.mutated: list[tuple[str, int]] = []  # ("input" or "state", which), of the outputs after those
         self.random: list[tuple[str, Any]] = []
         self.casts = False  # whether autocast was on, whose casts are steps

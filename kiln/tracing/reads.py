@@ -33,6 +33,7 @@ class Reads(Tracer):
         self.known = Sizes()
         self.read_values: list[Read] = []
         self.expected: list[tuple[int, type[Exception], str]] = []  # what ops ask of values
+        self.assigned: set[int] = set()  # ids of buffers that a script gives another content by assignment
         self.running: Any = None  # the run of a script that is followed, which knows what is around
         self._stand_ins: dict[int, tuple[Any, bool]] = {}  # storage of a stand-in -> it, may be written
         self._examples: dict[int, Any] = {}  # id of a stand-in -> what it stands for
