@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from typing import Any, NamedTuple
 
 import pytest
@@ -157,3 +158,19 @@ def test_a_buffer_that_is_assigned_stays_for_derivatives_what_it_was(way: Any) -
             y.backward()
             found.append((y.item(), m.linear.weight.grad.tolist(), m.memory.tolist()))
         assert found[0] == found[1]
+
+
+def test_a_file_says_which_buffers_are_assigned() -> None:
+    eager, file = _Remembering(), io.BytesIO()
+    kiln.export.save(kiln.export.export(_Remembering(), (kiln.ones(4),)), file)
+    for _ in range(2):  # read, and known from then
+        file.seek(0)
+        program = kiln.export.load(file).module()
+        eager.memory = program.memory.clone()
+        for _ in range(3):
+            x, found = kiln.rand(4), []
+            for call in (eager, program):
+                y = call(x)
+                (gradient,) = kiln.autograd.grad(y, [dict(call.named_parameters())["linear.weight"]])
+                found.append((y.item(), gradient.tolist()))
+            assert found[0] == found[1]
