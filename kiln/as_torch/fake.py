@@ -8,7 +8,7 @@ from kiln import Tensor
 from kiln.absent import hint_missing as _hint_missing
 from kiln.absent import refuse as _refuse
 
-__all__ = ["FakeTensor", "FakeTensorMode", "get_proxy_mode", "is_fake"]
+__all__ = ["FakeTensor", "FakeTensorMode", "is_fake"]
 
 
 class FakeTensor(Tensor):
@@ -25,10 +25,6 @@ class FakeTensorMode:
 def is_fake(x: object) -> bool:
     """False: every tensor has values."""
     return False
-
-
-def get_proxy_mode() -> None:
-    """None: nothing is traced."""
 
 
 _hint_missing(__name__, "_subclasses")

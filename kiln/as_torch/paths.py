@@ -27,7 +27,6 @@ PATHS = {
     "fft": "kiln.as_torch.fft",
     "functional": "kiln",
     "fx.experimental": "kiln.as_torch.fake",
-    "fx.experimental.proxy_tensor": "kiln.as_torch.fake",
     "jit.annotations": "kiln.as_torch.annotations",
     "onnx.operators": "kiln.as_torch.symbols",
     "onnx.symbolic_helper": "kiln.as_torch.symbols",

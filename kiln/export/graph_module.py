@@ -65,7 +65,8 @@ class Steps:
         if isinstance(step.op, str):
             made = self._memory(step, given)
         else:
-            made = self.graph.call_function(step.op.handle, tuple(bound_of(step.op, step.structure, given)))
+            function = step.op.caller if step.op.kind == "called" else step.op.handle
+            made = self.graph.call_function(function, tuple(bound_of(step.op, step.structure, given)))
         outs = (
             [made]
             if len(step.outs) == 1

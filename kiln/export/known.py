@@ -95,7 +95,7 @@ def _from_known(
 
 def _told(found: Captured) -> bytes | None:
     """What is kept of a program; None where it cannot be said in a text."""
-    if found.op is not None and found.op.identity is None:
+    if found.op is not None and (found.op.identity is None or found.by_steps):
         return None
     graph = found.graph
     outputs, _ = asked_last(found)

@@ -64,6 +64,7 @@ def signature(captured: Captured, trains: list[bool]) -> dict[str, Any]:
         **_modules_out(captured),
         "ordered": captured.ordered,
         "casts": captured.casts,
+        **({"assigned": sorted(captured.assigned)} if captured.assigned else {}),
         "guards": [[dim_text(g.left), g.sign, dim_text(g.right), g.answer, g.line] for g in captured.guards],
     }
 
@@ -317,6 +318,9 @@ def from_signature(graph: Looks, source: str, tensors: dict[str, Any]) -> tuple[
     flags = [entries.held.get(key, False) for key in ("ordered", "casts")]  # (not in files of before)
     _need(all(isinstance(x, bool) for x in flags), "ordered and casts must be true or false")
     found.ordered, found.casts = flags
+    if "assigned" in entries.held:
+        found.assigned = set(entries.rows("assigned", int))
+        _need(all(0 <= k < len(state) for k in found.assigned), "no such tensor is assigned")
     found.hierarchy = _read_modules(entries, sum(v.ndim for v in values))
     _need(len(numbers) == len(found.random), f"{len(numbers)} numbers, {len(found.random)} that are drawn")
     _need(all(kind in ("seed", "position") for kind, _ in found.random), "a number that is not drawn")

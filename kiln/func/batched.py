@@ -39,6 +39,11 @@ _NO_BRANCH = (
     "vmap: It looks like you're attempting to use a Tensor in some data-dependent control flow. We don't "
     "support that: the samples of a batch may not agree on the branch. Use where(condition, a, b)."
 )
+# what programs ask of a tensor's kind
+KINDS = (
+    "is_cpu is_cuda is_ipu is_maia is_meta is_mkldnn is_mps is_mtia is_nested is_quantized is_sparse "
+    "is_sparse_csr is_vulkan is_xla is_xpu"
+).split()
 _NO_MEMORY = "Cannot access data pointer of Tensor that doesn't have storage: {} of a sample inside vmap"
 
 
@@ -207,7 +212,7 @@ def _attach() -> None:
     """Methods and operators as tensors have them."""
     own = set(vars(Batched))
     tensor: Any = _core.Tensor
-    for name in "dtype grad_fn is_leaf _version device layout itemsize is_cpu is_cuda".split():
+    for name in ("dtype", "grad_fn", "is_leaf", "_version", "device", "layout", "itemsize", *KINDS):
         setattr(Batched, name, _of_whole(name))
     for name in ("T", "mT", "H", "mH", "real", "where", "type_as", "cpu", "__format__"):
         setattr(Batched, name, vars(tensor)[name])

@@ -18,6 +18,7 @@ from kiln import _core
 from kiln.capture.called import CALLED, called
 from kiln.capture.pure.guards import Place, entries_of
 from kiln.func.subgraph import (
+    DrawsError,
     Root,
     Tensor,
     Traced,
@@ -34,6 +35,7 @@ from kiln.graph import control
 from kiln.graph.graph import Graph, Value, building
 from kiln.graph.size import Dim, substitute
 from kiln.graph.text import text
+from kiln.table.arguments import recorder_here
 from kiln.table.callables import hide_frames
 from kiln.table.record import CONTROL, find
 
@@ -48,7 +50,8 @@ def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], o
 
     `pred`: a tensor of one element, or a bool, which chooses at once. Both functions take the operands (a
     tuple of tensors, or of lists, tuples and dicts of them) and give results of the same structure, shapes
-    and dtypes. Gradients go through the branch that ran; what only the other one reads gets zeros.
+    and dtypes. Gradients go through the branch that ran; what only the other one reads gets zeros. Where one
+    draws random numbers, `pred` is read, and the branch runs as it is, which no trace can.
     RuntimeError for anything else, which names the result that differs.
 
     >>> import kiln
@@ -94,7 +97,20 @@ def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], o
         inputs = [flag, *given[1:], *captured]
         return _add(graph, "cond", inputs, attrs), yes.build
 
-    return _run(("cond", outline(operands)), (true_fn, false_fn), [pred, *leaves], emit)
+    try:
+        return _run(("cond", outline(operands)), (true_fn, false_fn), [pred, *leaves], emit)
+    except DrawsError:
+        if not _is_read([pred, *leaves]):
+            raise
+    return (true_fn if bool(pred) else false_fn)(*build(leaves))
+
+
+def _is_read(given: list[Any]) -> bool:
+    """Whether values of tensors can be read here: in no graph, nor in a trace that refuses that."""
+    recorder = recorder_here(*given)
+    if innermost() is not None or (recorder is not None and recorder.on_data != "check"):
+        return False
+    return all(issubclass(type(x), Tensor) for x in given)
 
 
 def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried_inputs: Any) -> Any:

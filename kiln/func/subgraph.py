@@ -179,6 +179,10 @@ class Traced:
         self.graph, self.inputs, self.results, self.build, self.where = graph, inputs, results, build, where
 
 
+class DrawsError(RuntimeError):
+    """What a function does that no graph does."""
+
+
 def trace(around: Graph, function: Callable[..., Any], given: Iterable[Any], build: Any, name: str) -> Traced:
     """A function as a graph inside `around`: given (dtype, shape) of each array, which `build` makes its
     arguments of.
@@ -195,7 +199,8 @@ def trace(around: Graph, function: Callable[..., Any], given: Iterable[Any], bui
     finally:
         _building.graphs.pop()
     if _core.random_state() != drawn:
-        raise RuntimeError(f"{name}: {where_of(function)} draws random numbers: draw them before")
+        _core.set_random_state(*drawn)
+        raise DrawsError(f"{name}: {where_of(function)} draws random numbers: draw them before")
     around.slots = max(around.slots, graph.slots)
     for k, r in enumerate(results):
         if not isinstance(r, (Value, bool, int, float)):

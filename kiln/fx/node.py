@@ -240,15 +240,15 @@ class Node:
     def is_impure(self, impure_random: bool = True) -> bool:
         """Whether it is to stay though nothing uses its result: arguments and the output, functions that
         write into what they are given, draw random numbers or were named by `has_side_effect`, and layers
-        that work in place.
+        that work in place, draw or change their state.
         """
         if self.op in ("placeholder", "output"):
             return True
-        if self.op == "call_function":
-            name = getattr(self.target, "__name__", "")
+        if self.op in ("call_function", "call_method"):
+            name = getattr(self.target, "__name__", self.target)
             if name == "_assert" or (impure_random and name in _RANDOM):
                 return True
-        return writes(self)
+        return writes(self) or (impure_random and self.op == "call_module" and _draws(self))
 
     def normalized_arguments(
         self,
@@ -312,6 +312,11 @@ _RANDOM = frozenset(
     "rand randn randint randperm rand_like randn_like randint_like bernoulli multinomial normal poisson "
     "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout rrelu".split()
 )
+# and layers that do, in training mode
+_DRAWING = frozenset(
+    "Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout RReLU FractionalMaxPool2d "
+    "FractionalMaxPool3d".split()
+)
 
 
 def writes(node: Node) -> bool:
@@ -326,12 +331,33 @@ def writes(node: Node) -> bool:
     if node.op == "call_method":
         return _is_in_place(str(node.target))
     if node.op == "call_module":
-        owner: Any = node.graph.owning_module
-        if owner is None:
-            raise AssertionError("self.graph.owning_module not set for purity check")
-        layers = owner.get_submodule(node.target).modules()
-        return any(getattr(m, "_is_impure", False) or getattr(m, "inplace", False) for m in layers)
+        works = any(getattr(m, "_is_impure", False) or getattr(m, "inplace", False) for m in _layers(node))
+        return works or has_state_that_changes(node)
     return False
+
+
+def has_state_that_changes(node: Node) -> bool:
+    """Whether a call of a module may write what the module holds: running statistics in training mode, rows
+    of a table made shorter.
+    """
+    return any(
+        (m.training and any(b is not None for b in m._buffers.values()))
+        or getattr(m, "max_norm", None) is not None
+        for m in _layers(node)
+    )
+
+
+def _draws(node: Node) -> bool:
+    """Whether a call of a module draws random numbers."""
+    return any(m.training and type(m).__name__ in _DRAWING for m in _layers(node))
+
+
+def _layers(node: Node) -> list[Any]:
+    """The module that a node calls, and those below it."""
+    owner: Any = node.graph.owning_module
+    if owner is None:
+        raise AssertionError("self.graph.owning_module not set for purity check")
+    return list(owner.get_submodule(node.target).modules())
 
 
 def _is_in_place(name: str) -> bool:

@@ -494,6 +494,14 @@ CALLS: dict[str, Callable[[_Caller, list[Array]], list[Array]]] = {
 
 Rule = Callable[[_Machine, Node, list[Array]], Array]
 
+
+def _library(machine: _Machine, node: Node, inputs: list[Array]) -> Array:
+    """What a library computes, which is its own definition (ops/linalg/called.py)."""
+    op: Any = node.op
+    found: Array = op.of_arrays(inputs, node.attrs)
+    return found
+
+
 ALONG: dict[str, Rule] = {
     "scatter": _scatter,
     "scan": _scan,
@@ -522,4 +530,5 @@ RULES: dict[str, Rule] = {
     "along": lambda machine, node, x: ALONG[node.op.algorithm](machine, node, x),
     "layer": _layer,
     "control": _control,
+    "called": _library,
 }

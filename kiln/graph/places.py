@@ -109,7 +109,7 @@ def conditions(graph: Graph, within: str = "") -> list[Condition]:
             found += _called(_Node(node, where, found), Attrs(*node.attrs))
         elif rule is not None:
             rule(_Node(node, where, found), node.inputs, node.attrs)
-        elif kind not in ("composite", "constant"):
+        elif kind not in ("composite", "constant", "called"):  # (what is called looks at arrays as they are)
             raise PlaceError(f"{where}: what it may read is not known")
     return found
 

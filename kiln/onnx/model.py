@@ -35,6 +35,7 @@ def model_of(
 
     ValueError for an op without a form, with the op and its line.
     """
+    found.expect_plan("to_onnx")
     if opset is None:
         opset = WITH_DRAWS if found.random else CURRENT
     writer = _Writer(found, opset)

@@ -14,6 +14,7 @@ from kiln.late import later
 from kiln.tracing.recorder import Recorder, TracingError
 
 _asked, _fails = later("kiln.scripting.sizes", "Asked"), later("kiln.scripting.failing", "fails")
+_fail_in = later("kiln.scripting.failing", "fail_in")
 
 
 class Leaving(BaseException):
@@ -133,6 +134,31 @@ class Context:
         """A program that is called here raises one of these: their number is `code`."""
         _fails(self, code, errors)
 
+    def expect(self, holds: Any, error: Exception) -> None:
+        """What an op asks of values: in a branch or loop, which may not run, it fails there, and a `try`
+        around it is to see it.
+        """
+        trying = self.trying or self.trying_outside
+        if trying and self.pinned:
+            if not bool(holds):
+                raise error
+        elif trying or self.logs:
+            _fail_in(self, ~holds, error)
+        else:
+            self.recorder.expect_at_end(holds, type(error), str(error))
+
+    def may_call(self, name: str) -> bool:
+        """Whether a function that a library computes, and that may raise, becomes a step of the program;
+        else it runs with the values of the call that is followed.
+        """
+        if self.trying or self.trying_outside:
+            if self.pinned:
+                return False
+            self.refuse(f"calls {name}, which may raise, inside a try statement")
+        if self.logs:
+            self.refuse(f"calls {name} in a branch or loop that depends on values, which no graph can")
+        return True
+
     def _was_there(self, thing: Any) -> bool:
         if self.given is None:
             self.given = reachable(self.roots)
@@ -186,9 +212,12 @@ def running() -> Context:
 def entered(context: Context) -> Iterator[Context]:
     """Makes a run the one that is under way."""
     _running.contexts.append(context)
+    recorder = context.recorder
+    before, recorder.running = recorder.running, context
     try:
         yield context
     finally:
+        recorder.running = before
         _running.contexts.pop()
         for held, key in reversed(context.patched):
             held.pop(key, None)

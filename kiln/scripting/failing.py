@@ -23,10 +23,14 @@ def _code(context: Context, error: BaseException) -> int:
 
 def fail_where(flag: Number, error: BaseException) -> None:
     """An exception, where a flag holds."""
-    context = running()
+    fail_in(running(), flag.tensor, error)
+
+
+def fail_in(context: Context, flag: Any, error: BaseException) -> None:
+    """The same in a run, by a tensor."""
     code = _code(context, error)
     before = number(context.failure).tensor
-    now = find("where").handle(flag.tensor & (before == 0), number(code).tensor, before)
+    now = find("where").handle(flag & (before == 0), number(code).tensor, before)
     context.failure = Number(int, now)
 
 

@@ -189,6 +189,7 @@ def set_attr(value: Any, held: Any, name: str) -> None:
             if dtype_of(buffer) != dtype_of(value) or tuple(buffer.shape) != tuple(value.shape):
                 context.refuse(f"gives the buffer {name} another shape or dtype")
             if value is not buffer:
+                context.recorder.assigned.add(id(own(buffer)))
                 buffer.copy_(value)
             return
         if name in held._parameters or name in held._modules:

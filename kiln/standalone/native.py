@@ -84,6 +84,7 @@ def to_native(
     program: Any, folder: Any, name: Any, target: str | None, weights: str | None, verify: bool
 ) -> str:
     """What `ExportedProgram.to_native` does."""
+    program._captured.expect_plan("to_native")
     made = library_of(program._captured, name, target, weights)
     if verify and not host_target().includes(made.driver.target):
         raise ValueError(f"to_native: verify runs the library, and this machine runs no {target}")

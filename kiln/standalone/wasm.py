@@ -59,6 +59,7 @@ def wasm_of(found: Captured, name: str, relaxed: bool = False) -> Library:
 
 def to_wasm(program: Any, folder: Any, name: Any, verify: bool, relaxed: bool) -> str:
     """What `ExportedProgram.to_wasm` does."""
+    program._captured.expect_plan("to_wasm")
     made = wasm_of(program._captured, name, relaxed)
     path = write(made, folder)[0]
     if verify:

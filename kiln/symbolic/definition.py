@@ -91,6 +91,11 @@ class Definition(Recorder):
         self.names[k], self.declared[k] = name, tuple(given)
         return Traced(made, self)
 
+    def call_outside(self, op: Any, given: tuple[Any, ...], settings: tuple[Any, ...]) -> list[Any]:
+        """A graph that is defined has a plan."""
+        self.refuse(f"calls {op.name}, which NumPy and SciPy compute: no graph can")
+        raise AssertionError
+
     def _size(self, given: Any) -> Expression:
         """The size of one dim: a number, or what stands for one that varies."""
         if not isinstance(given, Dim):

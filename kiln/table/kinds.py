@@ -10,6 +10,7 @@ A kind is a form of work that the passes know how to run. Each has its rule here
     along                                             a kernel of its own: an algorithm along one dim
     layer                                             a kernel of its own: the op's body says what it computes
     control                                           a call of whole graphs (graph/control.py)
+    called                                            no part of a plan: a function that a library computes
 
 Along and layer hold several, and `op.algorithm` names which: a new algorithm along a dim, or a new layer, is
 no new kind, as the passes treat it like the others but for its own lowering.
@@ -319,6 +320,7 @@ INFER: dict[str, Rule] = {
     "concat": _concat,
     "along": lambda op, *given: ALONG[op.algorithm](op, *given),
     "layer": lambda op, *given: op.shapes(op, *given),
+    "called": lambda op, *given: op.shapes(op, *given),
     "control": later("kiln.graph.control", "infer"),
 }
 

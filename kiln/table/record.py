@@ -239,7 +239,8 @@ class Op:
             return kinds.INFER[self.kind](self, graph, inputs, attrs)
         assert self.body is not None
         known, count = self.known(inputs, attrs), len(graph.nodes)
-        result = self.body(*(known[param.name] for param in self.params))
+        with g.building(graph):  # (a body may have no arrays)
+            result = self.body(*(known[param.name] for param in self.params))
         del graph.nodes[count:]
         return result.dtype, result.shape
 
@@ -484,10 +485,11 @@ def composite(native: str = "", **settings: Any) -> Callable[[Callable[..., Any]
 
 def table() -> list[Op]:
     """Every op of the table, in the order of its definition; all families are imported for it. Without those
-    that call graphs: `CONTROL`, capture/called.py, and `ONCE`.
+    that call graphs (`CONTROL`, capture/called.py, and `ONCE`) and of programs alone (ops/linalg/called.py).
     """
     registry.everything()
-    return [op for op in registry.OPS.values() if op.kind != "control" and op.name not in ("called", "once")]
+    apart = ("called", "once")
+    return [x for x in registry.OPS.values() if x.kind not in ("control", "called") and x.name not in apart]
 
 
 def find(name: str) -> Op:

@@ -10,6 +10,8 @@ from kiln.func.batched import Batched, expect_randomness
 from kiln.func.levels import levels
 from kiln.ops.creation import constants
 from kiln.tracing.captured import Captured
+from kiln.tracing.graphs import bound_of
+from kiln.tracing.ops import called
 
 
 def results_of_batch(found: Captured, operands: list[Any], tensors: list[Any]) -> tuple[Any, ...]:
@@ -25,8 +27,23 @@ def results_of_batch(found: Captured, operands: list[Any], tensors: list[Any]) -
         for check in found.checks:
             check.before(given)
     numbers = found.draw(operands)
+    if found.by_steps:
+        return _checked(found, operands, found.replay(tensors, numbers, call=_of_samples))
     made = found.op.handle(tensors, *([tuple(numbers)] if numbers else []))
-    results = tuple(made) if isinstance(made, (tuple, list)) else (made,)
+    return _checked(found, operands, tuple(made) if isinstance(made, (tuple, list)) else (made,))
+
+
+def _of_samples(step: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """One step on samples of a batch."""
+    if isinstance(step.op, str) or step.op.kind == "called":
+        done: tuple[Any, ...] = called(step, given)
+        return done
+    made = step.op.handle(*bound_of(step.op, step.structure, list(given)))
+    return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+
+
+def _checked(found: Captured, operands: list[Any], results: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Results, of which each sample is as the program asks."""
     for given in samples([*operands, *results]) if found.checks else ():
         for check in found.checks:
             check.after(given[: len(operands)], tuple(given[len(operands) :]))

@@ -300,6 +300,8 @@ def _finish(
         found.state.append(State(qualified, kind, tensor))
         value = recorder.written(made) if id(made) in state_of else None
         value = recorder.value(rebound[id(made)]) if id(made) in rebound else value
+        if id(made) in rebound or id(made) in recorder.assigned:
+            found.assigned.add(k)
         if value is not None:
             found.mutated.append(("state", k))
             changed.append(value)
@@ -323,7 +325,7 @@ def _finish(
     set_histories(found)
     asks = [recorder.asks(y, history) for y, history in zip(outputs, found.history)]
     found.asks = {k: own for k, own in enumerate(asks) if own is not None and k not in found.same}
-    found.step_lines = recorder.lines_of([*values, *changed, *extra])
+    found.step_lines = _lines_of(recorder, [*values, *changed, *extra])
     again = len(found.steps.again)
     found.shapes = {**dict(recorder.numbered(again)), **recorder.numbered_shapes(again)}
     found.guards = list(recorder.known.guards.values())
@@ -396,6 +398,16 @@ def add_checks(found: Captured, recorder: Recorder, first: int) -> list[int]:
             if needed:
                 found.checks.append(Check(step.op.handle, step.structure, tuple(parts), late))
     return extra
+
+
+def _lines_of(recorder: Recorder, results: Sequence[int]) -> list[str]:
+    """The lines of the steps that these values need."""
+    wanted, lines = set(results), []
+    for step, line in zip(reversed(recorder.steps), reversed(recorder.lines)):
+        if wanted.intersection(step.outs):
+            lines.append(line)
+            wanted.update(k for kind, k in step.args if kind == "value")
+    return lines[::-1]
 
 
 def _in_range(maker: Step, step: Step, sizes_of: Callable[[int], Shape]) -> bool:

@@ -76,6 +76,7 @@ class Captured:
         self.unsaved: set[str] = set()  # buffers that are no part of a state_dict
         self.out_tree: Tree
         self.outputs: list[str] = []
+        self.assigned: set[int] = set()  # of the state what is another tensor afterwards, not a written one
         self.mutated: list[tuple[str, int]] = []  # ("input" or "state", which), of the outputs after those
         self.random: list[tuple[str, Any]] = []
         self.casts = False  # whether autocast was on, whose casts are steps
@@ -92,6 +93,7 @@ class Captured:
         self.guards: list[Guard] = []  # answers about sizes that the function asked for
         self.firsts: list[int] = []  # of each input and state: the slot of its first size
         self.op: Any = None  # what runs it: an Op with the structure it is called at
+        self.by_steps = False  # functions that libraries compute are among the steps, which run one by one
         self.again: tuple[int, ...] = ()  # operands that the op is given once more, see Steps
         self.whole: Callable[[], Captured] | None = (
             None  # of one that was loaded: it with its steps and graph
@@ -202,7 +204,18 @@ class Captured:
             same += [(symbol(first + d), n) for d, n in enumerate(own.shape) if isinstance(n, Size)]
         same = [(a, b) for a, b in same if a is not b]
         firsts = [*self.firsts, *(self.firsts[k] for k in self.again)]
+        self.by_steps = any(getattr(step.op, "kind", "") == "called" for step in self.steps.steps)
         self.op = _program_op(self.name, self.graph, self.steps, firsts, same)
+
+    def expect_plan(self, what: str) -> None:
+        """NotImplementedError, from `what` is to be made of it, where a library computes a part of it."""
+        if not self.by_steps:
+            return
+        names = dict.fromkeys(s.op.name for s in self.steps.steps if getattr(s.op, "kind", "") == "called")
+        raise NotImplementedError(
+            f"{what}: {self.name} calls {', '.join(names)}, which NumPy and SciPy compute: kiln.export.save "
+            "writes a program that kiln runs"
+        )
 
     def draw(self, tensors: list[Any]) -> list[int]:
         """The numbers of a call: what `random` says, of the generator's next position."""

@@ -23,6 +23,7 @@ from kiln.table.kinds import FLOATS
 from kiln.table.record import Op
 
 _MOST = 8  # of exponents, so that no power is beyond float64
+AT_ONCE = ("float32", "float64")  # dtypes that a float is rounded to at once
 _SMALL = 2**53  # whole numbers below are float64 numbers
 
 

@@ -14,6 +14,7 @@ from kiln.capture.function import NUMBER
 from kiln.capture.pure.function import described, function_for, inline
 from kiln.capture.pure.steps import CAST, DETACH, STRIDED, WRITE, Step, Steps
 from kiln.graph.graph import Graph, Node, Shape, Value, building, is_weak
+from kiln.table import registry
 from kiln.table.kinds import FLOATS
 from kiln.table.record import Op, constant, find
 
@@ -67,7 +68,7 @@ def add_step(graph: Graph, step: Step, values: dict[int, Value], shapes: dict[in
     if isinstance(step.op, str):
         values[step.outs[0]] = _memory(graph, step, given)
         return
-    if step.op is CALLED or is_ambiguous(step.op, step.structure):
+    if step.op is CALLED or is_ambiguous(step.op, step.structure) or _is_nameless(step.op):
         function = function_for(step.op, step.structure)
         called = step.op is CALLED  # a graph, whose nodes are this one's too
         source = parsed(step.structure[1]) if called else function.graph(tuple(map(described, given)))
@@ -143,6 +144,11 @@ def is_ambiguous(op: Op, structure: tuple[Any, ...]) -> bool:
         if param.kind in "TVNLO"
     ]
     return True in arrays and not all(arrays[arrays.index(True) :])
+
+
+def _is_nameless(op: Op) -> bool:
+    """Whether an op is none of the table's, as those for a batch of samples, which no text can name."""
+    return op.kind == "composite" and registry.OPS.get(op.name) is not op
 
 
 def arguments_of(op: Op, structure: tuple[Any, ...], given: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:

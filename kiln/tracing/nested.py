@@ -49,7 +49,7 @@ def _whole(x: Any) -> Any:
 
 def _call(recorder: Any, step: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
     """One step; the recorder is told the sizes as the program has them."""
-    if isinstance(step.op, str):
+    if isinstance(step.op, str) or step.op.kind == "called":
         seen = tuple([recorder.wrapped(x) if isinstance(x, _core.Tensor) else x for x in given])
         return tuple(map(_whole, _called(step._replace(structure=_seen(recorder, step.structure)), seen)))
     recorder.pending = step.op, list(given)

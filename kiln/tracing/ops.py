@@ -111,6 +111,9 @@ def program_op(
 def called(step: Step, given: tuple[Any, ...]) -> tuple[Any, ...]:
     """One step on tensors and numbers."""
     if not isinstance(step.op, str):
+        if step.op.kind == "called":
+            made: tuple[Any, ...] = step.op.run(step.structure, given)
+            return made
         return _core.call_op(step.op.handle, step.structure, given)
     x = given[0]
     if step.op == DETACH:

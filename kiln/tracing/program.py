@@ -90,8 +90,11 @@ class Program:
     def _slow(self, due: bool | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         state = self.state()
         leaves = self.leaves(args, kwargs)
-        operands = [*leaves, *state]
         found = self.captured.in_modes()
+        operands = [*leaves, *state]
+        if found.assigned and _core.grad_enabled():  # what was there before stays, for derivatives
+            for k in found.assigned:
+                operands[len(leaves) + k] = state[k].clone()
         if any(type(x) is Value for x in leaves):
             return _inlined(found, operands)
         if found is self.captured:
@@ -101,9 +104,10 @@ class Program:
                 results = self._results(found, operands)
         if due is False and found is self.captured and self._is_told(operands, results):
             self._tell(args, kwargs, operands, results)
-        first, count = len(found.outputs), len(leaves)
-        for (kind, which), y, history in zip(found.mutated, results[first:], found.written):
-            _write(operands[which if kind == "input" else count + which], y, _flows(y, operands, history))
+        written = zip(found.mutated, results[len(found.outputs) :], found.written)
+        for (kind, which), y, history in written:
+            target = leaves[which] if kind == "input" else state[which]
+            _write(target, y, _flows(y, operands, history))
         return self._given(found, operands, results)
 
     def _results(self, found: Captured, operands: list[Any]) -> tuple[Any, ...]:
@@ -124,7 +128,10 @@ class Program:
         numbers = found.draw(operands)
         for check in found.checks:
             check.before(operands)
-        if _core.modes()[2] is None or found.casts:
+        plain = _core.modes()[2] is None or found.casts
+        if plain and found.by_steps:
+            results = found.replay(tensors, numbers)
+        elif plain:
             results = _core.call_op(found.op.handle, found.op.structure, (*tensors, *numbers))
         else:  # each op as autocast has it, which was off when the program was made
             results = found.replay(tensors, numbers, call=_in_mode)
@@ -325,6 +332,8 @@ def _is_plain(found: Captured) -> bool:
     counts = [found.drawn, *(n for _, n in found.random)]
     return (
         found.op is not None
+        and not found.by_steps
+        and not found.assigned
         and not _has_objects(found.in_tree)
         and len(checks) == len(found.checks)
         and all(kind == "state" for kind, _ in found.mutated)

@@ -33,6 +33,8 @@ class Reads(Tracer):
         self.known = Sizes()
         self.read_values: list[Read] = []
         self.expected: list[tuple[int, type[Exception], str]] = []  # what ops ask of values
+        self.assigned: set[int] = set()  # ids of buffers that a script gives another content by assignment
+        self.running: Any = None  # the run of a script that is followed, which knows what is around
         self._stand_ins: dict[int, tuple[Any, bool]] = {}  # storage of a stand-in -> it, may be written
         self._examples: dict[int, Any] = {}  # id of a stand-in -> what it stands for
         self._computed: dict[int, Any] = {}  # values of the example, where one was read
@@ -118,6 +120,13 @@ class Reads(Tracer):
 
     def expect(self, holds: Any, kind: type[Exception], text: str) -> None:
         """What an op asks of values: a program raises where it does not hold."""
+        if self.running is not None:
+            self.running.expect(holds, kind(text))
+        else:
+            self.expect_at_end(holds, kind, text)
+
+    def expect_at_end(self, holds: Any, kind: type[Exception], text: str) -> None:
+        """The same of what every call computes: it is looked at when all is done."""
         holds = getattr(holds, "whole", holds)
         self.expected.append((self.value(holds), kind, text))
 

@@ -469,6 +469,18 @@ class Recorder(Questions):
         seen: list[Any] = self.wrapped(made)
         return seen
 
+    def call_outside(self, op: Any, given: tuple[Any, ...], settings: tuple[Any, ...]) -> list[Any] | None:
+        """The results of a function that a library computes, as a step of a program, which has no plan then;
+        None where it is to run with values, each of which is read.
+        """
+        if self._before_backward is not None:
+            self.refuse(f"calls {op.name} in the backward of an autograd.Function, which no graph can")
+        if self.running is not None and not self.running.may_call(op.name):
+            return None
+        own = [getattr(x, "whole", x) for x in given]
+        looks = op.looks(*((x.dtype.name, self.shape_of(x)) for x in own), *settings)
+        return self.results_of(op, (*("t" for _ in given), *settings), own, looks, [])
+
     def may_be(self, made: Any, other: Any) -> None:
         """A result of a branch may be another tensor's memory: a write to one shows in the other."""
         a, b = _core.place(made)[0], _core.place(other)[0]
@@ -570,15 +582,6 @@ class Recorder(Questions):
     def operand_of(self, tensor: Any) -> int | None:
         """The operand that a tensor is."""
         return next((k for k, x in enumerate(self.operands) if x is tensor), None)
-
-    def lines_of(self, results: Sequence[int]) -> list[str]:
-        """The lines of the steps that these values need."""
-        wanted, lines = set(results), []
-        for step, line in zip(reversed(self.steps), reversed(self.lines)):
-            if wanted.intersection(step.outs):
-                lines.append(line)
-                wanted.update(k for kind, k in step.args if kind == "value")
-        return lines[::-1]
 
     def steps_of(self, results: Sequence[int]) -> Any:
         """The steps that these values need."""

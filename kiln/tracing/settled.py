@@ -36,7 +36,7 @@ def settled(
     places: dict[str, tuple[int, int, Any]] = {}  # of open sizes: the tensor's id, which dim, the hint
     for x, name, spec in zip(leaves, names, specs):
         said = own.setdefault(id(x), {})
-        for d, n in spec.items():
+        for d, n in spec.items() if not said else ():  # (one tensor may be several arguments)
             is_open = isinstance(d, int) and -x.ndim <= d < x.ndim and hinted(n, int(x.shape[d]))
             said[d] = dim = open_dim(name, d % x.ndim) if is_open else n
             if is_open:

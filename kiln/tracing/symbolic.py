@@ -24,7 +24,7 @@ from kiln.ops.indexing import concatenation, getitem
 from kiln.scalars.scalar import Scalar
 from kiln.table import registry
 from kiln.table.record import INTERPRETERS, Op
-from kiln.tracing.floats import TracedFloat, beside_numpy, float_of, operands
+from kiln.tracing.floats import AT_ONCE, TracedFloat, beside_numpy, float_of, operands
 from kiln.tracing.recorder import Recorder
 
 
@@ -256,6 +256,11 @@ class Traced:
 
     nelement = numel
 
+    def is_inference(self) -> bool:
+        """Whether it was made in inference mode."""
+        self.recorder.asked(self.whole, "is_inference", sys._getframe(1))
+        return bool(self.whole.is_inference())
+
     def storage_offset(self) -> Any:
         """Where it begins in its storage."""
         self.recorder.asked(self.whole, "storage_offset", sys._getframe(1))
@@ -371,7 +376,7 @@ def _attach() -> None:
         setattr(Traced, name, _reading(name))
     own = set(vars(Traced))
     tensor: Any = _core.Tensor
-    for name in "dtype device layout itemsize is_cpu is_cuda".split():
+    for name in ("dtype", "device", "layout", "itemsize", *samples.KINDS):
         setattr(Traced, name, samples._of_whole(name))
     for name in "grad_fn is_leaf _version grad output_nr retains_grad _base".split():
         setattr(Traced, name, _asked(name))
@@ -435,7 +440,13 @@ def interpret(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented  # (a function that control flow runs meets it: kiln/func/subgraph.py)
     given = {name: value for name, value in kwargs.items() if name != "out"}
     out = kwargs.get("out")
-    bound = operands(op, op.bind(args, given))
+    bound = op.bind(args, given)
+    if bound and type(bound[0]) is TracedFloat:  # as what a new or an old tensor is filled with
+        if op.name == "full" and bound[2] in AT_ONCE:
+            return bound[0].as_tensor(bound[2]).expand(bound[1]).clone()
+        if op.name == "clone" and out is not None and out.dtype.name in AT_ONCE:
+            return out.copy_(bound[0].as_tensor(out.dtype.name))
+    bound = operands(op, bound)
     symbols: list[Any] = []
     concrete: list[Any] = []
 

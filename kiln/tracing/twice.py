@@ -10,7 +10,7 @@ from kiln import _core
 from kiln.nn import Module
 from kiln.tracing.answers import OTHER, Condition, attribute, is_plain
 from kiln.tracing.capture import capture
-from kiln.tracing.captured import Captured
+from kiln.tracing.captured import Captured, Kept
 from kiln.tracing.compare import compare
 from kiln.tracing.recorder import TracingError
 from kiln.tracing.variation import ALL_BUT_SAME, AROUND, COPIES, KINDS, NONE, ORDER, SAME, TYPES, Variation
@@ -35,7 +35,8 @@ def captured_twice(
         written = frozenset(k for kind, k in found.mutated if kind == "input")
         held = [object() for _ in range(1000)]  # so that new objects lie elsewhere
         seed, position = _core.random_state()
-        _core.set_random_state(seed ^ 1, position + 1)  # (nor may it depend on where the generator is)
+        if not _reads_what_it_draws(found):
+            _core.set_random_state(seed ^ 1, position + 1)  # (nor may it depend on where the generator is)
         try:
             _compare_varied(
                 found,
@@ -46,6 +47,11 @@ def captured_twice(
             _core.set_random_state(seed, position)
         del held
     return found
+
+
+def _reads_what_it_draws(found: Captured) -> bool:
+    """Whether values that may be made of random numbers decide what the program is, and are checked."""
+    return bool(found.random) and any(isinstance(c, Kept) and c.kind == "result" for c in found.checks)
 
 
 def _compare_varied(found: Captured, again: Callable[[Variation], Captured], types: bool) -> None:

@@ -512,3 +512,35 @@ def test_random_programs(seed: int) -> None:
     if any(y.requires_grad for y in own):
         for x, y in zip(*(kiln.autograd.grad(s, (a, b), allow_unused=True) for s in loss)):
             assert y is None or kiln.allclose(x, y, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "way", [lambda f: f, kiln.jit.script, kiln.compile], ids=["eager", "script", "compile"]
+)
+def test_a_branch_may_draw_where_values_can_be_read(way: Any) -> None:
+    """The generator is where the branch that ran left it; gradients go through that."""
+
+    def f(x: Any) -> Any:
+        return cond(
+            x.sum() > 0, lambda x: kiln.nn.functional.dropout(x) * kiln.rand(3), lambda x: x * 2, (x,)
+        )
+
+    def plain(x: Any) -> Any:
+        return kiln.nn.functional.dropout(x) * kiln.rand(3) if x.sum() > 0 else x * 2
+
+    call = way(f)
+    for seed in range(6):
+        found = []
+        for g in (call, plain):
+            x = kiln.full((3,), 1.0 if seed % 2 else -1.0, requires_grad=True)
+            kiln.manual_seed(seed)
+            y = g(x)
+            y.sum().backward()
+            found.append((y.tolist(), x.grad.tolist(), kiln.rand(1).item()))
+        assert found[0] == found[1]
+    kiln.manual_seed(0)
+    with pytest.raises(RuntimeError, match="draws random numbers"):
+        kiln.jit.trace(f, kiln.ones(3))
+    after = kiln.rand(1)
+    kiln.manual_seed(0)
+    assert kiln.equal(after, kiln.rand(1))

@@ -7,12 +7,14 @@ import io
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import kiln
+import kiln.nn.functional as F
 from kiln import nn
 from kiln.testing.script_programs import check
 
@@ -413,3 +415,91 @@ def test_exchanged_parameters_and_objects() -> None:
     assert contiguous(kiln.ones(2, 2)).tolist() == [[2.0, 2.0], [2.0, 2.0]]
     with pytest.raises(RuntimeError, match="lies in memory"):
         contiguous(kiln.ones(2, 3).T)
+
+
+def _one_hot_in_branch(x: Any, i: Any) -> Any:
+    y = i[:, None].expand(2, 3) * 1
+    if x.sum() > 0:
+        y = F.one_hot(i, 3)
+    return y
+
+
+def _one_hot_in_loop(x: Any, i: Any) -> Any:
+    y, k = i[:, None].expand(2, 3) * 1, 0
+    while k < 3 and x.sum() > k:
+        y = y + F.one_hot(i, 3)
+        k += 1
+    return y
+
+
+def _one_hot_before_an_error(x: Any, i: Any) -> Any:
+    if x.sum() > 0:
+        F.one_hot(i, 3)
+        raise ValueError("too much")
+    return x
+
+
+def _one_hot_in_try(x: Any, i: Any) -> Any:
+    try:
+        if x.sum() > 0:
+            return F.one_hot(i, 3)
+    except RuntimeError:
+        return i
+    return x
+
+
+@pytest.mark.parametrize(
+    "f", [_one_hot_in_branch, _one_hot_in_loop, _one_hot_before_an_error, _one_hot_in_try]
+)
+def test_what_ops_ask_of_values_is_asked_where_they_run(f: Callable[..., Any]) -> None:
+    """A position out of range raises in the branch or step that has it, and only there."""
+    scripts = [kiln.jit.script(f)]
+    if f is not _one_hot_in_try:  # of which one program cannot hold all ways
+        scripts.append(kiln.export.export(kiln.jit.script(f), (kiln.ones(2), kiln.tensor([0, 1]))).module())
+    for x in (kiln.ones(2), -kiln.ones(2)):
+        for i in (kiln.tensor([0, 1]), kiln.tensor([5, 1])):
+            for script in scripts:
+                assert _outcome(script, x, i) == _outcome(f, x, i)
+
+
+def _outcome(call: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return call(*args).tolist()
+    except (RuntimeError, ValueError) as error:
+        return type(error).__name__, str(error).removeprefix("ExportedProgram: ")
+
+
+def _until_it_is_large(x: Any) -> Any:
+    n = 0
+    while x.sum() < 3 and n < 5:
+        x = x + kiln.rand(2)
+        n += 1
+    return x, n
+
+
+def _first_that_fits(x: Any) -> Any:
+    n = 0
+    while True:
+        z = kiln.rand(2)
+        n += 1
+        if z.sum() > 1.2:
+            break
+    return z * x, n
+
+
+def _by_a_coin(x: Any) -> Any:
+    return (x * 2 if kiln.rand(1).item() < 0.5 else F.dropout(x)), 0
+
+
+@pytest.mark.filterwarnings("ignore:.*each way it goes")
+@pytest.mark.parametrize("f", [_until_it_is_large, _first_that_fits, _by_a_coin])
+def test_what_is_drawn_may_decide(f: Callable[..., Any]) -> None:
+    """Values, steps and where the generator is afterwards are the function's, whatever it draws."""
+    script = kiln.jit.script(f)
+    for seed in range(12):
+        found = []
+        for call in (f, script):
+            kiln.manual_seed(seed)
+            y, n = call(kiln.ones(2) * (seed % 3 - 1))
+            found.append((y.tolist(), n, kiln.rand(1).item()))
+        assert found[0] == found[1]

@@ -47,6 +47,25 @@ def _as_tensors(x: Any) -> Any:
     return x * kiln.tensor(part), mixed, kiln.tensor(part, dtype=kiln.float64), kiln.as_tensor(part).half()
 
 
+def _as_content(x: Any) -> Any:
+    n = x.shape[0]
+    rows = kiln.zeros(n)
+    rows.fill_(n / 7)
+    y = x.clone()
+    y[0] = n / 3
+    like = kiln.full_like(x, n / 7)
+    whole = kiln.full((2, n), n / 7, dtype=kiln.float64)
+    return (
+        kiln.full((2, n), n / 7),
+        whole,
+        like,
+        x.new_full((n,), math.sqrt(n)),
+        rows,
+        y,
+        x.clone().fill_(-n / 7),
+    )
+
+
 def _of_constants(x: Any) -> Any:
     return kiln.ones(3) * (x.shape[0] / 4), x.double() * (1 / x.shape[0]), x.double() / math.sqrt(x.shape[1])
 
@@ -76,8 +95,8 @@ def _with_numpy(x: Any) -> Any:
 
 
 _BODIES = [
-    _by_root, _by_power, _by_parts, _by_ops, _as_tensors, _of_constants, _beside_tensors, _by_negatives,
-    _with_numpy,
+    _by_root, _by_power, _by_parts, _by_ops, _as_tensors, _as_content, _of_constants, _beside_tensors,
+    _by_negatives, _with_numpy,
 ]  # fmt: skip
 
 
@@ -135,7 +154,7 @@ def test_math_is_as_it_was() -> None:
         lambda x: x * math.sqrt(x.shape[0] / 2 - 1),
         lambda x: x * ((1 / x.shape[0]) // 2),
         lambda x: (x, x.shape[0] / 2),
-        lambda x: kiln.full((2,), x.shape[0] / 2),
+        lambda x: kiln.full((2,), x.shape[0] / 2, dtype=kiln.float16),
         lambda x: x.half().sum() * (1 / x.shape[0]),
         lambda x: x * (x.shape[0] ** 400.0),
         lambda x: x * round(x.shape[0] / 2),

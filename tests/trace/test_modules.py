@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from typing import Any, NamedTuple
 
 import pytest
@@ -126,3 +127,50 @@ def test_graphs_keep_composites_and_expand() -> None:
     assert "linear(" in written and text(parse(written, find)) == written
     whole = verify(expand(traced.graph))
     assert not any(node.op.kind == "composite" for node in whole.nodes)
+
+
+class _Remembering(nn.Module):
+    """A buffer that is read, and assigned anew, in a call whose gradients need what it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kiln.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("memory", kiln.rand(4))
+
+    def forward(self, x: Any) -> Any:
+        h = kiln.tanh(self.linear(x) * self.memory)
+        self.memory = h.detach()
+        return (h * self.linear(x)).sum()
+
+
+@pytest.mark.parametrize(
+    "way", [lambda m: kiln.jit.trace(m, kiln.ones(4)), kiln.jit.script], ids=["trace", "script"]
+)
+def test_a_buffer_that_is_assigned_stays_for_derivatives_what_it_was(way: Any) -> None:
+    eager, module = _Remembering(), _Remembering()
+    program = way(module)
+    for _ in range(20):
+        x, found = kiln.rand(4), []
+        for call, m in ((eager, eager), (program, module)):
+            m.zero_grad()
+            y = call(x)
+            y.backward()
+            found.append((y.item(), m.linear.weight.grad.tolist(), m.memory.tolist()))
+        assert found[0] == found[1]
+
+
+def test_a_file_says_which_buffers_are_assigned() -> None:
+    eager, file = _Remembering(), io.BytesIO()
+    kiln.export.save(kiln.export.export(_Remembering(), (kiln.ones(4),)), file)
+    for _ in range(2):  # read, and known from then
+        file.seek(0)
+        program = kiln.export.load(file).module()
+        eager.memory = program.memory.clone()
+        for _ in range(3):
+            x, found = kiln.rand(4), []
+            for call in (eager, program):
+                y = call(x)
+                (gradient,) = kiln.autograd.grad(y, [dict(call.named_parameters())["linear.weight"]])
+                found.append((y.item(), gradient.tolist()))
+            assert found[0] == found[1]

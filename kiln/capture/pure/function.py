@@ -24,6 +24,7 @@ from kiln.capture.function import (
 from kiln.capture.pure.steps import CAST, DETACH, STRIDED, WRITE, Step, Steps
 from kiln.graph.graph import Graph, Value, building
 from kiln.graph.size import Dim, Size, substitute, symbol
+from kiln.ops.views.core_views import gathered_back
 from kiln.passes.gradient import Asked, Backward, Sum, finish, given, is_product, transposition, unbroadcast
 from kiln.passes.rewrite import append, clone, substitute_attr
 from kiln.table.kinds import FLOATS
@@ -189,7 +190,11 @@ def _rule_of_memory(
         return [(0, gradient)]
     sizes, strides, offset = step.structure
     found = []
-    if step.op == STRIDED:
+    if step.op == STRIDED and not _are_apart(sizes, strides):
+        whole: Any = inputs[0]
+        with building(work):
+            found.append((0, gathered_back(gradient, whole.shape, strides, offset)))
+    elif step.op == STRIDED:
         zeros = _zeros(work, inputs[0])
         found.append((0, work.add(find("write"), (zeros, gradient), (strides, (offset,)))))
     elif step.op == WRITE:
@@ -200,6 +205,19 @@ def _rule_of_memory(
         if 1 in wanted:
             found.append((1, work.add(find("as_strided"), (gradient,), (sizes, strides, (offset,)))))
     return found
+
+
+def _are_apart(sizes: tuple[Any, ...], strides: tuple[Any, ...]) -> bool:
+    """Whether no place is seen twice, as far as sizes that vary tell."""
+    if any(isinstance(n, Size) for n in (*sizes, *strides)):
+        ends = [n * step for n, step in zip(sizes, strides)]
+        return strides[-1:] == (1,) and all(a == b for a, b in zip(strides, ends[1:]))
+    end = 1
+    for step, n in sorted(zip(strides, sizes)):
+        if n > 1 and step < end:
+            return False
+        end += (n - 1) * step
+    return True
 
 
 def _zeros(work: Graph, like: Value) -> Value:

@@ -11,23 +11,11 @@ from kiln.absent import hint_missing as _hint_missing
 from kiln.fx._symbolic_trace import symbolic_trace
 from kiln.fx.graph import Graph
 from kiln.fx.graph_module import GraphModule
-from kiln.fx.node import Node, writes
-from kiln.nn import (
-    AlphaDropout,
-    Dropout,
-    Dropout1d,
-    Dropout2d,
-    Dropout3d,
-    FeatureAlphaDropout,
-    Module,
-    Parameter,
-    ParameterList,
-    RReLU,
-)
+from kiln.fx.memory import written
+from kiln.fx.node import Node
+from kiln.nn import Module, Parameter, ParameterList
 
 __all__ = ["FoldedGraphModule", "get_unique_attr_name_in_module", "split_const_subgraphs"]
-
-_DRAW = (Dropout, Dropout1d, Dropout2d, Dropout3d, AlphaDropout, FeatureAlphaDropout, RReLU)
 
 
 class FoldedGraphModule(GraphModule):
@@ -88,8 +76,8 @@ def split_const_subgraphs(
     device_for_folded_attrs: str = "cpu",
 ) -> FoldedGraphModule:
     """The module traced, with what it computes from parameters and buffers alone as a part that runs once.
-    `skip_folding_node_fn(node)` tells which nodes stay; random numbers and what has effects stay too. A
-    module that writes into tensors stays as it is, for what is computed once could be written at each call.
+    `skip_folding_node_fn(node)` tells which nodes stay; random numbers and what has effects stay too, and
+    what a write of the module may change.
 
     >>> import kiln
     >>> from kiln.fx.experimental.const_fold import split_const_subgraphs
@@ -110,12 +98,13 @@ def split_const_subgraphs(
     graph.output(output)
     graph.owning_module = traced
     fixed: dict[Node, None] = {}
+    changed = written(graph)
     for node in graph.nodes:
-        if node.op in ("placeholder", "output") or not fixed.keys() >= set(node.all_input_nodes):
+        if node in changed or node.is_impure() or not fixed.keys() >= set(node.all_input_nodes):
             continue
-        if (skip_folding_node_fn is None or not skip_folding_node_fn(node)) and not _effects(node):
+        if skip_folding_node_fn is None or not skip_folding_node_fn(node):
             fixed[node] = None
-    if any(map(writes, graph.nodes)) or all(node.op == "get_attr" for node in fixed):
+    if all(node.op == "get_attr" for node in fixed):
         return FoldedGraphModule(traced, graph, device_for_folded_attrs=device_for_folded_attrs)
     name = get_unique_attr_name_in_module(traced, "_FX_CONST_FOLDED_ATTRS")
     folded = _moved(graph, fixed, name)
@@ -123,16 +112,6 @@ def split_const_subgraphs(
     made = FoldedGraphModule(traced, graph, folded, name, device_for_folded_attrs)
     delattr(traced, name)
     return made
-
-
-def _effects(node: Node) -> bool:
-    """Whether a node is to run at each call: it writes or draws, as modules in training mode may."""
-    if node.is_impure():
-        return True
-    if node.op == "call_module":
-        module = node.graph.owning_module.get_submodule(str(node.target))
-        return any(m.training and (isinstance(m, _DRAW) or m._buffers) for m in module.modules())
-    return False
 
 
 def _moved(graph: Graph, fixed: dict[Node, None], name: str) -> Graph:

@@ -12,6 +12,7 @@ from kiln.ops.creation import constants
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
 from kiln.ops.linalg import lapack
+from kiln.ops.linalg.called import Look, in_programs, matrix, square
 from kiln.ops.linalg.outside import LinAlgError, outside
 from kiln.ops.linalg.systems import (
     BAD,
@@ -70,6 +71,7 @@ def _cholesky(A: Tensor, upper: bool, name: str) -> tuple[Any, Any]:
     return outside(name, compute, _cholesky_back(upper), A)[0], found[0]
 
 
+@in_programs("linalg_cholesky", lambda a, upper, name: [square(a)], lambda A, upper, name: check(A, name))
 def _cholesky_or_error(A: Tensor, upper: bool, name: str) -> Any:
     y, info = _cholesky(A, upper, name)
     if info is not None:
@@ -117,6 +119,12 @@ def cholesky_ex(A: Tensor, *, upper: bool = False, check_errors: bool = False) -
     return named("linalg_cholesky_ex", y, infos(A, info))
 
 
+def _look_of_solved(factor: Look, b: Look, upper: bool) -> list[Look]:
+    square(factor)
+    return [matrix(b)]
+
+
+@in_programs("cholesky_solve", _look_of_solved, lambda *args: None, tensors=2)
 def _solved(factor: Tensor, b: Tensor, upper: bool) -> Any:
     """`cholesky_solve` of one batch of matrices.
 
@@ -182,6 +190,12 @@ def _check_eigh(A: Tensor, UPLO: str, name: str) -> None:
         raise RuntimeError(f"Expected UPLO argument to be 'L' or 'U', but got {UPLO}")
 
 
+def _look_of_eigh(a: Look, UPLO: str, name: str) -> list[Look]:
+    dtype, shape = square(a)
+    return [(dtype, shape[:-1]), (dtype, shape)]
+
+
+@in_programs("linalg_eigh", _look_of_eigh, _check_eigh, count=2)
 def _eigh(A: Any, UPLO: str, name: str) -> tuple[Any, Any]:
     _check_eigh(A, UPLO, name)
 
@@ -217,16 +231,21 @@ def eigvalsh(A: Any, UPLO: str = "L") -> Any:
     >>> kiln.linalg.eigvalsh(kiln.tensor([[0.0, 1.0], [1.0, 0.0]]))
     tensor([-1.,  1.])
     """
+    return _eigvalsh(A, UPLO, "linalg.eigvalsh")
+
+
+@in_programs("linalg_eigvalsh", lambda *given: _look_of_eigh(*given)[:1], _check_eigh)
+def _eigvalsh(A: Any, UPLO: str, name: str) -> Any:
     if A.requires_grad:
-        return _eigh(A, UPLO, "linalg.eigvalsh")[0]
-    _check_eigh(A, UPLO, "linalg.eigvalsh")
+        return _eigh(A, UPLO, name)[0]
+    _check_eigh(A, UPLO, name)
 
     def compute(x: Any) -> Any:
         import numpy as np
 
         return (np.linalg.eigvalsh(x, "L" if UPLO in "lL" else "U"),)
 
-    return outside("linalg.eigvalsh", compute, None, A)[0]
+    return outside(name, compute, None, A)[0]
 
 
 def _svd_back(grads: Any, _a: Any, u: Any, s: Any, vh: Any) -> Any:
@@ -255,8 +274,27 @@ def _svd_back(grads: Any, _a: Any, u: Any, s: Any, vh: Any) -> Any:
     return (matmul(matmul(u, inner), vh) + outer,)
 
 
-def svd_parts(A: Any, full_matrices: bool = False, name: str = "linalg.svd") -> list[Any]:
+def svd_parts(A: Any, full_matrices: bool = False, name: str = "linalg.svd") -> Any:
     """U, S and Vh of matrices."""
+    return _svd(A, full_matrices, name)
+
+
+def _look_of_svd(a: Look, full_matrices: bool, name: str) -> list[Look]:
+    dtype, shape = matrix(a)
+    (m, n), batch = shape[-2:], shape[:-2]
+    if not isinstance(m, int) or not isinstance(n, int):
+        raise ValueError(f"{name}: of matrices whose sizes vary")
+    k = min(m, n)
+    left, right = (m, n) if full_matrices else (k, k)
+    return [(dtype, (*batch, m, left)), (dtype, (*batch, k)), (dtype, (*batch, right, n))]
+
+
+def _check_svd(A: Any, full_matrices: bool, name: str) -> None:
+    check(A, name, False)
+
+
+@in_programs("linalg_svd", _look_of_svd, _check_svd, count=3)
+def _svd(A: Any, full_matrices: bool, name: str) -> list[Any]:
     check(A, name, False)
 
     def compute(x: Any) -> Any:
@@ -270,6 +308,11 @@ def svd_parts(A: Any, full_matrices: bool = False, name: str = "linalg.svd") -> 
     return outside(name, compute, _svd_back, A)
 
 
+@in_programs(
+    "linalg_svdvals",
+    lambda a, name: _look_of_svd(a, False, name)[1:2],
+    lambda A, name: check(A, name, False),
+)
 def singular_values(A: Any, name: str) -> Any:
     """S alone, without the vectors unless a derivative needs them."""
     if A.requires_grad:
@@ -436,6 +479,12 @@ def qr_of(input: Any, some: bool = True, *, out: Any = None) -> Any:
 # Determinants
 
 
+def _of_matrices(look: Look) -> Look:
+    """A number of each matrix."""
+    dtype, shape = square(look)
+    return dtype, shape[:-2]
+
+
 def _logdet_back(grads: Any, a: Tensor, *rest: Any) -> Any:
     g = grads[1]
     if g is None:
@@ -443,6 +492,7 @@ def _logdet_back(grads: Any, a: Tensor, *rest: Any) -> Any:
     return (reshape(g, (*g.shape, 1, 1)) * swapped(inverse_of(a, "slogdet")[0]),)
 
 
+@in_programs("linalg_slogdet", lambda a, name: [_of_matrices(a)] * 2, check, count=2)
 def _slogdet(A: Any, name: str) -> tuple[Any, Any]:
     check(A, name)
 
@@ -480,7 +530,12 @@ def det(A: Any) -> Any:
     >>> kiln.linalg.det(kiln.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor(-2.)
     """
-    check(A, "linalg.det")
+    return _det(A, "linalg.det")
+
+
+@in_programs("linalg_det", lambda a, name: [_of_matrices(a)], check)
+def _det(A: Any, name: str) -> Any:
+    check(A, name)
 
     def compute(x: Any) -> Any:
         import numpy as np
@@ -488,7 +543,7 @@ def det(A: Any) -> Any:
         with np.errstate(over="ignore"):
             return (np.asarray(np.linalg.det(x)),)
 
-    return outside("linalg.det", compute, _det_back, A)[0]
+    return outside(name, compute, _det_back, A)[0]
 
 
 alias("det", "linalg.det")

@@ -18,7 +18,7 @@ from kiln.ops.linalg.systems import (
     _is_vector,
     check,
     eye_like,
-    inverse_of,
+    inverse,
     linear,
     lower,
     matmul,
@@ -419,10 +419,7 @@ def matrix_power(A: Tensor, n: int) -> Any:
     if n == 0:
         return p.overwrite(A, eye_like(A, m))  # of A, whose gradient is zeros
     if n < 0:
-        A, info = inverse_of(A, "linalg.matrix_power")
-        if info is not None:
-            raise lapack.singular("linalg.inv", info)
-        n = -n
+        A, n = inverse(A, "linalg.inv"), -n
     result = None
     while True:
         if n & 1:

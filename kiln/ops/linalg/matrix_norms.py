@@ -9,10 +9,19 @@ from kiln.graph.size import product as product_of
 from kiln.ops.creation.constants import full
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise.precision import narrow, wide
-from kiln.ops.linalg import lapack
 from kiln.ops.linalg.decompositions import singular_values
 from kiln.ops.linalg.outside import outside
-from kiln.ops.linalg.systems import BAD, LAPACK, check, inverse_of, linear, nothing, rows_of, solve_matrices
+from kiln.ops.linalg.systems import (
+    BAD,
+    LAPACK,
+    check,
+    inverse,
+    inverse_of,
+    linear,
+    nothing,
+    rows_of,
+    solve_matrices,
+)
 from kiln.ops.products.addends import given
 from kiln.ops.products.matrix_products import _matrices
 from kiln.ops.reductions.core_reductions import sum as sum_
@@ -286,10 +295,7 @@ def tensorinv(A: Tensor, ind: int = 2) -> Any:
     left, right = tuple(A.shape[:ind]), tuple(A.shape[ind:])
     n = product_of(left)
     _tensor_check(product_of(right), n, "ind")
-    y, info = inverse_of(reshape(A, (n, n)), "linalg.inv")
-    if info is not None:
-        raise lapack.singular("linalg.inv", info)
-    return reshape(y, (*right, *left))
+    return reshape(inverse(reshape(A, (n, n)), "linalg.inv"), (*right, *left))
 
 
 def reshape_array(array: Any, shape: tuple[int, ...]) -> Any:

@@ -12,6 +12,7 @@ from kiln.ops.creation import constants
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
 from kiln.ops.linalg import lapack
+from kiln.ops.linalg.called import Look, in_programs, matrix, square
 from kiln.ops.linalg.outside import LinAlgError, outside
 from kiln.ops.named_results import named
 from kiln.ops.products.addends import given
@@ -171,6 +172,15 @@ def infos(a: Tensor, info: Any) -> Any:
     return outside("info", lambda: (info.astype("int32"),), None)[0]
 
 
+@in_programs("linalg_inv", lambda a, name: [square(a)], check)
+def inverse(A: Any, name: str) -> Any:
+    """The inverses of square matrices. LinAlgError, of the function `name`, if one is singular."""
+    y, info = inverse_of(A, name)
+    if info is not None:
+        raise lapack.singular(name, info)
+    return y
+
+
 @linear("inv", samples=SQUARE, failures=d.failures(*BAD, _SINGULAR), **LAPACK, tests=d.Tests(regular=True))
 def inv(A: Tensor) -> Any:
     """The inverses of square matrices, [.., n, n]. LinAlgError if one is singular.
@@ -179,10 +189,7 @@ def inv(A: Tensor) -> Any:
     tensor([[0.5000, 0.0000],
             [0.0000, 0.2500]])
     """
-    y, info = inverse_of(A, "linalg.inv")
-    if info is not None:
-        raise lapack.singular("linalg.inv", info)
-    return y
+    return inverse(A, "linalg.inv")
 
 
 alias("inverse", "linalg.inv")
@@ -235,7 +242,8 @@ def _check_sides(a: Tensor, b: Tensor, left: bool, name: str) -> None:
         )
 
 
-def _solve(A: Tensor, B: Tensor, left: bool, name: str) -> Any:
+def _right_side(A: Tensor, B: Tensor, left: bool, name: str) -> Any:
+    """The right side as matrices, checked."""
     _check_floats(A, name)
     check(A, name)
     same(A, B, name)
@@ -245,6 +253,40 @@ def _solve(A: Tensor, B: Tensor, left: bool, name: str) -> Any:
     _check_sides(A, b, left, name)
     if vector and not left:
         raise RuntimeError(f"{name}: Incompatible shapes of A and B for the equation XA = B")
+    return b
+
+
+def _look_of_solve(a: Look, b: Look, left: bool, name: str) -> list[Look]:
+    (dtype, shape), (other, sizes) = square(a), b
+    if other != dtype or not sizes:
+        raise ValueError(f"{name}: {other} of {len(sizes)} dims beside {dtype}")
+    if len(sizes) == 1 or sizes == shape[:-1]:
+        return [(dtype, shape[:-1])]
+    return [(dtype, (*together_batch(shape[:-2], sizes[:-2]), *sizes[-2:]))]
+
+
+def together_batch(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The batch dims of two batches of matrices that broadcast. ValueError if they do not."""
+    most = max(len(a), len(b))
+    pairs = zip((*(1,) * (most - len(a)), *a), (*(1,) * (most - len(b)), *b))
+    found = [y if x == 1 else x if y == 1 or x == y else None for x, y in pairs]
+    if None in found:
+        raise ValueError(f"the batches {a} and {b} do not fit")
+    return tuple(found)
+
+
+@in_programs("linalg_solve", _look_of_solve, _right_side, tensors=2)
+def _solve(A: Tensor, B: Tensor, left: bool, name: str) -> Any:
+    try:
+        return _solved_by_left(A, B, left, name)
+    except LinAlgError:  # in PyTorch's words
+        said = f"torch.{name}: The solver failed because the input matrix is singular."
+        raise LinAlgError(said) from None
+
+
+def _solved_by_left(A: Tensor, B: Tensor, left: bool, name: str) -> Any:
+    b = _right_side(A, B, left, name)
+    vector = _is_vector(A, B)
     x = solve_matrices(A, b) if left else swapped(solve_matrices(swapped(A), swapped(b)))
     return squeeze(x, -1) if vector else x
 
@@ -270,11 +312,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Any:
     >>> kiln.linalg.solve(kiln.tensor([[2.0, 0.0], [0.0, 4.0]]), kiln.tensor([1.0, 1.0]))
     tensor([0.5000, 0.2500])
     """
-    try:
-        return _solve(A, B, left, "linalg.solve")
-    except LinAlgError:  # in PyTorch's words
-        said = "torch.linalg.solve: The solver failed because the input matrix is singular."
-        raise LinAlgError(said) from None
+    return _solve(A, B, left, "linalg.solve")
 
 
 forms("linalg.solve_ex", "-> result, info")
@@ -307,8 +345,13 @@ def _triangular_back(upper: bool, left: bool, unit: bool) -> Any:
     return back
 
 
-def triangular(a: Tensor, b: Tensor, upper: bool, left: bool = True, unit: bool = False) -> Any:
-    """`solve_triangular` of matrices of one batch."""
+def _look_of_triangular(a: Look, b: Look, *settings: Any) -> list[Look]:
+    square(a)
+    return [matrix(b)]
+
+
+@in_programs("linalg_solve_triangular", _look_of_triangular, lambda *args: None, tensors=2)
+def _triangular(a: Any, b: Any, upper: bool, left: bool, unit: bool) -> Any:
     return outside(
         "linalg.solve_triangular",
         lambda x, y: lapack.triangular(x, y, upper, left, unit, "linalg.solve_triangular"),
@@ -316,6 +359,11 @@ def triangular(a: Tensor, b: Tensor, upper: bool, left: bool = True, unit: bool 
         a,
         b,
     )[0]
+
+
+def triangular(a: Tensor, b: Tensor, upper: bool, left: bool = True, unit: bool = False) -> Any:
+    """`solve_triangular` of matrices of one batch."""
+    return _triangular(a, b, upper, left, unit)
 
 
 def together(a: Tensor, b: Tensor, name: str) -> tuple[Any, Any]:

@@ -7,15 +7,16 @@ from typing import Any
 from kiln.absent import hint_missing as _hint_missing
 from kiln.fx.graph import Graph
 from kiln.fx.graph_module import GraphModule
-from kiln.fx.node import Node, map_arg, writes
+from kiln.fx.memory import method_of_tensors, written
+from kiln.fx.node import Node, map_arg
 from kiln.fx.passes.infra.pass_base import PassBase, PassResult
 
 __all__ = ["CSEPass"]
 
 
 class CSEPass(PassBase):
-    """Calls of functions with the same arguments become one. Those that draw random numbers or write stay,
-    and of `banned_ops`; a graph that writes into tensors stays as it is, for a result may be another then.
+    """Calls of functions and methods with the same arguments become one. Those that draw or write stay,
+    and of `banned_ops`, and those that read or give what a write of the graph may change.
 
     >>> import kiln
     >>> m = kiln.fx.symbolic_trace(lambda x: kiln.sin(x) + kiln.sin(x))
@@ -30,22 +31,28 @@ class CSEPass(PassBase):
     def call(self, graph_module: GraphModule) -> PassResult:
         """The module with the new graph."""
         old = graph_module.graph
-        if any(map(writes, old.nodes)):
-            return PassResult(graph_module, False)
+        changing = written(old)
         graph, copied = Graph(), dict[Node, Node]()
         known: dict[Any, Node] = {}
         for node in old.nodes:
-            if node.op != "call_function" or node.is_impure() or node.target in self.banned_ops:
+            if self._stays(node) or not changing.isdisjoint((node, *node.all_input_nodes)):
                 copied[node] = graph.node_copy(node, lambda n: copied[n])
                 continue
             parts = (map_arg(node.args, lambda n: copied[n]), map_arg(node.kwargs, lambda n: copied[n]))
-            key = (node.target, _key(parts))
+            key = (node.op, node.target, _key(parts))
             if key not in known:
                 known[key] = graph.node_copy(node, lambda n: copied[n])
             copied[node] = known[key]
         changed = len(graph.nodes) < len(old.nodes)
         graph.set_codegen(old._codegen)
         return PassResult(GraphModule(graph_module, graph), changed)
+
+    def _stays(self, node: Node) -> bool:
+        """Whether a node is no call that gives the same each time."""
+        is_call = node.op == "call_function" or (
+            node.op == "call_method" and method_of_tensors(node) is not None
+        )
+        return not is_call or node.is_impure() or node.target in self.banned_ops
 
 
 def _key(a: Any) -> Any:
