@@ -98,7 +98,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MISSING = "init_device_mesh"
-_FILES = ("device_mesh", "distributed_c10d", "fsdp", "optim", "rpc", "run", "tensor")
+_FILES = ("algorithms", "device_mesh", "distributed_c10d", "fsdp", "launch", "optim", "rpc", "run", "tensor")
 
 
 def _refused(name: str) -> _typing.NoReturn:
