@@ -86,6 +86,13 @@ StorageRef allocate(size_t nbytes) {
     return StorageRef(storage);
 }
 
+StorageRef reserve(size_t nbytes) {
+    assert_locked();
+    Storage* storage = take_header();
+    storage->nbytes = nbytes;
+    return StorageRef(storage);
+}
+
 StorageRef adopt(void* data, size_t nbytes, Deleter deleter, void* context, bool read_only) {
     KILN_CHECK(deleter, internal, "adopt: foreign memory needs a deleter");
     Storage* storage = take_header();

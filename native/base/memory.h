@@ -73,6 +73,8 @@ private:
 // Uninitialised memory of at least `nbytes`, aligned to 64 bytes; `data` is never null, even for 0 bytes.
 // Error{memory} when the system has no more, after the cache was given back.
 StorageRef allocate(size_t nbytes);
+// A storage whose memory comes later, or never.
+StorageRef reserve(size_t nbytes);
 
 // Whether this thread is in inference mode: what it allocates and adopts is marked as made there.
 bool inference_mode();

@@ -146,7 +146,7 @@ Object ends_of(const RegionEntry& entry) {
     });
 }
 // ([(name, handle, hidden, writes, arguments, results)], storages if it is known which live, slots)
-Object described(const OpList& list, std::span<const RecordedStorage> storages, const std::vector<bool>& live,
+Object described(const OpList& list, std::span<const RecordedStorage> storages, const LiveSet& live,
                  size_t slots) {
     const Object ops = listed(list.ops, [&](const ListedOp& op) {
         return Py_BuildValue("(sOiiNN)", op.fn->name.c_str(), handle_of(*op.fn), int(op.hidden),
@@ -174,7 +174,7 @@ PyObject* truth(bool value) { return value ? Py_True : Py_False; }
 Object describe_entry(const RegionEntry& entry, bool whole) {
     const int kernels = entry.variant ? int(entry.variant->program->kernels.size()) : -1;
     auto count = [](uint64_t value) { return (unsigned long long)value; };
-    const std::vector<bool> live = entry.variant ? entry.variant->live : entry.looked;
+    const LiveSet live = entry.variant ? entry.variant->live : entry.looked;
     PyObject* recorded =
         whole ? Py_BuildValue(
                     "(NNNN)", described(entry.list, entry.storages, live, entry.environment.size()).release(),
@@ -316,14 +316,14 @@ PyType_Spec recorder_spec = {"kiln._core.Recorder", sizeof(RecorderObject), 0,
 // ---- programs of recordings ----
 
 // (hash, live set), as text: what a region's program is kept under
-Object region_key(const Recording& recording, const std::vector<bool>& live) {
+Object region_key(const Recording& recording, const LiveSet& live) {
     std::string text = concat(recording.hash().low, " ", recording.hash().high, " ");
     for (bool alive : live) text += alive ? '1' : '0';
     return checked(PyUnicode_FromString(text.c_str()));
 }
 
 // What reads the answer for a region of these storages: the storages of its outputs, then its program.
-auto variant_reader(const Recording& recording, const std::vector<bool>& live) {
+auto variant_reader(const Recording& recording, const LiveSet& live) {
     size_t inputs = 0, storages = live.size();
     for (const RecordedStorage& s : recording.storages()) inputs += !s.pending;
     return [inputs, storages, live](PyObject* bytes) {
@@ -338,7 +338,7 @@ auto variant_reader(const Recording& recording, const std::vector<bool>& live) {
 }
 
 // (key, what was recorded)
-Object describe_region(const Recording& recording, const std::vector<bool>& live) {
+Object describe_region(const Recording& recording, const LiveSet& live) {
     return checked(Py_BuildValue(
         "(ON)", region_key(recording, live).get(),
         described(recording.list(), recording.storages(), live, recording.environment().size()).release()));
@@ -383,18 +383,18 @@ PyMethodDef region_functions[] = {
 
 namespace compiler {
 
-std::shared_ptr<RegionVariant> stored_region(const Recording& recording, const std::vector<bool>& live) {
+std::shared_ptr<RegionVariant> stored_region(const Recording& recording, const LiveSet& live) {
     Object answer = ask("stored region", "(O)", region_key(recording, live).get());
     return answer.get() == Py_None ? nullptr : variant_reader(recording, live)(answer.get());
 }
 
-std::shared_ptr<RegionVariant> compile_region(const Recording& recording, const std::vector<bool>& live) {
+std::shared_ptr<RegionVariant> compile_region(const Recording& recording, const LiveSet& live) {
     Object answer = ask("region", describe_region(recording, live));
     return answer.get() == Py_None ? nullptr : variant_reader(recording, live)(answer.get());
 }
 
 void compile_region_later(const Recording& recording, const std::shared_ptr<RegionEntry>& entry,
-                          const std::vector<bool>& live) {
+                          const LiveSet& live) {
     Object asked = describe_region(recording, live);
     auto give = [entry, region = recording.region(),
                  read = variant_reader(recording, live)](PyObject* answer) {

@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "call/op.h"
+#include "call/op_list.h"
 #include "call/recipe.h"
 #include "program/program.h"
 
@@ -76,10 +77,10 @@ std::string view_error(const Tensor& view, const char* what);
 // The program of a recorded region, kept on disk by its hash and live set. `stored_region`: from disk, with
 // all its kernels' code, or null. `compile_region`: null if it cannot be compiled (logged).
 // `compile_region_later`: by another thread, which gives it to the entry, now known as pending.
-std::shared_ptr<RegionVariant> stored_region(const Recording& recording, const std::vector<bool>& live);
-std::shared_ptr<RegionVariant> compile_region(const Recording& recording, const std::vector<bool>& live);
+std::shared_ptr<RegionVariant> stored_region(const Recording& recording, const LiveSet& live);
+std::shared_ptr<RegionVariant> compile_region(const Recording& recording, const LiveSet& live);
 void compile_region_later(const Recording& recording, const std::shared_ptr<RegionEntry>& entry,
-                          const std::vector<bool>& live);
+                          const LiveSet& live);
 
 // What follows from a region's runs: after an entry was measured, whether it goes on as a program; after that
 // and after one was forgotten to make room, whether the region goes on recording.

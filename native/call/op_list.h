@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "call/dispatch.h"
@@ -23,13 +25,14 @@ enum class ArgClass : uint8_t {
 struct ListedArg {
     ArgClass cls = ArgClass::number;
     DType dtype = DType::float32;  // of a number: int64, float64 or bool_
-    uint8_t ndim = 0;
+    uint16_t ndim = 0;
     int32_t value = -1;    // a recording's storage; in a recipe an input, or behind those an op's result
-    uint32_t slot = 0;     // a number's bits; sizes, strides and offset unless whole
+    uint64_t slot = 0;     // a number's bits; sizes, strides and offset unless whole
     uint64_t ones = 0;     // bit d: size d is 1
     uint64_t classes = 0;  // stride class per dim, two bits each
-    bool operator==(const ListedArg&) const = default;
+    bool operator==(const ListedArg& other) const { return !std::memcmp(this, &other, sizeof other); }
 };
+static_assert(std::has_unique_object_representations_v<ListedArg>);
 
 struct ListedOp {
     Fn* fn;
@@ -37,7 +40,12 @@ struct ListedOp {
     bool writes;  // outputs are existing tensors
     uint32_t first_arg, args;
     uint32_t first_out, outs;  // in a recipe: the first `outs` results are the next values
-    bool operator==(const ListedOp&) const = default;
+    Identity identity{};       // in a recording: the function's, when it was called
+    bool operator==(const ListedOp& other) const {
+        return fn == other.fn && identity[0] == other.identity[0] && identity[1] == other.identity[1] &&
+               hidden == other.hidden && writes == other.writes && args == other.args &&
+               first_arg == other.first_arg && outs == other.outs && first_out == other.first_out;
+    }
 };
 
 struct OpList {
@@ -67,6 +75,8 @@ struct OpList {
         outs.clear();
     }
 };
+
+using LiveSet = std::vector<uint8_t>;  // per storage of a recording: whether its values are needed afterwards
 
 inline DType dtype_of(Kind kind) {
     return kind == Kind::float_ ? DType::float64 : kind == Kind::bool_ ? DType::bool_ : DType::int64;

@@ -1,5 +1,6 @@
-// How a call is appended to a recording: what it looks like there, which its hash is made of.
+// How a call is appended to a recording: what it looks like there, and the hash of all that.
 #include <algorithm>
+#include <bit>
 
 #include "base/check.h"
 #include "base/invariants.h"
@@ -43,6 +44,35 @@ bool is_expansion(const Tensor& x, const int64_t* sizes, int ndim) {
     return true;
 }
 
+// Whether `x` is exactly the value of a storage.
+bool is_whole(const Tensor& x, const RecordedStorage& s, const int64_t* sizes) {
+    if (!x.contiguous || x.offset != 0 || x.ndim() != s.ndim) return false;
+    for (int d = 0; d < x.ndim(); ++d)
+        if (x.sizes[d] != sizes[d]) return false;
+    return true;
+}
+
+// How it looks at the value, if it is not that.
+ArgClass class_of_part(const Tensor& x, const RecordedStorage& s, const int64_t* sizes) {
+    int64_t numel = 1;
+    for (int d = 0; d < s.ndim; ++d) numel *= sizes[d];
+    if (x.contiguous && x.offset == 0 && x.numel == numel) {
+        const bool same = without_ones(x.sizes) == without_ones({sizes, s.ndim});
+        return same ? ArgClass::squeeze : ArgClass::reshape;
+    }
+    return is_expansion(x, sizes, s.ndim) ? ArgClass::expand : ArgClass::strided;
+}
+
+// Why writes of these are not recorded; null: they are.
+const char* refusal_of(std::span<const TensorRef> out) {
+    for (const TensorRef& target : out) {
+        if (target->storage->outside || target->storage->foreign())
+            return "of a write to memory that others can see";
+        if (overlaps_itself(*target)) return "of a write to elements that share memory";
+    }
+    return nullptr;
+}
+
 }  // namespace
 
 // Whether a call can be recorded. Storages pending elsewhere are settled first; as waiting for another thread
@@ -50,7 +80,7 @@ bool is_expansion(const Tensor& x, const int64_t* sizes, int ndim) {
 bool Recording::accepts(std::span<const Operand> operands, std::span<const TensorRef> out) {
     for (bool waited = true; waited;) {
         waited = wait_until_idle();
-        if (list_.ops.size() >= most_ops) flush("the recording grew to its bound");
+        if (ops_ >= most_ops) flush("the recording grew to its bound");
         if (holds_too_much()) flush("the recording held too many bytes");
         auto settled = [&](Storage* storage) {
             if (!storage || storage->recording == this || storage->nbytes == shape_only) return;
@@ -67,18 +97,18 @@ bool Recording::accepts(std::span<const Operand> operands, std::span<const Tenso
     }
     for (const Operand& operand : operands)
         if (operand.tensor && operand.tensor->ndim() > most_dims) return false;
-    for (const TensorRef& target : out)
-        if (target->storage->outside || target->storage->foreign() || overlaps_itself(*target)) {
-            flush(target->storage->foreign() || target->storage->outside
-                      ? "of a write to memory that others can see"
-                      : "of a write to elements that share memory");
-            return false;
-        }
     return true;
 }
 
-int32_t Recording::add_storage(StorageRef storage, const Tensor& like, bool pending, bool flat) {
-    RecordedStorage entry{storage, like.dtype, pending, false, flat, 0, uint32_t(environment_.size()), 0};
+int32_t Recording::add_storage(const StorageRef& storage, const Tensor& like, bool pending, bool flat) {
+    const size_t index = storages_.size();
+    RecordedStorage& entry = storages_.emplace_back();
+    entry.storage = storage;
+    entry.dtype = like.dtype;
+    entry.shape_only = storage->nbytes == shape_only;
+    entry.pending = pending && !entry.shape_only;
+    entry.flat = flat;
+    entry.slot = uint32_t(environment_.size());
     if (flat) {
         const auto count = int64_t(storage->nbytes / itemsize(like.dtype));
         entry.ndim = 1;
@@ -86,14 +116,18 @@ int32_t Recording::add_storage(StorageRef storage, const Tensor& like, bool pend
         environment_.push_back(count);
     } else {
         entry.ndim = uint8_t(like.ndim());
-        entry.ones = ones_of(like.sizes);
-        for (int64_t size : like.sizes) environment_.push_back(size);
+        for (int d = 0; d < like.ndim(); ++d) {
+            entry.ones |= uint64_t(like.sizes[d] == 1) << d;
+            environment_.push_back(like.sizes[d]);
+        }
     }
+    if (expected_ && !(index < expected_->storages.size() && expected_->storages[index].looks_like(entry)))
+        [[unlikely]]
+        differ();
     storage->recording = this;
-    storage->recording_id = int32_t(storages_.size());
-    if (storage->nbytes != shape_only) bytes_ += storage->nbytes;
-    storages_.push_back(std::move(entry));
-    return storages_.back().storage->recording_id;
+    storage->recording_id = int32_t(index);
+    if (!entry.shape_only) bytes_ += storage->nbytes;
+    return int32_t(index);
 }
 
 int32_t Recording::ordinal(Tensor& tensor) {
@@ -105,35 +139,31 @@ int32_t Recording::ordinal(Tensor& tensor) {
     return add_storage(tensor.storage, tensor, pending, !whole);
 }
 
-ArgClass Recording::classify(const Tensor& x, const RecordedStorage& s) const {
-    const int64_t* sizes = environment_.data() + s.slot;
-    const bool from_start = x.contiguous && x.offset == 0;
-    if (from_start && x.ndim() == s.ndim && std::equal(x.sizes.begin(), x.sizes.end(), sizes))
-        return ArgClass::whole;
-    int64_t numel = 1;
-    for (int d = 0; d < s.ndim; ++d) numel *= sizes[d];
-    if (from_start && x.numel == numel) {
-        const bool same = without_ones(x.sizes) == without_ones({sizes, s.ndim});
-        return same ? ArgClass::squeeze : ArgClass::reshape;
+ListedArg Recording::arg_of(Tensor& tensor) {
+    ListedArg arg{.dtype = tensor.dtype, .ndim = uint8_t(tensor.ndim()), .value = ordinal(tensor)};
+    arg.slot = uint32_t(environment_.size());
+    const RecordedStorage& s = storages_[arg.value];
+    const int64_t* stored = environment_.data() + s.slot;
+    if (is_whole(tensor, s, stored)) [[likely]] {
+        arg.cls = ArgClass::whole;
+        arg.ones = s.ones;
+        return arg;
     }
-    return is_expansion(x, sizes, s.ndim) ? ArgClass::expand : ArgClass::strided;
+    arg.cls = class_of_part(tensor, s, stored);
+    arg.ones = ones_of(tensor.sizes);
+    for (int64_t size : tensor.sizes) environment_.push_back(size);
+    for (int d = 0; d < tensor.ndim(); ++d) {
+        environment_.push_back(tensor.strides[d]);
+        arg.classes |= stride_class(tensor.strides[d]) << 2 * d;
+    }
+    environment_.push_back(tensor.offset);
+    return arg;
 }
 
-void Recording::describe_arg(ListedArg& arg, Tensor& tensor) {
-    arg.value = ordinal(tensor);
-    arg.dtype = tensor.dtype;
-    arg.ndim = uint8_t(tensor.ndim());
-    arg.cls = classify(tensor, storages_[arg.value]);
-    arg.ones = ones_of(tensor.sizes);
-    arg.slot = uint32_t(environment_.size());
-    if (arg.cls != ArgClass::whole) {
-        for (int64_t size : tensor.sizes) environment_.push_back(size);
-        for (int d = 0; d < tensor.ndim(); ++d) {
-            environment_.push_back(tensor.strides[d]);
-            arg.classes |= stride_class(tensor.strides[d]) << 2 * d;
-        }
-        environment_.push_back(tensor.offset);
-    }
+ListedArg Recording::number_of(const Number& number) {
+    const ListedArg arg{.dtype = dtype_of(number.kind), .slot = uint32_t(environment_.size())};
+    environment_.push_back(number.bits());
+    return arg;
 }
 
 namespace {
@@ -165,26 +195,34 @@ struct ArrayWord {
 // A size of a result that came as a number may be 1: then a word with the highest bit says which.
 constexpr uint64_t ones_of_result = uint64_t(1) << 63;
 
+// Adds a word, or something of 64 bits, to a hash.
+void mix(Hash128& hash, const auto& word) { hash.mix(std::bit_cast<uint64_t>(word)); }
+
+void mix_arg(Hash128& hash, const ListedArg& arg, std::span<const RecordedStorage> storages) {
+    if (arg.cls == ArgClass::number) return mix(hash, ArgWord{arg.cls, arg.dtype, 0, false, arg.value});
+    const RecordedStorage& s = storages[arg.value];
+    mix(hash, ArgWord{arg.cls, arg.dtype, uint8_t(arg.ndim), s.flat && s.ones, arg.value});
+    mix(hash, ArrayWord{uint32_t(arg.ones), s.dtype, s.flat, s.pending, s.shape_only});
+    if (arg.cls == ArgClass::strided) mix(hash, arg.classes);
+}
+
 }  // namespace
 
-void Recording::mix_op(const ListedOp& op) {
-    mix(OpWord{op.args, op.hidden, op.writes, uint16_t(op.outs)});
-    for (uint64_t word : op.fn->identity) mix(word);
-}
-
-void Recording::mix_arg(const ListedArg& arg) {
-    if (arg.cls == ArgClass::number) return mix(ArgWord{arg.cls, arg.dtype, 0, false, arg.value});
-    const RecordedStorage& s = storages_[arg.value];
-    const bool shapes = s.storage->nbytes == shape_only;
-    mix(ArgWord{arg.cls, arg.dtype, arg.ndim, s.flat && s.ones, arg.value});
-    mix(ArrayWord{uint32_t(arg.ones), s.dtype, s.flat, s.pending, shapes});
-    if (arg.cls == ArgClass::strided) mix(arg.classes);
-}
-
-void Recording::describe_number(ListedArg& arg, const Number& number) {
-    arg.dtype = dtype_of(number.kind);
-    arg.slot = uint32_t(environment_.size());
-    environment_.push_back(number.bits());
+Hash128 Recording::hash() const {
+    Hash128 hash;
+    const OpList& all = list();
+    for (const ListedOp& op : all.ops) {
+        mix(hash, OpWord{op.args, op.hidden, op.writes, uint16_t(op.outs)});
+        for (uint64_t word : op.identity) mix(hash, word);
+        for (const ListedArg& arg : all.args_of(op)) mix_arg(hash, arg, storages_);
+        for (const ListedArg& out : all.outs_of(op)) {
+            if (op.writes)
+                mix_arg(hash, out, storages_);
+            else if (out.ones)
+                mix(hash, out.ones | ones_of_result);
+        }
+    }
+    return hash;
 }
 
 namespace {
@@ -227,6 +265,7 @@ bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<cons
                        Results& results) {
     assert_locked();
     if (fn.op && fn.op->at_once && out.empty()) return false;
+    if (const char* cause = refusal_of(out)) return flush(cause), false;
     Stopwatch watch(timed_ ? &seconds_ : nullptr);
     SmallVector<Given, 2> given;
     if (out.empty()) results_of(fn, operands, hidden, given);
@@ -237,6 +276,7 @@ bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<cons
     for (const Operand& operand : operands) own.push_back(operand);
     take_snapshots(own, snapshots);
     if (!accepts({own.data(), own.size()}, out)) return false;
+    if (const char* cause = refusal_of(out)) return flush(cause), false;  // since others ran
     SeenValues::look_again();
     for (const Given& g : given) results.push_back(fresh_tensor(g.dtype, g.sizes));
     for (const TensorRef& target : out) results.push_back(target);
@@ -245,7 +285,7 @@ bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<cons
 }
 
 bool Recording::takes(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) const {
-    if (flushing_ || list_.ops.size() >= most_ops || bytes_ >= recount_ || fn.identity == Identity{} ||
+    if (flushing_ || ops_ >= most_ops || bytes_ >= recount_ || !(fn.identity[0] | fn.identity[1]) ||
         (fn.op && fn.op->at_once && out.empty()))
         return false;
     auto fits = [this](const Tensor& x) {
@@ -268,71 +308,82 @@ void Recording::append_flat(Fn& fn, std::span<const Operand> operands, std::span
     append_op(fn, operands, results, false, writes);
 }
 
+// Keeps what was said of a call: nothing, as long as the same was said of the recording that is expected.
+template <class Said>
+[[gnu::always_inline]] inline void Recording::keep(std::vector<Said> OpList::* part, uint32_t& count,
+                                                   const Said& said) {
+    if (expected_) {
+        const std::vector<Said>& known = expected_->list.*part;
+        if (count < known.size() && known[count] == said) [[likely]] {
+            ++count;
+            return;
+        }
+        differ();
+    }
+    (list_.*part).push_back(said);
+    ++count;
+}
+
+// It is not the recording that was expected, though it was so far.
+void Recording::differ() {
+    const std::shared_ptr<RegionEntry> entry = std::move(expected_);
+    const OpList& known = entry->list;
+    list_.ops.assign(known.ops.begin(), known.ops.begin() + ops_);
+    list_.args.assign(known.args.begin(), known.args.begin() + args_);
+    list_.outs.assign(known.outs.begin(), known.outs.begin() + outs_);
+}
+
 // Nothing fails once the op is half recorded.
 void Recording::append_op(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> results,
                           bool hidden, bool writes) {
-    make_room(operands, results);
-    const ListedOp op{.fn = &fn,
-                      .hidden = hidden,
-                      .writes = writes,
-                      .first_arg = uint32_t(list_.args.size()),
-                      .args = uint32_t(operands.size()),
-                      .first_out = uint32_t(list_.outs.size()),
-                      .outs = uint32_t(results.size())};
-    mix_op(op);
-    for (const Operand& operand : operands) append_arg(operand);
-    for (const TensorRef& result : results) append_out(*result, writes);
-    list_.ops.push_back(op);
+    if (ops_ == 0) expected_ = region_->expected();
+    make_room(operands.size() + results.size());
+    keep(&OpList::ops, ops_,
+         {.fn = &fn,
+          .hidden = hidden,
+          .writes = writes,
+          .first_arg = args_,
+          .args = uint32_t(operands.size()),
+          .first_out = outs_,
+          .outs = uint32_t(results.size()),
+          .identity = fn.identity});
+    for (const Operand& operand : operands)
+        keep(&OpList::args, args_, operand.tensor ? arg_of(*operand.tensor) : number_of(operand.number));
+    for (const TensorRef& result : results)
+        keep(&OpList::outs, outs_, writes ? written(*result) : made(*result));
     if (keep_lines_) [[unlikely]]
         lines_.push_back(SourceLine::current());
 }
 
-void Recording::append_arg(const Operand& operand) {
-    ListedArg& arg = list_.args.emplace_back();  // written where it stays
-    if (operand.tensor) {
-        describe_arg(arg, *operand.tensor);
-        if (operand.tensor->storage->nbytes == shape_only) storages_[arg.value].pending = false;
-    } else {
-        describe_number(arg, operand.number);
-    }
-    mix_arg(arg);
+ListedArg Recording::written(Tensor& target) {
+    const ListedArg out = arg_of(target);
+    RecordedStorage& s = storages_[out.value];
+    s.written = s.written || !s.pending;
+    return out;
 }
 
-void Recording::append_out(Tensor& result, bool writes) {
-    ListedArg& out = list_.outs.emplace_back();
-    if (writes) {
-        describe_arg(out, result);
-        mix_arg(out);
-        RecordedStorage& s = storages_[out.value];
-        s.written = s.written || !s.pending;
-        return;
-    }
-    out.cls = ArgClass::whole;
-    out.dtype = result.dtype;
-    out.ndim = uint8_t(result.ndim());
+ListedArg Recording::made(Tensor& result) {
+    ListedArg out{.cls = ArgClass::whole, .dtype = result.dtype, .ndim = uint8_t(result.ndim())};
     out.value = add_storage(result.storage, result, true, false);
     out.slot = uint32_t(environment_.size());
     out.ones = storages_.back().ones;
-    if (out.ones) mix(out.ones | ones_of_result);
+    return out;
 }
 
-// Memory for one more op.
-void Recording::make_room(std::span<const Operand> operands, std::span<const TensorRef> results) {
-    auto reserve = [](auto& list, size_t more) {
-        if (list.capacity() - list.size() < more)
-            list.reserve(std::max(2 * list.capacity(), list.size() + more));
+// Memory for one more op of so many arguments and results.
+void Recording::make_room(size_t arrays) {
+    auto reserve = [](auto& list, size_t count) {
+        if (list.capacity() < count) [[unlikely]]
+            list.reserve(std::max(2 * list.capacity(), count));
     };
-    size_t numbers = 0;  // of each array its sizes, twice where its storage is new, strides and offset
-    auto count = [&](const Tensor* x) { numbers += x ? 3 * size_t(x->ndim()) + 2 : 1; };
-    for (const Operand& operand : operands) count(operand.tensor);
-    for (const TensorRef& result : results) count(result.get());
-    const size_t arrays = operands.size() + results.size();
-    reserve(list_.args, operands.size());
-    reserve(list_.outs, results.size());
-    reserve(storages_, arrays);
-    reserve(list_.ops, 1);
-    environment_.reserve(environment_.size() + numbers);
-    if (keep_lines_) reserve(lines_, 1);
+    reserve(list_.args, args_ + arrays);
+    reserve(list_.outs, outs_ + arrays);
+    reserve(storages_, storages_.size() + arrays);
+    reserve(list_.ops, ops_ + size_t(1));
+    // of each its sizes, twice where its storage is new, strides and offset
+    environment_.reserve(environment_.size() + arrays * (3 * most_dims + 2));
+    if (keep_lines_) [[unlikely]]
+        reserve(lines_, lines_.size() + 1);
 }
 
 }  // namespace kiln

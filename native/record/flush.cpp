@@ -1,6 +1,7 @@
 // Running a recording: by its program, or op by op on ready kernels; and the check that both give one result.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "base/check.h"
 #include "call/busy.h"
@@ -156,7 +157,7 @@ std::vector<StorageRef> copies_of_written(const Recording& recording) {
 }
 
 // After the program: runs every op again from the same start, and compares what both left in memory.
-void compare_with_ops(const Recording& recording, const RegionVariant& variant, const std::vector<bool>& live,
+void compare_with_ops(const Recording& recording, const RegionVariant& variant, const LiveSet& live,
                       std::span<const StorageRef> before) {
     std::span<const RecordedStorage> storages = recording.storages();
     for (size_t i = 0; i < storages.size(); ++i)
@@ -191,14 +192,13 @@ std::vector<uint32_t> versions_of(const Recording& recording) {
 // ---- choosing ----
 
 // The program for this live set, made if it is time; null: op by op.
-std::shared_ptr<RegionVariant>
-variant_for(const Recording& recording, const std::shared_ptr<RegionEntry>& entry, std::vector<bool> live) {
+std::shared_ptr<RegionVariant> variant_for(const Recording& recording,
+                                           const std::shared_ptr<RegionEntry>& entry, const LiveSet& needed) {
     std::shared_ptr<RegionVariant> known = entry->variant;
-    bool covered = known != nullptr;
-    for (size_t i = 0; covered && i < live.size(); ++i) covered = !live[i] || known->live[i];
-    if (covered) return known;
+    if (known && std::ranges::equal(needed, known->live, std::less_equal())) return known;
     if (entry->failed || entry->pending) return nullptr;
-    for (size_t i = 0; known && i < live.size(); ++i) live[i] = live[i] || known->live[i];
+    LiveSet live = needed;
+    for (size_t i = 0; known && i < live.size(); ++i) live[i] |= known->live[i];
     if (entry->looked != live) {
         entry->looked = live;
         if (auto found = compiler::stored_region(recording, live)) return entry->variant = std::move(found);
@@ -217,8 +217,7 @@ variant_for(const Recording& recording, const std::shared_ptr<RegionEntry>& entr
 }
 
 // Whether the program ran. What goes wrong before its first write is logged, and the ops run one by one.
-bool run_program(const Recording& recording, const std::shared_ptr<RegionEntry>& entry,
-                 const std::vector<bool>& live) {
+bool run_program(const Recording& recording, const std::shared_ptr<RegionEntry>& entry, const LiveSet& live) {
     std::shared_ptr<RegionVariant> variant;  // kept: another thread may give the entry another one
     std::vector<StorageRef> before;
     try {
@@ -246,14 +245,15 @@ void run_recording(Recording& recording, const char* cause) {
     // Of a run by the program everything is timed, of one op by op what eager calls would take as well.
     double seconds = 0, ops_seconds = 0;
     Stopwatch watch(region.measuring ? &seconds : nullptr);
-    std::vector<bool> live;
+    LiveSet live;
+    live.reserve(recording.storages().size());
     for (const RecordedStorage& s : recording.storages())
         live.push_back(s.pending ? s.storage->refcount > 1 : s.written);
-    std::shared_ptr<RegionEntry> entry = region.last = region.entry(recording);
+    std::shared_ptr<RegionEntry> entry = region.entry(recording);
     region.copied = recording.copied();
     const std::vector<uint32_t> versions = check_mode ? versions_of(recording) : std::vector<uint32_t>();
-    KILN_CHECK(!check_mode || entry->list == recording.list(), internal, "KILN_CHECK: ", region.name,
-               ": two different recordings have one hash");
+    KILN_CHECK(!check_mode || (entry->list == recording.list() && entry->hash == recording.hash()), internal,
+               "KILN_CHECK: ", region.name, ": two different recordings have one hash");
     entry->note_end(cause);
     if (entry->lines.empty()) entry->lines.assign(recording.lines().begin(), recording.lines().end());
     uint64_t sight = ++entry->seen;

@@ -135,13 +135,6 @@ void after_fork(bool in_child) {
         if (recording != state.recording.get()) recording->give_up();
 }
 
-StorageRef reserve(size_t nbytes) {
-    StorageRef storage = allocate(0);
-    storage->data = nullptr;
-    storage->nbytes = nbytes;
-    return storage;
-}
-
 void take_memory(Storage& to, Storage& from) {
     std::swap(to.data, from.data);
     std::swap(to.size_class, from.size_class);
@@ -184,13 +177,6 @@ void Recording::begin(std::shared_ptr<Region> region) {
     keep_lines_ = check_mode || on_call || region_->keeps_lines;
     timed_ = region_->measuring > 0;
     recount_ = most_bytes;
-    if (!region_->last) return;
-    const RegionEntry& last = *region_->last;
-    list_.ops.reserve(last.list.ops.size());
-    list_.args.reserve(last.list.args.size());
-    list_.outs.reserve(last.list.outs.size());
-    storages_.reserve(last.storages.size());
-    environment_.reserve(last.environment.size());
 }
 
 void Recording::end() {
@@ -277,7 +263,8 @@ void Recording::flush(const char* cause) {
     wait_until_idle();
     assert_locked();
     if (flushing_) return;  // from inside its own flush: what is not there yet, settle() refuses
-    if (list_.ops.empty()) return clear();
+    if (ops_ == 0) return clear();
+    if (expected_ && ops_ < expected_->list.ops.size()) differ();
     snapshots_.drop();  // what holds a value keeps a program from using its memory again
     Flush running(*this);
     const CallNumbers numbers = call_numbers;  // of the call that needs its values
@@ -301,17 +288,19 @@ void Recording::clear() {
         s.storage->recording_id = -1;
     }
     list_.clear();
+    ops_ = args_ = outs_ = 0;
+    expected_.reset();
     snapshots_.forget();
     environment_.clear();
-    std::vector<RecordedStorage> dying;
-    std::swap(dying, storages_);
-    hash_ = Hash128();
+    std::vector<RecordedStorage> dying = std::move(storages_);
     lines_.clear();
     keep_lines_ = check_mode || on_call || region_->keeps_lines;
     timed_ = region_->measuring > 0;
     bytes_ = 0;
     recount_ = most_bytes;
     seconds_ = 0;
+    dying.clear();  // what goes with them may record
+    if (storages_.empty()) storages_ = std::move(dying);
 }
 
 }  // namespace kiln

@@ -1,8 +1,7 @@
-// Recorded regions: ops are appended instead of run. What was recorded, hashed as it grows, is the key of the
-// program that runs it.
+// Recorded regions: ops are appended instead of run. What was recorded is the key of the program that runs
+// it.
 #pragma once
 
-#include <bit>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -59,44 +58,45 @@ public:
     bool pending(const Storage& storage) const;
     bool flushing() const { return flushing_; }
 
-    const OpList& list() const { return list_; }
+    const OpList& list() const { return expected_ ? expected_->list : list_; }
+    // What it turned out to be, if it is what was expected.
+    const std::shared_ptr<RegionEntry>& expected() const { return expected_; }
     std::span<const RecordedStorage> storages() const { return storages_; }
     const Dims& environment() const { return environment_; }
     const std::shared_ptr<Region>& region() const { return region_; }
-    const Hash128& hash() const { return hash_; }
+    Hash128 hash() const;
     std::span<const SourceLine> lines() const { return lines_; }
     double seconds() const { return seconds_; }
     size_t copied() const { return snapshots_.copied(); }
     TensorRef tensor_of(const ListedArg& arg) const;
 
 private:
-    // Adds a word, or something of 64 bits, to the hash.
-    void mix(const auto& word) { hash_.mix(std::bit_cast<uint64_t>(word)); }
     void append_op(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> results, bool hidden,
                    bool writes);
-    void append_arg(const Operand& operand);
-    void append_out(Tensor& result, bool writes);
-    void mix_op(const ListedOp& op);
+    template <class Said>
+    void keep(std::vector<Said> OpList::* part, uint32_t& count, const Said& said);
+    void differ();
+    ListedArg arg_of(Tensor& tensor);
+    ListedArg number_of(const Number& number);
+    ListedArg written(Tensor& target);
+    ListedArg made(Tensor& result);
     struct Flush;
     bool wait_until_idle();
     void take_snapshots(Operands& operands, Results& held);
     bool accepts(std::span<const Operand> operands, std::span<const TensorRef> out);
-    void make_room(std::span<const Operand> operands, std::span<const TensorRef> results);
+    void make_room(size_t arrays);
     bool holds_too_much();
     int32_t ordinal(Tensor& tensor);
-    int32_t add_storage(StorageRef storage, const Tensor& like, bool pending, bool flat);
-    void describe_arg(ListedArg& arg, Tensor& tensor);
-    void describe_number(ListedArg& arg, const Number& number);
-    ArgClass classify(const Tensor& tensor, const RecordedStorage& storage) const;
-    void mix_arg(const ListedArg& arg);
+    int32_t add_storage(const StorageRef& storage, const Tensor& like, bool pending, bool flat);
     void clear();
 
     std::shared_ptr<Region> region_;
-    Hash128 hash_;
     bool keep_lines_ = false, timed_ = false;
     std::vector<SourceLine> lines_;  // of every op, if they are kept
     Snapshots snapshots_;
-    OpList list_;
+    std::shared_ptr<RegionEntry> expected_;   // what was said so far is the beginning of its list,
+    OpList list_;                             // or this one
+    uint32_t ops_ = 0, args_ = 0, outs_ = 0;  // said so far
     std::vector<RecordedStorage> storages_;
     Dims environment_;
     size_t bytes_ = 0;    // of all storages
@@ -146,8 +146,6 @@ void settle(Storage& storage, bool for_write = false);
 // The same for memory about to be written; gives it memory if it has none yet.
 void settle_target(Storage& storage);
 
-// A storage whose memory comes later, or never (shape_only).
-StorageRef reserve(size_t nbytes);
 // Gives a storage without memory the memory of another.
 void take_memory(Storage& to, Storage& from);
 

@@ -52,19 +52,28 @@ void RegionEntry::note_end(const char* cause) {
         ends.push_back({cause, std::move(line), 1});
 }
 
+std::shared_ptr<RegionEntry> Region::expected() const {
+    const auto known = last ? entries.find(last->next) : entries.end();
+    return known == entries.end() ? nullptr : known->second;
+}
+
 std::shared_ptr<RegionEntry> Region::entry(const Recording& recording) {
-    if (const auto known = entries.find(recording.hash()); known != entries.end()) {
+    const Hash128 hash = recording.expected() ? recording.expected()->hash : recording.hash();
+    const auto known = entries.find(hash);
+    if (last) last->next = hash;
+    if (known != entries.end()) {
         known->second->last_use = ++uses;
-        return known->second;
+        return last = known->second;
     }
-    auto added = std::make_shared<RegionEntry>();
+    auto added = last = std::make_shared<RegionEntry>();
+    added->hash = hash;
     added->list = recording.list();
     added->environment = recording.environment();
     for (RecordedStorage s : recording.storages()) {
         s.identity = std::exchange(s.storage, {}).get();
         added->storages.push_back(s);
     }
-    entries.emplace(recording.hash(), added);
+    entries.emplace(hash, added);
     added->number = ++made;
     added->last_use = ++uses;
     if (entries.size() <= most_entries) return added;

@@ -18,7 +18,7 @@
 namespace kiln {
 
 struct RegionVariant {
-    std::vector<bool> live;            // per storage ordinal: what the program leaves in memory
+    LiveSet live;                      // what the program leaves in memory
     std::shared_ptr<Program> program;  // shared: another thread may replace it during a run
     std::vector<int32_t> outputs;      // storage ordinal of each output
 };
@@ -32,14 +32,20 @@ struct RegionTimes {
 
 struct RecordedStorage {
     StorageRef storage;
-    DType dtype;
-    bool pending;  // has no memory yet
-    bool written;  // an input some recorded op writes
-    bool flat;     // an input first seen through a view: its value is taken as one dim
-    uint8_t ndim;
-    uint32_t slot;  // sizes in the environment
-    uint64_t ones;
+    DType dtype = DType::float32;
+    bool pending = false;     // has no memory yet
+    bool written = false;     // an input some recorded op writes
+    bool flat = false;        // an input first seen through a view: its value is taken as one dim
+    bool shape_only = false;  // it never has values
+    uint8_t ndim = 0;
+    uint32_t slot = 0;  // sizes in the environment
+    uint64_t ones = 0;
     const void* identity = nullptr;  // which one it was, once `storage` is forgotten
+
+    bool looks_like(const RecordedStorage& other) const {
+        return dtype == other.dtype && pending == other.pending && flat == other.flat &&
+               shape_only == other.shape_only && ndim == other.ndim && ones == other.ones;
+    }
 };
 
 // What ended a recording, and where.
@@ -54,6 +60,7 @@ struct Region;
 
 // One recording, seen any number of times.
 struct RegionEntry {
+    Hash128 hash, next;  // `next`: of the recording that came after this one the last time
     uint64_t seen = 0, runs = 0, replays = 0, compiles = 0;
     uint64_t last_use = 0, number = 0;
     OpList list;  // as first seen, for explain() and the check mode, as are its storages and environment
@@ -63,13 +70,13 @@ struct RegionEntry {
     std::vector<RegionEnd> ends;
     std::shared_ptr<RegionVariant> variant;
     RegionTimes times;
-    std::vector<bool> looked;  // the live set last looked for on disk
-    uint64_t settled = 0;      // sights since it is known how it runs
-    bool pending = false;      // its program is being compiled
-    bool failed = false;       // compiling it failed: runs op by op
-    bool measuring = false;    // its next runs are timed
-    bool decided = false;      // whether its program pays is known
-    bool slower = false;       // it does not: runs op by op
+    LiveSet looked;          // the live set last looked for on disk
+    uint64_t settled = 0;    // sights since it is known how it runs
+    bool pending = false;    // its program is being compiled
+    bool failed = false;     // compiling it failed: runs op by op
+    bool measuring = false;  // its next runs are timed
+    bool decided = false;    // whether its program pays is known
+    bool slower = false;     // it does not: runs op by op
 
     // Takes its program; null: there is none.
     void give(Region& region, std::shared_ptr<RegionVariant> program);
@@ -120,6 +127,8 @@ struct Region {
     uint64_t next_trial = 0;  // the same because recording costs more than it saves
     bool anew = false;        // what was measured is forgotten after this rest
 
+    // What is recorded next, if that is what came after the last recording the last time; or null.
+    std::shared_ptr<RegionEntry> expected() const;
     // The entry of a recording, made if there is none; the least recently used one makes room.
     std::shared_ptr<RegionEntry> entry(const Recording& recording);
 

@@ -371,7 +371,7 @@ LATE_IN: dict[str, dict[str, str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 13900
+LONGEST_CORE = 13980
 LONGEST_BINDING = 7825  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
