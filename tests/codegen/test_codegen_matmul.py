@@ -300,8 +300,13 @@ def test_one_row(dtype: str, target: Target, rng: np.random.Generator) -> None:
     spec = product(dtype)._replace(row=True)
     for n, k in [
         (1, 1),
+        (2, 70),
+        (4, 9),
         (5, 3),
+        (7, 130),
         (10, 1030),
+        (12, 65),
+        (15, 514),
         (17, 130),
         (200, 70),
         (300, 5),

@@ -5,6 +5,7 @@ B is read once and nothing else is large, so nothing is packed: each column is a
     contiguous    unit stride along n:  a few rows at a time, their columns from the first to the last
     row_transposed    unit stride along k:  16 columns, four k of each at a time, in registers (transposed.py)
     row_squares   the same where columns share cache sets or are whole vectors:  as many k as columns
+    row_narrow    unit stride along k, fewer columns than 16:  vectors that overlap
     few           unit stride along n, fewer columns than lanes:  vectors that overlap
     gathered      any strides:  one vector, columns past the last repeat it
 
@@ -28,7 +29,13 @@ from kiln.codegen.gemm.grid import row_columns
 from kiln.codegen.gemm.pack import load
 from kiln.codegen.gemm.problem import Batch, batch_indices
 from kiln.codegen.gemm.split_k import Segments
-from kiln.codegen.gemm.transposed import by_squares, row_squares, row_transposed
+from kiln.codegen.gemm.transposed import (
+    NARROW_BYTES,
+    by_squares,
+    row_narrow,
+    row_squares,
+    row_transposed,
+)
 from kiln.codegen.ir.code import IOTA64
 from kiln.codegen.ir.index import Condition, Index, Integer, Pointer
 from kiln.codegen.ir.memory import Memory
@@ -39,7 +46,6 @@ from kiln.table.order import LANES, SEGMENT
 
 RUN_COLUMNS = 1024  # the most columns whose sums are kept at once
 ROWS = 4  # k whose products are added to a sum between its load and its store
-NARROW_BYTES = 16  # of sums: a vector of few columns
 PARAMS = "ptr %a, i64 %ak, ptr %b, i64 %bk, i64 %bs, ptr %c, i64 %k, i64 %cols, i1 %first"
 
 
@@ -48,7 +54,7 @@ def shared_parts(spec: DriverSpec, target: Target) -> list[Part]:
     element = element_of(spec.dtype)
     return [
         shared_part(target, element, contiguous, *([] if target.masks else [few]), gathered),
-        shared_part(target, element, row_transposed, row_squares),
+        shared_part(target, element, row_transposed, row_squares, row_narrow),
     ]
 
 
@@ -285,17 +291,19 @@ class RowDriver:
         count = code.variable(LANES)
         whole = cols if self.masks else cols & -LANES
         several = self.along & (cols >= LANES)
-        turns = several & (self.b_column > 0) & (depth >= 16 // self.element.bytes)
+        turns = self.along & (self.b_column > 0) & (depth >= 16 // self.element.bytes)
+        few = NARROW_BYTES // self.element.bytes
         squares = by_squares(code.target, self.element, column, self.b_column, depth)
         panels = (self.size["k"] <= SEGMENT).choose(cols & -LANES, LANES)
         ways: list[tuple[str, Integer, Condition]] = [
             ("contiguous", whole, self.unit & (whole > 0)),
             ("row_squares", panels, several & squares),
-            ("row_transposed", panels, turns),
+            ("row_transposed", panels, turns & several),
+            ("row_narrow", cols, turns & (cols >= few)),
             ("gathered", LANES, code.condition(True)),
         ]
         if not self.masks:
-            ways.insert(1, ("few", cols, self.unit & (cols >= NARROW_BYTES // self.element.bytes)))
+            ways.insert(1, ("few", cols, self.unit & (cols >= few)))
         with ExitStack() as others:
             for name, columns, fits in ways:
                 other = others.enter_context(code.either(fits))

@@ -8,6 +8,7 @@ and have their bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from kiln.codegen.gemm.element import Element, multiply_add
 from kiln.codegen.gemm.pack import interleave, load, shuffle, side_by_side, stored_type, turned, widen
@@ -20,6 +21,7 @@ from kiln.codegen.target import Target
 from kiln.table.order import LANES
 
 CROWDED = 4096  # bytes a multiple of which columns are apart that share cache sets
+NARROW_BYTES = 16  # of sums: a vector of few columns
 ROW_BITS = 256  # of a vector of columns of one row: 16 columns are at least two chains
 # Eight columns from a base, as in x86 addresses: base + scale * index, (element type that scales, index).
 COLUMN_AT = [
@@ -63,6 +65,7 @@ class _Transposed:
     ) -> None:
         self.code, self.element, self.lanes, self.vectors = code, element, lanes, vectors
         self.heights, self.square = heights, square
+        self.group = len(COLUMN_AT)
         self.part = lanes if square else 16 // element.bytes  # k that are transposed at once
         self.kind = LLVM[element.summed]
         self.vector = f"<{lanes} x {self.kind}>"
@@ -81,7 +84,7 @@ class _Transposed:
         ends, last = past * self.step_of_a(), past * self.element.stored_bytes
         start = part - (self.k & (part - 1))
         with code.times(columns, panel) as left:
-            bases = [b[self.bs * (left + group)] for group in range(0, panel, len(COLUMN_AT))]
+            bases = [b[self.bs * column] for column in self.bases(left)]
             with code.times(rows, self.heights[-1]) as above:
                 here, count = self.row(a, above), (rows - above).min(self.heights[-1])
                 for below, height in zip((0, *self.heights), self.heights):
@@ -96,8 +99,11 @@ class _Transposed:
                     with code.loop(start, part, 1, chains) as turn:
                         x = self.row(here, row)[ends, turn.index * self.step_of_a()]
                         (turn.next,) = self._step([x], self._get(self.taken, turn.index), [turn.values])
-                    for v, chain in enumerate(turn.values):
-                        self.store(above + row, left, v * self.lanes * self.element.bytes, chain)
+                    self.store(above + row, left, turn.values)
+
+    def bases(self, left: Index) -> list[Index]:
+        """The columns from whose addresses those of `group` are told, of the panel that begins there."""
+        return [left + at for at in range(0, self.lanes * self.vectors, self.group)]
 
     def x(self, place: Pointer) -> str:
         """An element of A."""
@@ -115,14 +121,16 @@ class _Transposed:
         """The k of A that are multiplied together, from `a` on."""
         return [a[j * self.element.bytes] for j in range(self.part)]
 
-    def store(self, row: Index, left: Index, place: int, chain: Value) -> None:
-        """Adds a vector of a row's sums to the old ones, so many bytes into the panel that begins there."""
+    def store(self, row: Index, left: Index, chains: list[Value]) -> None:
+        """Adds a row's sums of the panel that begins there to the old ones."""
         code = self.code
         cs, os, op = code.indices("cs", "os", "op")
         c, old = code.pointers("c", "old")
-        into = c[left * self.element.bytes, row * cs, place]
-        before = old[left * op, row * os, place].load(self.vector, self.element.bytes)
-        self.add(before, chain, into)
+        for v, chain in enumerate(chains):
+            place = v * self.lanes * self.element.bytes
+            into = c[left * self.element.bytes, row * cs, place]
+            before = old[left * op, row * os, place].load(self.vector, self.element.bytes)
+            self.add(before, chain, into)
 
     def add(self, before: str, chain: Value, into: Pointer) -> None:
         """Stores the sum of two vectors."""
@@ -182,7 +190,8 @@ class _Transposed:
         """The columns from the bases on, transposed: by k and vector."""
         code, element, part, lanes = self.code, self.element, self.part, self.lanes
         kind = stored_type(element, part)
-        columns = [base.element(scale, code.index(at)) for base in bases for scale, at in COLUMN_AT]
+        near = COLUMN_AT[: self.group]
+        columns = [base.element(scale, code.index(at)) for base in bases for scale, at in near]
         vectors = []
         for v in range(self.vectors):
             own = columns[v * lanes : (v + 1) * lanes]
@@ -237,12 +246,36 @@ class _Row(_Transposed):
         fours = [a[self.step_of_a() * j] for j in range(0, self.part, len(K_AT))]
         return [four.element(kind, code.index(at)) for four in fours for kind, at in K_AT][: self.part]
 
-    def store(self, row: Index, left: Index, place: int, chain: Value) -> None:
-        code, nothing = self.code, self.element.nothing
-        into = code.pointer("%c")[left * self.element.bytes, place]
-        old = into.load(self.vector, self.element.bytes)
-        before = code.op(f"select i1 %first, {self.vector} splat ({nothing}), {self.vector} {old}")
-        self.add(before, chain, into)
+    def store(self, row: Index, left: Index, chains: list[Value]) -> None:
+        code, size, nothing = self.code, self.element.bytes, self.element.nothing
+        c = code.pointer("%c")
+        places = [c[column * size] for column in self.begins(left)]
+        before = []
+        for into in places:  # all are read before any is written: they may overlap
+            old = into.load(self.vector, size)
+            before.append(code.op(f"select i1 %first, {self.vector} splat ({nothing}), {self.vector} {old}"))
+        for old, chain, into in zip(before, chains, places):
+            self.add(old, chain, into)
+
+    def begins(self, left: Index) -> list[Index]:
+        """The first columns of the panel's vectors."""
+        return [left + v * self.lanes for v in range(self.vectors)]
+
+
+class _Narrow(_Row):
+    """The same of a row whose columns are fewer than a panel and a vector at least: the last vectors begin
+    where they end with the last column.
+    """
+
+    def __init__(self, *made: Any) -> None:
+        super().__init__(*made)
+        self.group = self.lanes
+
+    def bases(self, left: Index) -> list[Index]:
+        last = self.code.index("%cols") - self.lanes
+        return [last.min(v * self.lanes) for v in range(self.vectors)]
+
+    begins = bases
 
 
 def tile_transposed(target: Target, element: Element) -> Routine:
@@ -288,11 +321,23 @@ def row_squares(target: Target, element: Element) -> Routine:
     return _one(target, element, "row_squares", element.lanes(target), square=True)
 
 
-def _one(target: Target, element: Element, name: str, lanes: int, square: bool = False) -> Routine:
+def row_narrow(target: Target, element: Element) -> Routine:
+    """The routine row_narrow: row_transposed of fewer than 16 columns, in vectors that overlap."""
+    return _one(target, element, "row_narrow", NARROW_BYTES // element.bytes, kind=_Narrow)
+
+
+def _one(
+    target: Target,
+    element: Element,
+    name: str,
+    lanes: int,
+    square: bool = False,
+    kind: type[_Row] = _Row,
+) -> Routine:
     factors = "ptr %a, i64 %ks, ptr %b, i64 %bk, i64 %bs"
     code = Routine(target, name, f"{factors}, ptr %c, i64 %k, i64 %cols, i1 %first")
     code.line("%rows = add i64 0, 1")
     code.line("%ks3 = mul i64 %ks, 3")
     vectors = 1 if square else LANES // lanes
-    _Row(code, element, lanes, vectors, (1,), square).panels()
+    kind(code, element, lanes, vectors, (1,), square).panels()
     return code
