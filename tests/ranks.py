@@ -66,7 +66,7 @@ def run(
     for rank in range(size):
         ours, theirs = context.Pipe(duplex=False)
         given = (function, rank, size, path, sent, seconds, args, theirs)
-        process = context.Process(target=_rank, args=given, daemon=True)
+        process = context.Process(target=_rank, args=given)
         process.start()
         theirs.close()
         started.append((process, ours))

@@ -42,7 +42,7 @@ _NN = {
     "module": {"module": "Module"},
     "multihead": {"activation": "*"},
     "normalisations": {
-        "batchnorm": "BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm _BatchNorm _NormBase",
+        "batchnorm": "BatchNorm1d BatchNorm2d BatchNorm3d _BatchNorm _NormBase",
         "instancenorm": "InstanceNorm1d InstanceNorm2d InstanceNorm3d _InstanceNorm",
         "normalization": "*",
     },
@@ -57,6 +57,7 @@ _NN = {
     "recurrent": {"rnn": "*"},
     "sampling": {"fold": "Fold Unfold", "upsampling": "*"},
     "similarity": {"loss": "TripletMarginWithDistanceLoss", "distance": "*"},
+    "synchronised_norms": {"batchnorm": "*"},
     "transformers": {"transformer": "*"},
 }
 _DISTRIBUTIONS = {

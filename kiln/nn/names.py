@@ -136,7 +136,6 @@ from kiln.nn.normalisations import (
     LayerNorm as LayerNorm,
     LocalResponseNorm as LocalResponseNorm,
     RMSNorm as RMSNorm,
-    SyncBatchNorm as SyncBatchNorm,
 )
 from kiln.nn.padding import (
     ChannelShuffle as ChannelShuffle,
@@ -216,6 +215,7 @@ from kiln.nn.similarity import (
     PairwiseDistance as PairwiseDistance,
     TripletMarginWithDistanceLoss as TripletMarginWithDistanceLoss,
 )
+from kiln.nn.synchronised_norms import SyncBatchNorm as SyncBatchNorm
 from kiln.nn.transformers import (
     Transformer as Transformer,
     TransformerDecoder as TransformerDecoder,

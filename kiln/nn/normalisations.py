@@ -228,12 +228,16 @@ class _BatchNorm(_NormBase):
         y: Tensor = keeping(input, partial(self._normalized, input), num_batches_tracked=count)
         return y
 
-    def _normalized(self, input: Tensor) -> Tensor:
-        momentum = 0.0 if self.momentum is None else self.momentum
+    def _share(self) -> float:
+        """By how much the statistics move towards those of this batch, which is counted."""
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
-                momentum = 1.0 / float(self.num_batches_tracked)
+                return 1.0 / float(self.num_batches_tracked)
+        return 0.0 if self.momentum is None else self.momentum
+
+    def _normalized(self, input: Tensor) -> Tensor:
+        momentum = self._share()
         kept = not self.training or self.track_running_stats
         y: Tensor = functional.batch_norm(
             input, self.running_mean if kept else None, self.running_var if kept else None, self.weight,
@@ -273,60 +277,6 @@ class BatchNorm3d(_BatchNorm):
     """
 
     dims = (5,)
-
-
-class SyncBatchNorm(_BatchNorm):
-    """Batch normalisation over the batches of several processes. kiln trains in one: that of its own batch.
-
-    (n, c, ...) of any number of dims. `process_group` chooses nothing.
-
-    >>> import kiln
-    >>> model = kiln.nn.Sequential(kiln.nn.Conv2d(3, 4, 1), kiln.nn.BatchNorm2d(4))
-    >>> type(kiln.nn.SyncBatchNorm.convert_sync_batchnorm(model)[1]).__name__
-    'SyncBatchNorm'
-    """
-
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        process_group: Any = None,
-        device: Device | None = None,
-        dtype: DType | None = None,
-        *,
-        bias: bool = True,
-    ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
-        self.process_group = process_group
-
-    def _check_dims(self, input: Tensor) -> None:
-        if input.ndim < 2:
-            raise ValueError(f"expected at least 2D input (got {input.ndim}D input)")
-        if input.shape[1] == 0:
-            raise ValueError("SyncBatchNorm number of input channels should be non-zero")
-
-    @classmethod
-    def convert_sync_batchnorm(cls, module: Module, process_group: Any = None) -> Module:
-        """`module` with a SyncBatchNorm in place of every batch normalisation, of the same tensors.
-
-        The module itself, changed; if it is a batch normalisation, another.
-        """
-        made: Any = module
-        if isinstance(module, _BatchNorm):
-            made = cls(
-                module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats,
-                process_group, bias=module.bias is not None,
-            )  # fmt: skip
-            for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
-                setattr(made, name, getattr(module, name))
-            made.training = module.training
-        for name, child in module.named_children():
-            made.add_module(name, cls.convert_sync_batchnorm(child, process_group))
-        converted: Module = made
-        return converted
 
 
 class _InstanceNorm(_NormBase):

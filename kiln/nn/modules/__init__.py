@@ -18,7 +18,7 @@ from kiln.nn.modules import utils as utils
 _FILES = {
     "activation": "activations multihead",
     "adaptive": "adaptive",
-    "batchnorm": "normalisations lazy",
+    "batchnorm": "normalisations synchronised_norms lazy",
     "channelshuffle": "padding",
     "container": "containers parameter_containers",
     "conv": "convolutions lazy",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -11,46 +10,11 @@ from typing import Any, NoReturn
 from kiln import ops
 from kiln._core import Tensor, grad_enabled, int64
 from kiln.absent import leave_out
-from kiln.autograd import no_grad
 from kiln.nn.module import Module
 from kiln.nn.parallel.reducer import Reducer
+from kiln.nn.ranks import Link
 
 _CAP = 25  # MiB of a bucket
-
-
-class _Link:
-    """The group that a module is in."""
-
-    def __init__(self, group: Any) -> None:
-        # a program that has made a group has imported it
-        self.dist: Any = sys.modules.get("kiln.distributed")
-        if self.dist is None or not self.dist.is_initialized():
-            raise ValueError(
-                "Default process group has not been initialized, please make sure to call "
-                "init_process_group. DistributedDataParallel: in one process train the module itself"
-            )
-        self.group = group
-        self.size, self.rank = self.dist.get_world_size(group), self.dist.get_rank(group)
-
-    def sum(self, x: Tensor) -> Any:
-        """Begins to add a tensor's values of all ranks, in their order; `wait()` of what it gives ends it."""
-        return self.dist.all_reduce(x, self.dist.ReduceOp.SUM, group=self.group, async_op=True)
-
-    def broadcast(self, x: Tensor, source: int) -> None:
-        """Gives a tensor the values of one rank."""
-        self.dist.broadcast(x, group=self.group, group_src=source)
-
-    def broadcast_all(self, tensors: Sequence[Any], source: int) -> None:
-        """The same for several tensors: one message for each dtype."""
-        rows: dict[Any, list[Any]] = {}
-        for x in tensors:
-            rows.setdefault(x.dtype, []).append(x.detach())
-        with no_grad():
-            for members in rows.values():
-                row = ops.cat([x.reshape(-1) for x in members])
-                self.broadcast(row, source)
-                for x, part in zip(members, row.split([x.numel() for x in members]), strict=True):
-                    x.copy_(part.view(x.shape))
 
 
 class DistributedDataParallel(Module):
@@ -94,7 +58,7 @@ class DistributedDataParallel(Module):
         skip_all_reduce_unused_params: bool = False,
     ) -> None:
         super().__init__()
-        link = _Link(process_group)
+        link = Link(process_group, "DistributedDataParallel: in one process train the module itself")
         if device_ids or output_device is not None:
             raise ValueError(
                 "DistributedDataParallel device_ids and output_device arguments only work with GPU modules, "
@@ -254,7 +218,7 @@ leave_out(
 class _Join:
     """Ranks with inputs and those without: before each forward all say which they are."""
 
-    def __init__(self, link: _Link, reducer: Reducer, by_all: bool, throws: bool) -> None:
+    def __init__(self, link: Link, reducer: Reducer, by_all: bool, throws: bool) -> None:
         self._link, self._reducer, self._by_all, self._throws = link, reducer, by_all, throws
         self.last: int | None = None  # the rank whose parameters are the newest
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from kiln.nn.ranks import Link
 from kiln.utils.data.sampler import Sampler, own_generator, permutation
 
 
@@ -14,8 +15,8 @@ class DistributedSampler(Sampler[int]):
 
     Where the samples cannot be dealt out evenly, the first ones come again at the end, or with `drop_last`
     the last ones are left out. `shuffle`: the order is a random one, of `seed` and the epoch, which
-    `set_epoch` sets before each. ValueError without `num_replicas` or `rank`, as there is no process group to
-    ask, and for a rank that is none.
+    `set_epoch` sets before each. `num_replicas` and `rank` are those of the program's group of processes
+    unless given. ValueError where there is none, and for a rank that is none.
 
     >>> import kiln
     >>> list(kiln.utils.data.DistributedSampler(range(5), num_replicas=2, rank=1, shuffle=False))
@@ -32,11 +33,9 @@ class DistributedSampler(Sampler[int]):
         drop_last: bool = False,
     ) -> None:
         if num_replicas is None or rank is None:
-            raise ValueError(
-                "Default process group has not been initialized, and kiln has none: DistributedSampler: "
-                "expected "
-                "num_replicas and rank"
-            )
+            link = Link(None, "DistributedSampler: or give num_replicas and rank")
+            num_replicas = link.size if num_replicas is None else num_replicas
+            rank = link.rank if rank is None else rank
         if not 0 <= rank < num_replicas:
             raise ValueError(f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]")
         self.dataset = dataset
