@@ -60,7 +60,7 @@ def _unexpected(source: int, gives: int, target: int, expects: int) -> str:
 class Board:
     """Pieces of a group's ranks; each class says how they get there."""
 
-    def __init__(self, rank: int, size: int, links: Links) -> None:
+    def __init__(self, rank: int, size: int, links: Any) -> None:
         self.rank, self.size, self.links = rank, size, links
         self.peers = [peer for peer in range(size) if peer != rank]
         room = _ALL // (2 * size * (size + 1))
@@ -241,7 +241,7 @@ class SentBoard(Board):
     0, 1: what this rank gives, by half      2, 3: what came from each, by half      4, 5: what they opened
     """
 
-    def __init__(self, rank: int, size: int, links: Links, deadline: Deadline) -> None:
+    def __init__(self, rank: int, size: int, links: Any) -> None:
         super().__init__(rank, size, links)
         self._private = ops.empty((6 * (size + 1) * self.room,), dtype=_core.uint8)
         self._bytes = memoryview(self._private)

@@ -23,6 +23,9 @@ from kiln.distributed.errors import DistBackendError
 from kiln.distributed.links import Deadline, Late, Links, Lost, connect
 from kiln.distributed.mail import Mail
 from kiln.futures import Future
+from kiln.late import later
+
+_by_mpi = later("kiln.distributed.mpi", "connect")
 
 
 class Work:
@@ -95,10 +98,17 @@ class ProcessGroup:
     """Ranks that communicate. `ranks`: those of the whole program that are in it, in its order."""
 
     def __init__(
-        self, store: Any, ranks: list[int], rank: int, name: str, backend: str, timeout: timedelta
+        self,
+        store: Any,
+        ranks: list[int],
+        rank: int,
+        name: str,
+        backend: str,
+        timeout: timedelta,
+        number: int = 0,
     ) -> None:
         self.ranks, self._rank, self.group_name, self._backend = ranks, rank, name, backend
-        self.store, self.timeout = store, timeout
+        self.store, self.timeout, self._number = store, timeout, number
         self._process = os.getpid()
         self._lost: str | None = None  # why it is of no use
         self._calls = 0
@@ -108,15 +118,22 @@ class ProcessGroup:
         self._thread: threading.Thread | None = None
         self._links, self._board, self.mail = self._connect()
 
-    def _connect(self) -> tuple[list[Links], Board, Mail]:
+    def _connect(self) -> tuple[list[Any], Board, Any]:
         deadline = Deadline(self.timeout.total_seconds())
         size = len(self.ranks)
+        if self._backend == "mpi":
+            by_mpi, messages = _by_mpi(self.ranks, self._number)
+            return [by_mpi], SentBoard(self._rank, size, by_mpi), messages
         if size == 1:
             alone = Links({})
-            return [], SentBoard(0, 1, alone, deadline), Mail(alone, str)
+            return [], SentBoard(0, 1, alone), Mail(alone, str)
         links, here = connect(self.store, self._rank, size, deadline, 2)
-        board = SharedBoard if here else SentBoard
-        return links, board(self._rank, size, links[0], deadline), Mail(links[1], self._name_lost)
+        board: Board
+        if here:
+            board = SharedBoard(self._rank, size, links[0], deadline)
+        else:
+            board = SentBoard(self._rank, size, links[0])
+        return links, board, Mail(links[1], self._name_lost)
 
     # ---- what it is ----
 

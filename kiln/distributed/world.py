@@ -9,15 +9,18 @@ from typing import Any
 
 from kiln.distributed.process_group import ProcessGroup
 from kiln.distributed.rendezvous import rendezvous
-from kiln.distributed.store import PrefixStore
+from kiln.distributed.store import HashStore, PrefixStore
 from kiln.errors import warn
+from kiln.late import later
 
+_mpi_is_there = later("kiln.distributed.mpi", "is_there")
+_everybody_of_mpi = later("kiln.distributed.mpi", "everybody")
 default_pg_timeout = timedelta(minutes=30)
 
 
 class Backend(str):
-    """The name of a way to communicate. kiln has one of its own for CPUs, under the name of PyTorch's
-    "gloo".
+    """The name of a way to communicate: "gloo" is kiln's own, under the name of PyTorch's for CPUs; "mpi"
+    goes by an MPI library.
 
     >>> kiln.distributed.Backend("GLOO")
     'gloo'
@@ -72,7 +75,7 @@ def is_backend_available(backend: str) -> bool:
     >>> kiln.distributed.is_backend_available("gloo"), kiln.distributed.is_nccl_available()
     (True, False)
     """
-    return backend.lower() == "gloo"
+    return backend.lower() == "gloo" or (backend.lower() == "mpi" and is_mpi_available())
 
 
 def is_gloo_available() -> bool:
@@ -85,7 +88,13 @@ def is_nccl_available() -> bool:
     return False
 
 
-is_mpi_available = is_ucc_available = is_xccl_available = is_nccl_available
+def is_mpi_available() -> bool:
+    """Whether mpi4py and an MPI library can be loaded."""
+    there: bool = _mpi_is_there()
+    return there
+
+
+is_ucc_available = is_xccl_available = is_nccl_available
 
 
 def _backend_of(backend: Any) -> str:
@@ -95,7 +104,7 @@ def _backend_of(backend: Any) -> str:
     asked = Backend(backend)
     by_device = dict(part.split(":", 1) for part in asked.split(",") if ":" in part)
     name = by_device.get("cpu", "" if by_device else asked)
-    if not is_backend_available(name):
+    if name != "mpi" and not is_backend_available(name):
         raise RuntimeError(
             f"Distributed package doesn't have {(name or asked).upper()} built in: kiln runs on CPUs, whose "
             'backend is "gloo"'
@@ -118,7 +127,8 @@ def init_process_group(
 
     They find each other by `store`, or as `init_method` says: "env://" (unless given) by the variables RANK,
     WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which `python -m kiln.distributed.run` sets;
-    "tcp://host:port" at that address; "file:///path" by a file. `timeout` holds for this and for every call.
+    "tcp://host:port" at that address; "file:///path" by a file. With the backend "mpi" they are those that
+    mpiexec started. `timeout` holds for this and for every call.
 
     RuntimeError for a backend that is not there, DistBackendError that names the ranks that did not come,
     ValueError where the group is there already or `world_size` and `rank` are not told.
@@ -131,7 +141,9 @@ def init_process_group(
         raise ValueError("Cannot specify both init_method and store.")
     name = _backend_of(backend)
     timeout = timeout or default_pg_timeout
-    if store is None:
+    if name == "mpi":
+        store, (rank, world_size) = HashStore(), _everybody_of_mpi()
+    elif store is None:
         url = init_method or "env://"
         store, rank, world_size = next(iter(rendezvous(url, rank, world_size, timeout=timeout)))
         store.set_timeout(timeout)
@@ -143,7 +155,8 @@ def init_process_group(
 def _make(
     store: Any, ranks: list[int], rank: int, name: str, backend: str, timeout: timedelta
 ) -> ProcessGroup:
-    made = ProcessGroup(PrefixStore(name, store), ranks, ranks.index(rank), name, backend, timeout)
+    own = PrefixStore(name, store)
+    made = ProcessGroup(own, ranks, ranks.index(rank), name, backend, timeout, _made)
     _groups.append(made)
     return made
 

@@ -138,6 +138,7 @@ TOPS = {"__init__", "__main__", "as_torch", "cli", "einops", "testing"}
 # what is imported by the function that needs it, with the reason: third-party modules wherever it is
 LATE = {
     "numpy": "a program that makes no array of it needs none",
+    "mpi4py": "an extra",
     "scipy": "an extra",
     "matplotlib": "an extra",
     "tqdm": "an extra",
