@@ -234,6 +234,8 @@ LATE_IN: dict[str, dict[str, str]] = {
         "*": "as kiln's own parts",
     },
     "kiln/distributed/__init__.py": {"*": "as kiln's own parts"},
+    "kiln/distributed/process_group.py": {"kiln.distributed.mpi": "for who asks for MPI"},
+    "kiln/distributed/world.py": {"kiln.distributed.mpi": "for who asks for MPI"},
     "kiln/fx/experimental/proxy_tensor.py": {"kiln.export.recorded": "for who calls make_fx"},
     "kiln/fx/graph.py": {"tabulate": "an extra"},
     "kiln/fx/passes/graph_drawer.py": {"pydot": "an extra"},
