@@ -110,6 +110,11 @@ class Future(Generic[T]):
         self._complete(None, result)
 
     def _complete(self, value: Any, error: BaseException | None) -> None:
+        for call in self._settle(value, error):
+            call(self)
+
+    def _settle(self, value: Any, error: BaseException | None) -> list[Callable[[Future[T]], Any]]:
+        """Completes it; what is to be called now."""
         with self._changed:
             if self._done:
                 raise RuntimeError(
@@ -119,8 +124,7 @@ class Future(Generic[T]):
             self._value, self._error, self._done = value, error, True
             waiting, self._callbacks = self._callbacks, []
             self._changed.notify_all()
-        for call in waiting:
-            call(self)
+        return waiting
 
     def _when_done(self, call: Callable[[Future[T]], Any]) -> None:
         with self._changed:

@@ -29,7 +29,7 @@ from kiln.ops.views.shared import Segment, new_descriptor
 
 _MOST = 1 << 20  # bytes of a piece: those of a step stay in a cache
 _ALL = 64 << 20  # bytes of all pieces of a group on one machine
-_LEAST = 16 << 10
+_LEAST = 4 << 10
 _SAID = Struct("<QQqqQ")  # number of the call, hash of what it is, bytes to and from the peer, steps needed
 _LENGTH = Struct("<I")
 

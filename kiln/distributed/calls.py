@@ -13,6 +13,7 @@ from typing import Any
 
 from kiln import _core, ops
 from kiln._core import Tensor
+from kiln.autograd import inference_mode
 from kiln.distributed import collectives
 from kiln.distributed.collectives import Steps
 from kiln.distributed.mail import ANY, Receipt
@@ -25,14 +26,25 @@ class _Flat:
     """A tensor's elements in a row, as a collective reads or writes them."""
 
     def __init__(self, x: Tensor) -> None:
-        x.data_ptr()  # what was put off is done now, on this thread
         self.tensor = x.detach()
+        self._loan = _lent(self.tensor)  # what was put off is done now, on this thread
         self.row = (self.tensor if x.is_contiguous() else self.tensor.contiguous()).reshape(-1)
+        if not x.is_contiguous():
+            self.row.data_ptr()
 
     def back(self) -> None:
         """To the tensor, once the row is written."""
         if not self.tensor.is_contiguous():
-            self.tensor.copy_(self.row.view(self.tensor.shape))
+            with inference_mode():
+                self.tensor.copy_(self.row.view(self.tensor.shape))
+        self._loan = None
+
+
+def _lent(x: Tensor) -> Any:
+    """Holds memory that others write, so that recordings know of it, as long as it is held."""
+    if x.dtype is _core.bfloat16:  # of which no buffer tells
+        return x.data_ptr()
+    return memoryview(x)
 
 
 def _tensor(x: Any, name: str, argument: str) -> Tensor:
@@ -414,11 +426,16 @@ def irecv(
 
     def done(error: Exception | None, sender: int = -1) -> None:
         if error is None:
-            flat.back()
             handle._source = found.ranks[sender]
+            try:
+                flat.back()
+            except Exception as failed:
+                error = failed
         handle._complete(error)
 
-    found.mail.receive(Receipt(source, tag, x.dtype.name, _bytes(flat.row), done))
+    receipt = Receipt(source, tag, x.dtype.name, _bytes(flat.row), done)
+    handle._cancel = lambda: found.mail.cancel(receipt)
+    found.mail.receive(receipt)
     return handle
 
 
@@ -445,7 +462,11 @@ def _wait(handle: Work | None, given: Any) -> int:
     if handle is None:
         return -1
     found = group_of(given, "recv")
-    handle.wait(found.timeout if found else None)
+    try:
+        handle.wait(found.timeout if found else None)
+    except BaseException:
+        handle._cancel()
+        raise
     return handle.source_rank()
 
 

@@ -11,11 +11,13 @@ the store whom it missed, so that all name the same rank.
 
 from __future__ import annotations
 
+import hmac
 import os
 import select
 import socket
 import struct
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -25,7 +27,10 @@ from typing import Any
 
 from kiln.distributed.errors import DistBackendError, DistNetworkError
 
+_LONGEST = 2_000_000.0  # seconds, which poll can still take as milliseconds
 _HELLO = struct.Struct("<16sII")  # the secret, the rank, which of its connections
+_GREETING = 2.0  # seconds in which who connects shows the secret
+_AGAIN = 0.005  # seconds between looks for a rank that listens somewhere else by now
 _LOOPBACK = ("127.0.0.1", "::1", "localhost", "")
 _live: weakref.WeakSet[Links] = weakref.WeakSet()
 
@@ -51,7 +56,7 @@ class Deadline:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._at = time.monotonic() + seconds
+        self._at = time.monotonic() + min(seconds, _LONGEST)
 
     def left(self) -> float:
         """Seconds, never below 0."""
@@ -191,8 +196,14 @@ class _Door:
 
     def accept(self, deadline: Deadline) -> socket.socket | None:
         """The next that comes; None when the time is over."""
-        ready = select.select(list(self.sockets.values()), [], [], deadline.left())[0]
-        return ready[0].accept()[0] if ready else None
+        poll = select.poll()
+        for s in self.sockets.values():
+            poll.register(s, select.POLLIN)
+        listening = {s.fileno(): s for s in self.sockets.values()}
+        while ready := poll.poll(deadline.left() * 1000):
+            with suppress(OSError):  # whoever came is gone again
+                return listening[ready[0][0]].accept()[0]
+        return None
 
     def close(self) -> None:
         for s in self.sockets.values():
@@ -216,18 +227,14 @@ def connect(store: Any, rank: int, size: int, deadline: Deadline, kinds: int) ->
     """
     own = getattr(store, "_underlying_non_prefix_store", store)
     door = _Door(getattr(own, "host", ""))
+    secret = os.urandom(16)
     try:
-        store.set(f"rank {rank}", "\n".join(f"{kind} {where}" for kind, where in door.address.items()))
-        if rank == 0:
-            store.set("secret", os.urandom(16))
-        addresses = [_address(store, peer, deadline) for peer in range(size)]
-        secret = store.get("secret")
+        address = {**door.address, "secret": secret.hex()}
+        store.set(f"rank {rank}", "\n".join(f"{kind} {where}" for kind, where in address.items()))
         found: list[dict[int, socket.socket]] = [{} for _ in range(kinds)]
         for peer in range(rank):
             for kind in range(kinds):
-                s = _reach(peer, door.address["machine"], addresses[peer], deadline)
-                s.sendall(_HELLO.pack(secret, rank, kind))
-                found[kind][peer] = s
+                found[kind][peer] = _reach(store, peer, rank, kind, door.address["machine"], deadline)
         wanted = {(peer, kind) for peer in range(rank + 1, size) for kind in range(kinds)}
         while wanted:
             came = door.accept(deadline)
@@ -239,6 +246,7 @@ def connect(store: Any, rank: int, size: int, deadline: Deadline, kinds: int) ->
                 continue
             wanted.discard((peer, kind))
             found[kind][peer] = came
+        addresses = [_address(store, peer, deadline) for peer in range(size)]
     finally:
         door.close()
     for sockets in found:
@@ -263,23 +271,44 @@ def _address(store: Any, peer: int, deadline: Deadline) -> dict[str, str]:
     return dict(line.split(" ", 1) for line in lines)
 
 
-def _reach(peer: int, here: str, address: dict[str, str], deadline: Deadline) -> socket.socket:
-    """A socket that is connected to where a rank listens."""
-    try:
-        if address["machine"] == here and "unix" in address:
-            s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            s.settimeout(deadline.left() or 0.001)
-            s.connect(f"\0{address['unix']}")
+def _reach(store: Any, peer: int, rank: int, kind: int, here: str, deadline: Deadline) -> socket.socket:
+    """A connection to a rank that knows who it is from. What the store says may be of an earlier group of its
+    name, until the rank comes to this one: nobody listens there.
+    """
+    again = threading.Event()
+    while True:
+        address = _address(store, peer, deadline)
+        try:
+            s = _connected(peer, here, address, deadline)
+            s.sendall(_HELLO.pack(bytes.fromhex(address["secret"]), rank, kind))
             return s
-        host, port = address["tcp"].split(" ")
-        return socket.create_connection((host, int(port)), timeout=deadline.left() or 0.001)
-    except (OSError, KeyError) as error:
-        raise DistNetworkError(f"init_process_group: rank {peer} cannot be reached: {error}") from error
+        except OSError as error:
+            if not deadline.left():
+                raise DistNetworkError(
+                    f"init_process_group: rank {peer} cannot be reached: {error}"
+                ) from error
+        again.wait(_AGAIN)
+
+
+def _connected(peer: int, here: str, address: dict[str, str], deadline: Deadline) -> socket.socket:
+    """A socket that is connected to where a rank listens."""
+    if address["machine"] == here and "unix" in address:
+        s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        s.settimeout(deadline.left() or 0.001)
+        s.connect(f"\0{address['unix']}")
+        return s
+    if "tcp" not in address:
+        raise DistNetworkError(
+            f"init_process_group: rank {peer} is on another machine and listens on its own only; a store "
+            "with a host (tcp://, env://) says where machines meet"
+        )
+    host, port = address["tcp"].split(" ")
+    return socket.create_connection((host, int(port)), timeout=deadline.left() or 0.001)
 
 
 def _greeted(came: socket.socket, secret: bytes, deadline: Deadline) -> tuple[int, int]:
     """The rank that a connection is from, and which it is; (-1, 0) for a stranger's."""
-    came.settimeout(min(deadline.left(), 10.0) or 0.001)
+    came.settimeout(min(deadline.left(), _GREETING) or 0.001)
     try:
         data = b""
         while len(data) < _HELLO.size:
@@ -290,4 +319,4 @@ def _greeted(came: socket.socket, secret: bytes, deadline: Deadline) -> tuple[in
     except OSError:
         return -1, 0
     said, rank, kind = _HELLO.unpack(data)
-    return (rank, kind) if said == secret else (-1, 0)
+    return (rank, kind) if hmac.compare_digest(said, secret) else (-1, 0)

@@ -7,6 +7,7 @@ with one tag are received in the order they were sent in.
     WHOLE  tag, dtype, bytes, then the bytes      a short message
     ASKS   tag, dtype, bytes, number              a long one is there
     GO     number                                 it may come
+    NO     number                                 nobody takes it
     BYTES  number, bytes, then the bytes
 """
 
@@ -24,7 +25,7 @@ from kiln.distributed.errors import DistBackendError
 from kiln.distributed.links import Links, Lost
 
 _HEAD = struct.Struct("<Bq16sQQ")  # kind, tag, dtype, bytes, number
-_WHOLE, _ASKS, _GO, _BYTES = range(4)
+_WHOLE, _ASKS, _GO, _NO, _BYTES = range(5)
 _SHORT = 32 << 10  # bytes of a message that goes out unasked
 ANY = -1
 
@@ -95,6 +96,10 @@ class Mail:
         """Fills a buffer with the next message that is for it."""
         self._ask(lambda: self._expect(receipt))
 
+    def cancel(self, receipt: Receipt) -> None:
+        """Nobody waits for it any more; what comes is another's."""
+        self._ask(lambda: self._forget(receipt))
+
     def close(self) -> None:
         """Ends the thread, once what was sent is out."""
         thread = self._thread
@@ -120,6 +125,10 @@ class Mail:
 
     # ---- the thread's side ----
 
+    def _forget(self, receipt: Receipt) -> None:
+        if receipt in self._receipts:
+            self._receipts.remove(receipt)
+
     def _end(self) -> None:
         self._closed = True
 
@@ -133,18 +142,19 @@ class Mail:
             events[descriptor] = select.POLLIN
             poll.register(descriptor, select.POLLIN)
         while not (self._closed and not any(p.out for p in self._peers.values())):
-            for descriptor, _ in poll.poll():
+            ready = poll.poll()
+            for descriptor, _ in ready:
                 peer = by_descriptor.get(descriptor)
                 if peer is None:
                     with suppress(BlockingIOError):
                         self._bell[0].recv(4096)
                 elif peer.lost is None:
-                    self._read(peer)
+                    self._guarded(peer, self._read)
             while self._asked:
                 self._asked.popleft()()
             for descriptor, peer in by_descriptor.items():
                 if peer.out and peer.lost is None:
-                    self._write(peer)
+                    self._guarded(peer, self._write)
                 wanted = 0 if peer.lost else select.POLLIN | (select.POLLOUT if peer.out else 0)
                 if wanted != events[descriptor]:
                     events[descriptor] = wanted
@@ -152,8 +162,20 @@ class Mail:
                         poll.modify(descriptor, wanted)
                     else:
                         poll.unregister(descriptor)
+        for peer in self._peers.values():  # what nobody took, or sent
+            if peer.lost is None:
+                self._lose(peer, "the process group was destroyed")
         for s in self._bell:
             s.close()
+
+    def _guarded(self, peer: _Peer, turn: Callable[[_Peer], None]) -> None:
+        """Reads or writes; a connection that ended, or brings what is no message, is given up."""
+        try:
+            turn(peer)
+        except BlockingIOError:
+            pass
+        except Exception as error:
+            self._lose(peer, str(error) if isinstance(error, OSError) else repr(error))
 
     def _begin(self, peer: _Peer, tag: int, dtype: str, data: memoryview, done: Callable[..., None]) -> None:
         if peer.lost:
@@ -184,53 +206,41 @@ class Mail:
 
     def _deliver(self, peer: _Peer, message: _Arrived, receipt: Receipt) -> None:
         error = receipt.error(peer.rank, message.dtype, message.nbytes)
+        if message.data is None:
+            answer = _NO if error else _GO
+            peer.out.append((memoryview(_HEAD.pack(answer, 0, b"", 0, message.number)), None))
+            if error is None:
+                peer.coming[message.number] = receipt
+        elif error is None:
+            receipt.into[:] = message.data
+            receipt.done(None, peer.rank)
         if error is not None:
             receipt.done(error)
-            if message.data is None:  # takes it nevertheless, so that the sender is done
-                receipt = Receipt(peer.rank, 0, "", memoryview(bytearray(message.nbytes)), lambda *_: None)
-        if message.data is not None:
-            if error is None:
-                receipt.into[:] = message.data
-                receipt.done(None, peer.rank)
-            return
-        peer.coming[message.number] = receipt
-        peer.out.append((memoryview(_HEAD.pack(_GO, 0, b"", 0, message.number)), None))
 
     def _write(self, peer: _Peer) -> None:
-        try:
-            while peer.out:
-                data, done = peer.out[0]
-                while len(data):
-                    data = data[peer.socket.send(data) :]
-                    peer.out[0] = data, done
-                peer.out.popleft()
-                if done is not None:
-                    done(None)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._lose(peer, str(error))
+        while peer.out:
+            data, done = peer.out[0]
+            while len(data):
+                data = data[peer.socket.send(data) :]
+                peer.out[0] = data, done
+            peer.out.popleft()
+            if done is not None:
+                done(None)
 
     def _read(self, peer: _Peer) -> None:
-        try:
-            while True:
-                while len(peer.into):
-                    count = peer.socket.recv_into(peer.into)
-                    if not count:
-                        self._lose(peer, "closed by it")
-                        return
-                    peer.into = peer.into[count:]
-                then, peer.then = peer.then, None
-                if then is None:
-                    self._headed(peer)
-                else:
-                    then()
-                if peer.then is None:
-                    peer.into = memoryview(peer.head)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._lose(peer, str(error))
+        while True:
+            while len(peer.into):
+                count = peer.socket.recv_into(peer.into)
+                if not count:
+                    raise OSError("closed by it")
+                peer.into = peer.into[count:]
+            then, peer.then = peer.then, None
+            if then is None:
+                self._headed(peer)
+            else:
+                then()
+            if peer.then is None:
+                peer.into = memoryview(peer.head)
 
     def _headed(self, peer: _Peer) -> None:
         """A head is there: what comes behind it is for whom."""
@@ -240,6 +250,9 @@ class Mail:
             data, done = peer.waiting.pop(number)
             peer.out.append((memoryview(_HEAD.pack(_BYTES, 0, b"", len(data), number)), None))
             peer.out.append((data, done))
+        elif kind == _NO:
+            _, done = peer.waiting.pop(number)
+            done(DistBackendError(f"send: rank {peer.rank} of the group expected another size or dtype"))
         elif kind == _ASKS:
             self._arrive(peer, _Arrived(tag, name, nbytes, number, None))
         elif kind == _BYTES:
@@ -269,6 +282,7 @@ class Mail:
         peer.out.clear()
         peer.waiting.clear()
         peer.coming.clear()
+        peer.arrived = [message for message in peer.arrived if message.data is not None]
         alone = all(p.lost for p in self._peers.values())
         gone = [r for r in self._receipts if r.source == peer.rank or (r.source == ANY and alone)]
         self._receipts = [r for r in self._receipts if r not in gone]

@@ -137,6 +137,10 @@ class MpiMail:
         """Fills a buffer with the next message that is for it."""
         self._ask(lambda: self._receipts.append(receipt))
 
+    def cancel(self, receipt: Receipt) -> None:
+        """Nobody waits for it any more; what comes is another's."""
+        self._ask(lambda: self._forget(receipt))
+
     def close(self) -> None:
         """Ends the thread, once what was sent is out."""
         if self._thread is not None:
@@ -155,6 +159,10 @@ class MpiMail:
             self._changed.notify()
 
     # ---- the thread's side ----
+
+    def _forget(self, receipt: Receipt) -> None:
+        if receipt in self._receipts:
+            self._receipts.remove(receipt)
 
     def _end(self) -> None:
         self._closed = True

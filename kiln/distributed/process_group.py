@@ -36,6 +36,7 @@ class Work:
         self._result = result
         self._ended = threading.Event()
         self._source = -1
+        self._cancel: Callable[[], None] = lambda: None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """True when the call is done; raises what it raised. RuntimeError where that takes longer than
@@ -44,7 +45,7 @@ class Work:
         seconds = timeout.total_seconds() if timeout else None
         if not self._ended.wait(seconds or None):
             raise DistBackendError(f"Work.wait: the call was not done within {seconds:g} s")
-        self._future.wait()
+        self._future.value()
         return True
 
     def is_completed(self) -> bool:
@@ -81,13 +82,16 @@ class Work:
             self._complete(None)
 
     def _complete(self, error: BaseException | None) -> None:
-        """Whoever waits goes on, then what follows is called."""
+        """Whoever waits goes on. What follows is called by a thread of its own: it may wait for more calls of
+        the group.
+        """
+        if not (error is None or isinstance(error, Exception)):
+            error = DistBackendError(f"interrupted: {error!r}")
+        calls = self._future._settle(None if error else _listed(self._result), error)
         self._ended.set()
-        if error is None:
-            self._future.set_result(_listed(self._result))
-        else:
-            failed = error if isinstance(error, Exception) else DistBackendError(f"interrupted: {error!r}")
-            self._future.set_exception(failed)
+        if calls:
+            follow = threading.Thread(target=lambda: [call(self._future) for call in calls], daemon=True)
+            follow.start()
 
 
 def _listed(x: Any) -> list[Any]:
@@ -118,7 +122,7 @@ class ProcessGroup:
         self._thread: threading.Thread | None = None
         self._links, self._board, self.mail = self._connect()
 
-    def _connect(self) -> tuple[list[Any], Board, Any]:
+    def _connect(self) -> tuple[list[Any], Any, Any]:
         deadline = Deadline(self.timeout.total_seconds())
         size = len(self.ranks)
         if self._backend == "mpi":
@@ -216,8 +220,12 @@ class ProcessGroup:
     def _agreed(self, why: str) -> str:
         """What the first rank to notice says is wrong with the group."""
         with suppress(Exception):  # the store may be gone as well
+            before = self.store.timeout
             self.store.set_timeout(timedelta(seconds=5))
-            return bytes(self.store.compare_set("lost", "", why)).decode()
+            try:
+                return bytes(self.store.compare_set("lost", "", why)).decode()
+            finally:
+                self.store.set_timeout(before)
         return why
 
     def _fail(self, text: str, why: str) -> DistBackendError:
@@ -251,7 +259,8 @@ class ProcessGroup:
         while True:
             with self._changed:
                 while not self._queue:
-                    if self._lost is not None or not self._changed.wait(60.0):
+                    waited = self._lost is None and self._changed.wait(60.0)
+                    if not waited and not self._queue:
                         self._thread = None
                         return
                 handle, work = self._queue[0]
@@ -271,5 +280,6 @@ class ProcessGroup:
         self.mail.close()
         for links in self._links:
             links.close()
+        self._links, self._board, self.mail = [], None, None  # their memory goes now
         with self._changed:
             self._changed.notify()

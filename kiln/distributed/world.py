@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -47,7 +48,10 @@ class GroupMember(group):
 
 
 _groups: list[ProcessGroup] = []  # the default one first
-_made = 0  # groups since, of which every rank makes the same
+# Names of groups do not come again while the program runs: the store may still know the earlier ones. Every
+# rank counts the same: default groups, those of new_group, those that their members alone make.
+_counts: Counter[str] = Counter()
+_stores: dict[tuple[Any, ...], Any] = {}  # of this process's rendezvous: a second group meets at the same
 
 
 def is_available() -> bool:
@@ -145,18 +149,28 @@ def init_process_group(
         store, (rank, world_size) = HashStore(), _everybody_of_mpi()
     elif store is None:
         url = init_method or "env://"
-        store, rank, world_size = next(iter(rendezvous(url, rank, world_size, timeout=timeout)))
+        where = (
+            url,
+            rank,
+            world_size,
+            *map(os.environ.get, ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")),
+        )
+        if where not in _stores:
+            _stores[where] = next(iter(rendezvous(url, rank, world_size, timeout=timeout)))
+        store, rank, world_size = _stores[where]
         store.set_timeout(timeout)
     elif world_size <= 0 or rank < 0:
         raise ValueError("world_size must be positive and rank not negative if using store")
-    group.WORLD = _make(store, list(range(world_size)), rank, group_name or "default", name, timeout)
+    title = f"{group_name or 'default'} {_counts['default']}"
+    group.WORLD = _make(store, list(range(world_size)), rank, title, name, timeout)
+    _counts["default"] += 1
 
 
 def _make(
     store: Any, ranks: list[int], rank: int, name: str, backend: str, timeout: timedelta
 ) -> ProcessGroup:
     own = PrefixStore(name, store)
-    made = ProcessGroup(own, ranks, ranks.index(rank), name, backend, timeout, _made)
+    made = ProcessGroup(own, ranks, ranks.index(rank), name, backend, timeout, _counts["group"])
     _groups.append(made)
     return made
 
@@ -197,7 +211,6 @@ def new_group(
     in it too (who get GroupMember.NON_GROUP_MEMBER), and in the same order; with
     `use_local_synchronization` only those that are in it.
     """
-    global _made
     all_ranks = world("new_group")
     chosen = sorted(ranks) if ranks is not None else list(all_ranks.ranks)
     if len(set(chosen)) != len(chosen):
@@ -210,11 +223,11 @@ def new_group(
             )
     name = _backend_of(backend or all_ranks.name())
     if use_local_synchronization:
-        alike = sum(g.ranks == chosen for g in _groups)
-        title = f"of ranks {','.join(map(str, chosen))}, {alike}"
+        kind = f"of ranks {','.join(map(str, chosen))},"
     else:
-        _made += 1
-        title = f"group {_made}"
+        kind = "group"
+    _counts[kind] += 1
+    title = f"{kind} {_counts[kind]}"
     if all_ranks.rank() not in chosen:
         return GroupMember.NON_GROUP_MEMBER
     whole = all_ranks.store.underlying_store
@@ -259,7 +272,6 @@ def new_subgroups_by_enumeration(
 
 def destroy_process_group(group: Any = None) -> None:
     """Leaves a group, or with the default one all of them, when the calls that were made are done."""
-    global _made
     if group == GroupMember.NON_GROUP_MEMBER:
         return
     found = world("destroy_process_group") if group is None else group
@@ -271,7 +283,6 @@ def destroy_process_group(group: Any = None) -> None:
         _groups.remove(each)
     if not _groups:
         GroupMember.WORLD = globals()["group"].WORLD = None
-        _made = 0
 
 
 # ---- who is who ----

@@ -33,6 +33,7 @@ def library_of(found: Captured, name: str, target: str | None = None, weights: s
     """A program as a library for a level of processors, this machine's unless given. `weights`: "inside" or
     "beside", in a file of their own; inside unless they are more than INSIDE bytes.
     """
+    found.expect_plan("to_native")
     check_name(name, "to_native")
     level = target_of(target)
     if weights not in (None, "inside", "beside"):
@@ -84,7 +85,6 @@ def to_native(
     program: Any, folder: Any, name: Any, target: str | None, weights: str | None, verify: bool
 ) -> str:
     """What `ExportedProgram.to_native` does."""
-    program._captured.expect_plan("to_native")
     made = library_of(program._captured, name, target, weights)
     if verify and not host_target().includes(made.driver.target):
         raise ValueError(f"to_native: verify runs the library, and this machine runs no {target}")

@@ -33,6 +33,7 @@ ARRAYS = {
 
 def wasm_of(found: Captured, name: str, relaxed: bool = False) -> Library:
     """All files of a module; `relaxed`: it needs relaxed SIMD."""
+    found.expect_plan("to_wasm")
     target = RELAXED if relaxed else WASM
     check_name(name, "to_wasm")
     graph, arrays = folded(found)
@@ -59,7 +60,6 @@ def wasm_of(found: Captured, name: str, relaxed: bool = False) -> Library:
 
 def to_wasm(program: Any, folder: Any, name: Any, verify: bool, relaxed: bool) -> str:
     """What `ExportedProgram.to_wasm` does."""
-    program._captured.expect_plan("to_wasm")
     made = wasm_of(program._captured, name, relaxed)
     path = write(made, folder)[0]
     if verify:

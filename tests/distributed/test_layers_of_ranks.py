@@ -31,7 +31,13 @@ def trained(norm: Any, x: Any) -> list[Any]:
         y = norm(x)
         (y * y * weights()).sum().backward()
         found += [y.detach(), x.grad, norm.weight.grad.clone(), norm.bias.grad.clone()]
-    return [*found, norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.eval()(x.detach()).detach()]
+    return [
+        *found,
+        norm.running_mean,
+        norm.running_var,
+        norm.num_batches_tracked,
+        norm.eval()(x.detach()).detach(),
+    ]
 
 
 def synchronised(rank: int, size: int, momentum: float | None) -> list[Any]:

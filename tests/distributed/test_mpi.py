@@ -14,7 +14,9 @@ import pytest
 from backend import kiln
 from test_collectives import DTYPES, expected
 
-MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+MPIEXEC = shutil.which(
+    "mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+)
 pytestmark = pytest.mark.skipif(
     MPIEXEC is None or not kiln.distributed.is_mpi_available(), reason="needs mpi4py and mpiexec"
 )
@@ -61,7 +63,8 @@ def test_every_collective_and_dtype(size: int, tmp_path: Path) -> None:
     [
         ("test_messages:around", 3),
         ("test_messages:parts_of_tensors", 2),
-        ("test_messages:unfit", 2),
+        ("test_messages:followed", 2),
+        ("test_messages:inference", 2),
         ("test_messages:in_a_batch", 2),
         ("test_messages:objects", 3),
         ("test_messages:groups", 4),

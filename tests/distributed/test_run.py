@@ -116,11 +116,11 @@ sys.exit(3)
 
 
 def alive(pid: int) -> bool:
+    """Whether a process runs: one that ended may wait for its new parent to take note of it."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-    return state not in "ZX"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -208,7 +208,10 @@ def test_modules_and_programs_of_other_languages(tmp_path: Path) -> None:
         (["-m", "part", "x"], "__main__ ['x']\n"),
         (["--no-python", "echo", "hello"], "hello\n"),
     ):
-        found = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        found = subprocess.run(
+            [*command, *options], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
         assert (found.returncode, found.stdout) == (0, expected), found.stderr
 
 

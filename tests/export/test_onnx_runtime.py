@@ -39,6 +39,10 @@ def test_ops(name: str) -> None:
             program = kiln.export.export(lambda *a, **k: function(*a, **k), args, kwargs)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, TracingError):
             continue  # not of floats, or goes by values
+        if program._captured.by_steps:
+            with pytest.raises(NotImplementedError, match="which NumPy and SciPy compute"):
+                program.to_onnx()
+            continue
         try:
             compared(program, args, kwargs, expected, 1e9 if program._captured.random else 2e-5)
         except ValueError as error:

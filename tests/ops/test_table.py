@@ -116,8 +116,8 @@ def test_record_is_whole(op: Op) -> None:
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_an_op_is_of_one_of_few_kinds(op: Op) -> None:
-    """Seventeen, five of which are views. What is along a dim, or a layer, says which; a layer has a body."""
-    assert op.kind in {*kinds.INFER, "composite"} and len(kinds.INFER) == 18
+    """Nineteen, five of which are views. What is along a dim, or a layer, says which; a layer has a body."""
+    assert op.kind in {*kinds.INFER, "composite"} and len(kinds.INFER) == 19
     assert bool(op.algorithm) == (op.kind in ("along", "layer"))
     assert op.kind != "along" or op.algorithm in kinds.ALONG
     assert (op.shapes is not None) == (op.kind == "layer")
