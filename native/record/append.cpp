@@ -316,6 +316,8 @@ template <class Said>
         const std::vector<Said>& known = expected_->list.*part;
         if (count < known.size() && known[count] == said) [[likely]] {
             ++count;
+            if (check_mode) [[unlikely]]
+                (list_.*part).push_back(said);
             return;
         }
         differ();

@@ -58,7 +58,7 @@ public:
     bool pending(const Storage& storage) const;
     bool flushing() const { return flushing_; }
 
-    const OpList& list() const { return expected_ ? expected_->list : list_; }
+    const OpList& list() const { return expected_ && !check_mode ? expected_->list : list_; }
     // What it turned out to be, if it is what was expected.
     const std::shared_ptr<RegionEntry>& expected() const { return expected_; }
     std::span<const RecordedStorage> storages() const { return storages_; }
