@@ -476,16 +476,16 @@ def test_a_hook_with_rows_of_its_own_where_a_rank_has_no_more_inputs(tmp_path: P
 
 
 class Checkpointed(nn.Module):
-    """A chain one part of which is computed again in backward; "none": no part is."""
+    """A chain one part of which is computed again in backward; "none": no part is. The middle `times`."""
 
-    def __init__(self, part: str) -> None:
+    def __init__(self, part: str, times: int) -> None:
         super().__init__()
         self.first, self.middle, self.last = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 5)
         self.unused = nn.Linear(2, 2)
-        self.part = part
+        self.part, self.times = part, times
 
     def forward(self, x: Any) -> Any:
-        for name in ("first", "middle", "last"):
+        for name in ("first", *["middle"] * self.times, "last"):
             part = getattr(self, name)
             x = checkpoint(part, x.requires_grad_(), use_reentrant=True) if name == self.part else part(x)
         return x
@@ -493,7 +493,7 @@ class Checkpointed(nn.Module):
 
 def checkpointed(rank: int, size: int, part: str, options: dict[str, Any]) -> list[Any]:
     kiln.manual_seed(0)
-    module = Checkpointed(part)
+    module = Checkpointed(part, times=2 if options else 1)
     if not options:
         module.unused.requires_grad_(False)
     model = Parallel(module, bucket_cap_mb=0.0001, **options)
@@ -507,7 +507,10 @@ def checkpointed(rank: int, size: int, part: str, options: dict[str, Any]) -> li
 
 @pytest.mark.parametrize("options", [{}, {"static_graph": True}], ids=["plain", "static"])
 def test_a_backward_in_the_backward(options: dict[str, Any], tmp_path: Path) -> None:
-    """Of a part that is computed again: gradients come from two runs of the engine, one in the other."""
+    """Of a part that is computed again: gradients come from two runs of the engine, one in the other.
+
+    In a static graph a parameter may get several.
+    """
     plain = ranks.run(checkpointed, 2, tmp_path, "none", options)
     for part in ("first", "middle", "last"):
         assert ranks.run(checkpointed, 2, tmp_path, part, options) == plain == [plain[0]] * 2

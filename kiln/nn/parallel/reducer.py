@@ -7,6 +7,7 @@ in the order of the ranks and then divided: the bits of one process that accumul
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -79,7 +80,7 @@ class Reducer:
         self.expects = False  # whether the next backward is to be put together
         self.unfinished = False  # whether a backward began and not all gradients came
         self.ready: list[int] = []
-        self._known: set[int] | None = None  # a static graph's unused parameters
+        self._times = Counter[int]()  # how many gradients each parameter of a static graph gets
         self._unused: set[int] = set()
         self._order: list[int] | None = None  # in which gradients came first
         self.rebuilt = False
@@ -128,14 +129,19 @@ class Reducer:
         self.ready, self._next, self._marked = [], 0, set[int]()
         for bucket in self.buckets:
             bucket.missing, bucket.work = len(bucket.members), None
-        self._delays = self.static and self._known is None
-        self._unused = self._known or set()
+        self._delays = self.static and not self._times
+        self._left = Counter(self._times)
+        self._unused = self._others() if self._times else set()
         if self._delays:  # in the pass of the outputs: that of the first gradient may be one inside it
             for x in outputs:
                 if x.grad_fn is not None:
                     x.register_hook(lambda _: self._begin())
         elif self.finds and not self.static:
             self._unused = set(range(len(self.parameters))) - self._reached(outputs)
+
+    def _others(self) -> set[int]:
+        """What a static graph does not use."""
+        return set(range(len(self.parameters))) - set(self._times)
 
     def _reached(self, outputs: Iterable[Any]) -> set[int]:
         left = [x.grad_fn for x in outputs if x.grad_fn is not None]
@@ -166,8 +172,13 @@ class Reducer:
         if not self.expects:
             return
         self._begin()
-        self._mark(i)
-        self.ready.append(i)
+        if self._delays:
+            self._times[i] += 1
+            return
+        self._left[i] -= 1
+        if self._left[i] <= 0:
+            self._mark(i)
+            self.ready.append(i)
 
     def _mark(self, i: int) -> None:
         if i in self._marked:
@@ -186,8 +197,7 @@ class Reducer:
             with no_grad():
                 view.copy_(gradient)
         bucket.missing -= 1
-        if not self._delays:
-            self._launch()
+        self._launch()
 
     def _launch(self) -> None:
         """Begins the sums of those buckets whose turn it is and that are full.
@@ -205,12 +215,10 @@ class Reducer:
         bucket.work = self.hook(bucket) if self.hook else self.link.sum(bucket.buffer())
 
     def _learn(self) -> None:
-        """The end of the first backward of a static graph, which says what is unused: sums begin."""
-        self._known = self._unused = set(range(len(self.parameters))) - self._marked
-        self._delays = False
-        for i in sorted(self._unused, reverse=True):
+        """The end of the first backward of a static graph, which says what is used and how often."""
+        self._delays, self.ready, self._unused = False, list(self._times), self._others()
+        for i in [*self.ready, *sorted(self._unused, reverse=True)]:
             self._mark(i)
-        self._launch()
 
     def _finish(self) -> None:
         """The end of backward: waits for the sums, and gives them to the parameters."""
