@@ -88,8 +88,9 @@ def evaluates_alone(rank: int, size: int) -> list[Any]:
     return [found, bits(model.module.buffers())]
 
 
-def test_a_rank_that_evaluates_alone(tmp_path: Path) -> None:
-    first, second = ranks.run(evaluates_alone, 2, tmp_path)
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_rank_that_evaluates_alone(sent: bool, tmp_path: Path) -> None:
+    first, second = ranks.run(evaluates_alone, 2, tmp_path, sent=sent)
     assert first == second
 
 

@@ -516,11 +516,11 @@ def test_a_backward_in_the_backward(options: dict[str, Any], tmp_path: Path) -> 
         assert ranks.run(checkpointed, 2, tmp_path, part, options) == plain == [plain[0]] * 2
 
 
-def compiled(rank: int, size: int, what: str) -> list[Any]:
+def compiled(rank: int, size: int, what: str, options: dict[str, Any]) -> list[Any]:
     module = chain()
     if what == "the module":
         module = kiln.compile(module)
-    model: Any = Parallel(module)
+    model: Any = Parallel(module, **options)
     called = kiln.compile(model) if what == "all" else model
     found = []
     for step in range(STEPS):
@@ -530,6 +530,9 @@ def compiled(rank: int, size: int, what: str) -> list[Any]:
     return found
 
 
-def test_a_compiled_module(tmp_path: Path) -> None:
-    eager, *others = (ranks.run(compiled, 2, tmp_path, what) for what in ("nothing", "the module", "all"))
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}], ids=["plain", "static"])
+def test_a_compiled_module(options: dict[str, Any], tmp_path: Path) -> None:
+    eager, *others = (
+        ranks.run(compiled, 2, tmp_path, what, options) for what in ("nothing", "the module", "all")
+    )
     assert eager[0] == eager[1] and others == [eager] * 2

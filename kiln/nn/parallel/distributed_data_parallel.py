@@ -219,11 +219,11 @@ class DistributedDataParallel(Module):
             self._reducer.divisor = self._link.size
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
-        state = dict(self.__dict__)
         shared = {"_link": self._link, "process_group": self.process_group}
         anew = {"_comm_hook": None, "_join": None, "_reducer": None}
         memo[id(self)] = made = type(self).__new__(type(self))
-        made.__setstate__(deepcopy({k: v for k, v in state.items() if k not in shared | anew}, memo))
+        own = {k: v for k, v in self.__dict__.items() if k not in shared | anew}
+        made.__setstate__(deepcopy(own, memo))
         made.__dict__.update(shared | anew)
         if made._link.size > 1:
             made._reduce()
