@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from pathlib import Path
 from typing import Any
@@ -107,33 +108,70 @@ def test_gradients_that_were_accumulated_before(tmp_path: Path) -> None:
         assert ranks.run(several, 2, tmp_path, 2, options) == [one_process(2, skipped=2)] * 2
 
 
-def begins(rank: int, size: int) -> list[Any]:
-    model = Parallel(made(Net, seed=rank), find_unused_parameters=True)
-    first = bits(model.state_dict().values())
-    model(inputs(0, rank)).sum().backward()
-    model.module.norm.running_mean.fill_(float(rank))
-    model(inputs(1, rank)).sum().backward()
-    return [first, list(model.state_dict()), model.will_sync_module_buffers()]
+def between(rank: int, size: int, how: str, first: bool) -> list[Any]:
+    """Gradients of a step with another forward between its forward and its backward, or before both."""
+    model = Parallel(chain())
+
+    def other() -> None:
+        context = model.no_sync() if how == "no_sync" else kiln.no_grad()
+        with context:
+            model.train(how != "eval")(inputs(7, rank))
+        model.train()
+
+    found = []
+    for step in range(STEPS):
+        model.zero_grad()
+        if first:
+            other()
+        loss = model(inputs(step, rank)).square().mean()
+        if not first:
+            other()
+        loss.backward()
+        found.append(grads(model))
+    return found
 
 
-def test_parameters_and_buffers_begin_as_those_of_rank_0(tmp_path: Path) -> None:
-    found = ranks.run(begins, 2, tmp_path)
-    expected = made(Net, seed=0).state_dict()
-    assert found[0] == found[1] == [bits(expected.values()), [f"module.{name}" for name in expected], True]
+@pytest.mark.parametrize("how", ["no_grad", "no_sync", "eval"])
+def test_a_forward_between_another_and_its_backward(how: str, tmp_path: Path) -> None:
+    model = chain()
+    expected = []
+    for step in range(STEPS):
+        parts = []
+        for rank in range(2):
+            model.zero_grad()
+            model(inputs(step, rank)).square().mean().backward()
+            parts.append([p.grad.clone() for p in model.parameters()])
+        for p, one, two in zip(model.parameters(), *parts):
+            p.grad = (one + two) / 2
+        expected.append(grads(model))
+    for first in (True, False):
+        assert ranks.run(between, 2, tmp_path, how, first) == [expected] * 2
 
 
-def buffers(rank: int, size: int, options: dict[str, Any]) -> list[Any]:
-    model = Parallel(made(Net), find_unused_parameters=True, **options)
-    model.module.norm.running_mean.fill_(float(rank))
-    model(kiln.zeros(4, 5)).sum().backward()
-    return bits([model.module.norm.running_mean])
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 3), nn.Linear(5, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.first(x), self.second(x)
 
 
-def test_buffers_are_those_of_rank_0_before_a_forward_in_training(tmp_path: Path) -> None:
-    first, second = ranks.run(buffers, 2, tmp_path, {})
-    assert first == second
-    first, second = ranks.run(buffers, 2, tmp_path, {"broadcast_buffers": False})
-    assert first != second
+def in_two(rank: int, size: int, times: int) -> list[Any]:
+    model = Parallel(made(Two), bucket_cap_mb=0.0001)
+    found = []
+    for step in range(STEPS):
+        model.zero_grad()
+        first, second = model(inputs(step, rank))
+        for loss in (first.sum(), second.sum()) if times == 2 else (first.sum() + second.sum(),):
+            loss.backward()
+        found.append(grads(model))
+    return found
+
+
+def test_two_backwards_that_reach_a_half_each(tmp_path: Path) -> None:
+    one, two = (ranks.run(in_two, 2, tmp_path, times) for times in (1, 2))
+    assert one == two == [one[0]] * 2
 
 
 def unused(rank: int, size: int) -> list[Any]:
@@ -333,10 +371,46 @@ def alone(rank: int, size: int) -> None:
         Parallel(frozen)
     with pytest.raises(ValueError, match="only work with GPU modules"):
         Parallel(nn.Linear(2, 2), device_ids=[0])
+    for name in (
+        "delay_all_reduce_named_params",
+        "param_to_hook_all_reduce",
+        "mixed_precision",
+        "device_mesh",
+        "skip_all_reduce_unused_params",
+    ):
+        with pytest.raises(NotImplementedError, match=name):
+            Parallel(nn.Linear(2, 2), **{name: True})
+        Parallel(nn.Linear(2, 2), **{name: False if name.startswith("skip") else None})
 
 
 def test_a_group_of_one(tmp_path: Path) -> None:
     ranks.run(alone, 1, tmp_path)
+
+
+def copied(rank: int, size: int) -> list[Any]:
+    """Gradients of a model that was trained, of its copy, and of one that was not touched by the copy."""
+    group = dist.new_group(list(range(size)))
+    model = Parallel(chain(), bucket_cap_mb=0.0001, process_group=group)
+    model(inputs(0, rank)).square().mean().backward()
+    twin = copy.deepcopy(model)
+    assert twin.process_group is group and type(twin) is Parallel
+    assert not {id(p) for p in twin.parameters()} & {id(p) for p in model.parameters()}
+    before = bits(twin.parameters())
+    found = []
+    for one in (twin, model):
+        one.zero_grad()
+        one(inputs(1, rank)).square().mean().backward()
+        found.append(grads(one))
+    average = kiln.optim.swa_utils.AveragedModel(model)
+    average.update_parameters(model)
+    assert list(average.module.state_dict()) == list(model.state_dict())
+    return [*found, before == bits(model.parameters()) == bits(average.module.parameters())]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_copy_is_in_the_same_group(size: int, tmp_path: Path) -> None:
+    found = ranks.run(copied, size, tmp_path)
+    assert found == [[found[0][0], found[0][0], True]] * size
 
 
 def test_no_group() -> None:
@@ -377,20 +451,52 @@ def test_hooks_that_are_there(name: str, dtype: Any, divides_in: Any, tmp_path: 
     assert ranks.run(compressed, 2, tmp_path, name) == [grads(model)] * 2
 
 
+def narrow_in_join(rank: int, size: int) -> list[Any]:
+    """Dtypes of gradients where a hook leaves a bucket with another row, over two epochs."""
+    from kiln.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    model = Parallel(chain(), bucket_cap_mb=0.0001)
+    model.register_comm_hook(None, default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook))
+    found = []
+    for _ in range(2):
+        with model.join():
+            for step in range(1 + rank):
+                model.zero_grad()
+                model(inputs(step, rank)).square().mean().backward()
+                found.append(grads(model))
+    model.zero_grad()
+    model(inputs(5, rank)).square().mean().backward()
+    rows = [b.buffer().dtype for b in model._reducer.buckets]  # type: ignore[union-attr]
+    return [found[0], found[-1 - rank], grads(model), str(rows)]
+
+
+def test_a_hook_with_rows_of_its_own_where_a_rank_has_no_more_inputs(tmp_path: Path) -> None:
+    first, second = ranks.run(narrow_in_join, 2, tmp_path)
+    assert first == second and "bfloat16" not in first[-1]
+
+
 class Checkpointed(nn.Module):
-    def __init__(self, reentrant: bool) -> None:
+    """A chain one part of which is computed again in backward; "none": no part is. The middle `times`."""
+
+    def __init__(self, part: str, times: int) -> None:
         super().__init__()
         self.first, self.middle, self.last = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 5)
-        self.reentrant = reentrant
+        self.unused = nn.Linear(2, 2)
+        self.part, self.times = part, times
 
     def forward(self, x: Any) -> Any:
-        middle = checkpoint(self.middle, self.first(x), use_reentrant=self.reentrant)
-        return self.last(middle)
+        for name in ("first", *["middle"] * self.times, "last"):
+            part = getattr(self, name)
+            x = checkpoint(part, x.requires_grad_(), use_reentrant=True) if name == self.part else part(x)
+        return x
 
 
-def checkpointed(rank: int, size: int, reentrant: bool, static_graph: bool) -> list[Any]:
+def checkpointed(rank: int, size: int, part: str, options: dict[str, Any]) -> list[Any]:
     kiln.manual_seed(0)
-    model = Parallel(Checkpointed(reentrant), bucket_cap_mb=0.0001, static_graph=static_graph)
+    module = Checkpointed(part, times=2 if options else 1)
+    if not options:
+        module.unused.requires_grad_(False)
+    model = Parallel(module, bucket_cap_mb=0.0001, **options)
     found = []
     for step in range(STEPS):
         model.zero_grad()
@@ -399,18 +505,22 @@ def checkpointed(rank: int, size: int, reentrant: bool, static_graph: bool) -> l
     return found
 
 
-@pytest.mark.parametrize("static_graph", [False, True])
-def test_a_backward_in_the_backward(static_graph: bool, tmp_path: Path) -> None:
-    """Of a part that is computed again: gradients come from two runs of the engine, one in the other."""
-    plain, nested = (ranks.run(checkpointed, 2, tmp_path, nested, static_graph) for nested in (False, True))
-    assert plain == nested == [plain[0]] * 2
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}], ids=["plain", "static"])
+def test_a_backward_in_the_backward(options: dict[str, Any], tmp_path: Path) -> None:
+    """Of a part that is computed again: gradients come from two runs of the engine, one in the other.
+
+    In a static graph a parameter may get several.
+    """
+    plain = ranks.run(checkpointed, 2, tmp_path, "none", options)
+    for part in ("first", "middle", "last"):
+        assert ranks.run(checkpointed, 2, tmp_path, part, options) == plain == [plain[0]] * 2
 
 
-def compiled(rank: int, size: int, what: str) -> list[Any]:
+def compiled(rank: int, size: int, what: str, options: dict[str, Any]) -> list[Any]:
     module = chain()
     if what == "the module":
         module = kiln.compile(module)
-    model: Any = Parallel(module)
+    model: Any = Parallel(module, **options)
     called = kiln.compile(model) if what == "all" else model
     found = []
     for step in range(STEPS):
@@ -420,6 +530,9 @@ def compiled(rank: int, size: int, what: str) -> list[Any]:
     return found
 
 
-def test_a_compiled_module(tmp_path: Path) -> None:
-    eager, *others = (ranks.run(compiled, 2, tmp_path, what) for what in ("nothing", "the module", "all"))
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}], ids=["plain", "static"])
+def test_a_compiled_module(options: dict[str, Any], tmp_path: Path) -> None:
+    eager, *others = (
+        ranks.run(compiled, 2, tmp_path, what, options) for what in ("nothing", "the module", "all")
+    )
     assert eager[0] == eager[1] and others == [eager] * 2

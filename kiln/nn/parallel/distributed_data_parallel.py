@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, NoReturn
 
 from kiln import ops
@@ -21,13 +22,16 @@ class DistributedDataParallel(Module):
     """A module in several processes: after backward every parameter's gradient is the mean of the ranks'.
 
     The module is `.module`, and names in `state_dict` begin with "module.". Parameters and buffers begin as
-    those of rank 0, and with `broadcast_buffers` buffers are so before every forward in training.
+    those of rank 0, and with `broadcast_buffers` buffers are so again before the forward that follows
+    one whose gradients are put together, in evaluation too.
     Gradients are added in the order of the ranks and then divided by their number, bucket by bucket of
     `bucket_cap_mb` MiB, while backward goes on. `find_unused_parameters` for modules whose outputs do not
     reach all parameters; `static_graph` where those are the same in every iteration; with
     `gradient_as_bucket_view` gradients are views of buckets. What is about devices chooses nothing.
+    A deep copy is in the same group and has no communication hook.
 
-    ValueError where no group was made; RuntimeError for ranks whose parameters differ.
+    ValueError where no group was made; RuntimeError for ranks whose parameters differ; NotImplementedError
+    for mixed precision, a mesh, and what sums gradients by other hooks.
 
     >>> import kiln.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -58,6 +62,15 @@ class DistributedDataParallel(Module):
         skip_all_reduce_unused_params: bool = False,
     ) -> None:
         super().__init__()
+        for name, given in (
+            ("delay_all_reduce_named_params", delay_all_reduce_named_params),
+            ("param_to_hook_all_reduce", param_to_hook_all_reduce),
+            ("mixed_precision", mixed_precision),
+            ("device_mesh", device_mesh),
+            ("skip_all_reduce_unused_params", skip_all_reduce_unused_params),
+        ):
+            if given is not None and given is not False:
+                raise NotImplementedError(f"DistributedDataParallel: {name} is not there")
         link = Link(process_group, "DistributedDataParallel: in one process train the module itself")
         if device_ids or output_device is not None:
             raise ValueError(
@@ -77,7 +90,7 @@ class DistributedDataParallel(Module):
         self.device_ids, self.output_device = None, None
         self.broadcast_buffers, self.find_unused_parameters = broadcast_buffers, find_unused_parameters
         self.gradient_as_bucket_view, self.static_graph = gradient_as_bucket_view, static_graph
-        self.require_backward_grad_sync = True
+        self.require_backward_grad_sync = self.require_forward_param_sync = True
         self.parameters_to_ignore = ignored
         self._link, self._named = link, trained
         self._join: _Join | None = None
@@ -127,21 +140,26 @@ class DistributedDataParallel(Module):
         trains = grad_enabled() and self.require_backward_grad_sync
         source = self._join.notify(trains) if self._join is not None else 0
         if trains:
-            self._reducer.prepare(source)
-            self._sync_buffers(source)
+            self._reducer.prepare()
+        self._sync(trains, source)
         output = self.module(*inputs, **kwargs)
-        self._reducer.expects = False
         if trains:
             self._reducer.expect(_tensors(output))
         return output
 
-    def _sync_buffers(self, source: int) -> None:
-        if self.training and self.broadcast_buffers and (buffers := self._buffers_of_all()):
-            self._link.broadcast_all(buffers, source)
+    def _sync(self, trains: bool, source: int) -> None:
+        """What ranks give each other before a forward. A rank that evaluates alone after a step has given its
+        buffers before the others' next one: they come first.
+        """
+        if self.will_sync_module_buffers():
+            self._link.broadcast_all(self._buffers_of_all(), source)
+        self.require_forward_param_sync = trains
+        if trains and self._reducer is not None:
+            self._reducer.follow(source)
 
     def will_sync_module_buffers(self) -> bool:
-        """Whether the next forward in training gives buffers the values of rank 0."""
-        return self.require_backward_grad_sync and self.broadcast_buffers and len(self._buffers_of_all()) > 0
+        """Whether the next forward gives buffers the values of rank 0."""
+        return self.require_forward_param_sync and self.broadcast_buffers and len(self._buffers_of_all()) > 0
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -200,6 +218,17 @@ class DistributedDataParallel(Module):
             self._join = None
             self._reducer.divisor = self._link.size
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
+        shared = {"_link": self._link, "process_group": self.process_group}
+        anew = {"_comm_hook": None, "_join": None, "_reducer": None}
+        memo[id(self)] = made = type(self).__new__(type(self))
+        own = {k: v for k, v in self.__dict__.items() if k not in shared | anew}
+        made.__setstate__(deepcopy(own, memo))
+        made.__dict__.update(shared | anew)
+        if made._link.size > 1:
+            made._reduce()
+        return made
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
             "DistributedDataParallel: a module in a group of processes is not pickled: save its "
@@ -246,9 +275,8 @@ class _Join:
             active, trains = self._say(False, False)
             if not active:
                 return
+            model._sync(trains, active[0])
             if trains:
-                self._reducer.follow(active[0])
-                model._sync_buffers(active[0])
                 self._reducer.shadow()
 
 

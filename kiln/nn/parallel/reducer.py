@@ -7,7 +7,8 @@ in the order of the ranks and then divided: the bits of one process that accumul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kiln import ops
@@ -79,7 +80,7 @@ class Reducer:
         self.expects = False  # whether the next backward is to be put together
         self.unfinished = False  # whether a backward began and not all gradients came
         self.ready: list[int] = []
-        self._known: set[int] | None = None  # a static graph's unused parameters
+        self._times = Counter[int]()  # how many gradients each parameter of a static graph gets
         self._unused: set[int] = set()
         self._order: list[int] | None = None  # in which gradients came first
         self.rebuilt = False
@@ -105,11 +106,10 @@ class Reducer:
             bucket._index, bucket._is_last = at, bucket is self.buckets[-1]
         self._of = {i: (b, at) for b in self.buckets for at, i in enumerate(b.members)}
 
-    def prepare(self, source: int) -> None:
+    def prepare(self) -> None:
         """Before a forward whose backward is put together. RuntimeError if the last one did not end."""
         if self.unfinished:
             raise RuntimeError(self._unfinished())
-        self.follow(source)
 
     def follow(self, source: int) -> None:
         """Builds buckets anew when the order of a first backward is known."""
@@ -123,18 +123,27 @@ class Reducer:
         self.rebuilt = True
         self._build(order.tolist())
 
-    def expect(self, outputs: Iterator[Any]) -> None:
+    def expect(self, outputs: Iterable[Any]) -> None:
         """After that forward: which parameters the outputs do not reach."""
         self.expects = True
         self.ready, self._next, self._marked = [], 0, set[int]()
         for bucket in self.buckets:
             bucket.missing, bucket.work = len(bucket.members), None
-        self._delays = self.static and self._known is None
-        self._unused = self._known or set()
-        if self.finds and not self.static:
+        self._delays = self.static and not self._times
+        self._left = Counter(self._times)
+        self._unused = self._others() if self._times else set()
+        if self._delays:  # in the pass of the outputs: that of the first gradient may be one inside it
+            for x in outputs:
+                if x.grad_fn is not None:
+                    x.register_hook(lambda _: self._begin())
+        elif self.finds and not self.static:
             self._unused = set(range(len(self.parameters))) - self._reached(outputs)
 
-    def _reached(self, outputs: Iterator[Any]) -> set[int]:
+    def _others(self) -> set[int]:
+        """What a static graph does not use."""
+        return set(range(len(self.parameters))) - set(self._times)
+
+    def _reached(self, outputs: Iterable[Any]) -> set[int]:
         left = [x.grad_fn for x in outputs if x.grad_fn is not None]
         seen, found = set(left), set[int]()
         while left:
@@ -148,17 +157,28 @@ class Reducer:
                     left.append(following)
         return found
 
+    def _begin(self) -> None:
+        """A backward begins."""
+        if not self.expects or self.unfinished:
+            return
+        self.unfinished = True
+        if self._delays:
+            Variable._execution_engine.queue_callback(self._learn)
+        for unused in sorted(self._unused, reverse=True):
+            self._mark(unused)
+
     def _came(self, i: int) -> None:
         """The gradient of a parameter is there."""
         if not self.expects:
             return
-        if not self.unfinished:
-            self.unfinished = True
-            Variable._execution_engine.queue_callback(self._finish)
-            for unused in sorted(self._unused, reverse=True):
-                self._mark(unused)
-        self._mark(i)
-        self.ready.append(i)
+        self._begin()
+        if self._delays:
+            self._times[i] += 1
+            return
+        self._left[i] -= 1
+        if self._left[i] <= 0:
+            self._mark(i)
+            self.ready.append(i)
 
     def _mark(self, i: int) -> None:
         if i in self._marked:
@@ -177,32 +197,38 @@ class Reducer:
             with no_grad():
                 view.copy_(gradient)
         bucket.missing -= 1
-        if not self._delays:
-            self._launch()
+        self._launch()
 
     def _launch(self) -> None:
-        """Begins the sums of those buckets whose turn it is and that are full."""
+        """Begins the sums of those buckets whose turn it is and that are full.
+
+        With the last the end of this backward will be that of the sums: all gradients are there, in
+        whatever pass of the engine the first of them came.
+        """
         while self._next < len(self.buckets) and not self.buckets[self._next].missing:
-            bucket = self.buckets[self._next]
+            self._sum(self.buckets[self._next])
             self._next += 1
-            bucket.work = self.hook(bucket) if self.hook else self.link.sum(bucket.buffer())
+            if self._next == len(self.buckets):
+                Variable._execution_engine.queue_callback(self._finish)
+
+    def _sum(self, bucket: GradBucket) -> None:
+        bucket.work = self.hook(bucket) if self.hook else self.link.sum(bucket.buffer())
+
+    def _learn(self) -> None:
+        """The end of the first backward of a static graph, which says what is used and how often."""
+        self._delays, self.ready, self._unused = False, list(self._times), self._others()
+        for i in [*self.ready, *sorted(self._unused, reverse=True)]:
+            self._mark(i)
 
     def _finish(self) -> None:
         """The end of backward: waits for the sums, and gives them to the parameters."""
-        if self._delays:  # the first backward of a static graph says what is unused
-            self._known = self._unused = set(range(len(self.parameters))) - self._marked
-            self._delays = False
-            for i in sorted(self._unused, reverse=True):
-                self._mark(i)
-            self._launch()
-        complete = self._next == len(self.buckets)
-        used = self._used_anywhere() if complete else None
-        for bucket in self.buckets[: self._next]:
-            self._take(bucket, used)
-        if complete:
-            self.unfinished = self.expects = False
-            if self._order is None and (self.static or not self.finds):
-                self._order = [*self.ready, *sorted(self._unused)]
+        used = self._used_anywhere()
+        for bucket in self.buckets:
+            self._take(bucket)
+            self._store(bucket, used)
+        self.unfinished = self.expects = False
+        if self._order is None and (self.static or not self.finds):
+            self._order = [*self.ready, *sorted(self._unused)]
 
     def _used_anywhere(self) -> list[int] | None:
         """How many ranks have used each parameter; None if all do."""
@@ -214,13 +240,18 @@ class Reducer:
         self.link.sum(used).wait()
         return used.tolist()  # type: ignore[no-any-return]
 
-    def _take(self, bucket: GradBucket, used: list[int] | None) -> None:
+    def _take(self, bucket: GradBucket) -> None:
+        """Waits for what was put together, and makes it the bucket's row."""
         found = bucket.work.wait()
         with no_grad():
             if self.hook is None:
                 bucket.buffer().div_(self.divisor)
             else:
                 bucket.set_buffer(found[0] if isinstance(found, list | tuple) else found)
+
+    def _store(self, bucket: GradBucket, used: list[int] | None) -> None:
+        """Gives the parameters that some rank has used their gradients."""
+        with no_grad():
             for i, view in zip(bucket.members, bucket.views, strict=True):
                 p = self.parameters[i]
                 if used is not None and not used[i]:
@@ -236,11 +267,11 @@ class Reducer:
         """Takes part in another rank's backward, with zeros."""
         for bucket in self.buckets:
             bucket.buffer().zero_()
-            bucket.work = self.hook(bucket) if self.hook else self.link.sum(bucket.buffer())
+            self._sum(bucket)
         if self.finds or self.static:
             self.link.sum(ops.zeros(len(self.parameters), dtype=int32)).wait()
         for bucket in self.buckets:
-            bucket.work.wait()
+            self._take(bucket)
         if self._order is None and (self.static or not self.finds):
             self._order = list(range(len(self.parameters)))
 
