@@ -1,10 +1,11 @@
-"""Python objects from rank to rank: tensors, numbers, strings and containers of them, as `kiln.save` writes
-and `kiln.load` reads them, which executes nothing. Other classes are refused by the rank that receives one,
-unless `kiln.serialization.add_safe_globals` allows them there.
+"""Python objects from rank to rank: tensors, numbers, strings, NumPy's arrays of numbers, times, and containers
+of them, as `kiln.save` writes and `kiln.load` reads them, which executes nothing. Other classes are refused by
+the rank that receives one, unless `kiln.serialization.add_safe_globals` allows them there.
 """
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from io import BytesIO
 from typing import Any
 
@@ -13,7 +14,7 @@ from kiln._core import Tensor
 from kiln.distributed import calls
 from kiln.distributed.process_group import ProcessGroup
 from kiln.distributed.world import group_of
-from kiln.serialization import load, save
+from kiln.serialization import load, safe_globals, save
 
 
 def _encoded(value: Any) -> Tensor:
@@ -24,7 +25,17 @@ def _encoded(value: Any) -> Tensor:
 
 
 def _decoded(data: Tensor) -> Any:
-    return load(BytesIO(bytes(memoryview(data))), weights_only=True)
+    content = bytes(memoryview(data))
+    with safe_globals([datetime, timedelta, *(_of_numpy() if b"numpy" in content else [])]):
+        return load(BytesIO(content), weights_only=True)
+
+
+def _of_numpy() -> list[Any]:
+    """What arrays and scalars of numbers are made by."""
+    import numpy as np
+
+    made_by = np.zeros(0).__reduce__()[0], np.float64().__reduce__()[0]
+    return [np.ndarray, np.dtype, *made_by, *{type(np.dtype(code)) for code in "?bhilqBHILQefd"}]
 
 
 def _lengths(own: int, found: ProcessGroup) -> list[int]:

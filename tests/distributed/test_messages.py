@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from ranks import run
 
@@ -171,6 +172,10 @@ class Secret:
 def objects(rank: int, size: int) -> Any:
     own = {"rank": rank, "rows": [kiln.ones(rank), (None, "é" * rank)], "of": kiln.int64}
     everybody: list[Any] = [None] * size
+    dist.all_gather_object(everybody, {"a": np.arange(rank), "b": np.float32(rank), "t": timedelta(1)})
+    assert [(x["a"].tolist(), x["b"], x["t"].days) for x in everybody] == [
+        (list(range(q)), q, 1) for q in range(size)
+    ]
     dist.all_gather_object(everybody, own)
     names = [x["rank"] for x in everybody] + [x["rows"][1][1] for x in everybody]
     at_last: list[Any] | None = [None] * size if rank == size - 1 else None
@@ -186,8 +191,9 @@ def objects(rank: int, size: int) -> Any:
         sent = [None, None]
         if rank == 1:
             assert dist.recv_object_list(sent) == 0
-    with pytest.raises(Exception, match="Secret"):
-        dist.all_gather_object(everybody, Secret())
+    for bad in (Secret(), np.array([Secret()])):
+        with pytest.raises(Exception, match="Secret|object"):
+            dist.all_gather_object(everybody, bad)
     return names, at_last and [len(x[0]) for x in at_last], told[0], told[1]["a"].tolist(), share, sent[1]
 
 
