@@ -62,13 +62,17 @@ class _Recorded(Steps):
             else:
                 self.root.register_buffer(name, s.tensor)
             operands.append(self.graph.get_attr(name))
-        self.operands = operands
+        self.operands, self.homes = operands, list(operands)
         looks = [(x.dtype, x.shape) for x in found.inputs]
         looks += [(s.tensor.dtype.name, tuple(s.tensor.shape)) for s in found.state]
         self.places: dict[int, tuple[Node, int]] = {}
         for node, first, (dtype, shape) in zip(operands, found.firsts, looks):
             node.meta["val"] = self._like(dtype, shape)
             self.places.update({first + d: (node, d) for d in range(len(shape))})
+        for k in sorted(found.assigned):  # what was there before stays
+            operands[len(found.inputs) + k] = self.graph.call_method(
+                "clone", (operands[len(found.inputs) + k],)
+            )
         self.values = dict(enumerate([*operands, *(operands[k] for k in found.again), *self._drawn()]))
         for step in found.steps.steps:
             self.add(step)
@@ -115,11 +119,11 @@ class _Recorded(Steps):
             if isinstance(check, Expected):
                 self.graph.call_function(expect, (results[check.which], check.error, check.text))
         count, inputs = len(found.outputs), len(found.inputs)
-        for (kind, which), node in zip(found.mutated, results[count:]):
-            self.graph.call_method("copy_", (self.operands[which + (inputs if kind == "state" else 0)], node))
         outputs = results[:count]
         for k, (kind, which) in found.same.items():
             outputs[k] = self.operands[which + (inputs if kind == "state" else 0)]
+        for (kind, which), node in zip(found.mutated, results[count:]):
+            self.graph.call_method("copy_", (self.homes[which + (inputs if kind == "state" else 0)], node))
         # (a size among the results is a constant of the tree)
         self.graph.output(build(constants(found.out_tree, self._size), iter(outputs)))
 

@@ -13,8 +13,7 @@ from typing import Any
 from kiln import _core
 from kiln.fx import names
 from kiln.fx.graph import Graph
-from kiln.fx.node import Node, has_state_that_changes, map_arg, writes
-from kiln.table import registry
+from kiln.fx.node import Node, has_state_that_changes, map_arg, method_of_tensors, writes
 
 _OUTSIDE = "outside"
 # kinds of ops, and composite ops, whose results may lie in the memory of what they are given
@@ -116,14 +115,6 @@ def is_own(node: Node) -> bool:
     if node.target in names.INFIX:
         return node.target not in (operator.getitem, operator.pos)
     return computes(node.target)
-
-
-def method_of_tensors(node: Node) -> Any:
-    """The method of tensors that a node calls; None: there is none of this name."""
-    try:
-        return registry.method(str(node.target))
-    except KeyError:
-        return None
 
 
 def computes(function: Any) -> bool:

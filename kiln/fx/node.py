@@ -18,6 +18,7 @@ from kiln.absent import hint_missing as _hint_missing
 from kiln.fx import names
 from kiln.fx.calls import parameters_of
 from kiln.fx.immutable_collections import immutable_dict, immutable_list
+from kiln.table import registry
 from kiln.table.callables import name_helpers as _name_helpers
 
 __all__ = ["Argument", "Node", "Target", "has_side_effect", "map_aggregate", "map_arg"]
@@ -244,11 +245,9 @@ class Node:
         """
         if self.op in ("placeholder", "output"):
             return True
-        if self.op in ("call_function", "call_method"):
-            name = getattr(self.target, "__name__", self.target)
-            if name == "_assert" or (impure_random and name in _RANDOM):
-                return True
-        return writes(self) or (impure_random and self.op == "call_module" and _draws(self))
+        if self.op == "call_function" and getattr(self.target, "__name__", "") == "_assert":
+            return True
+        return writes(self) or (impure_random and _draws(self))
 
     def normalized_arguments(
         self,
@@ -307,12 +306,7 @@ class Node:
             self.name = self.graph._graph_namespace.create_name(candidate, None)
 
 
-# functions that give other numbers each time
-_RANDOM = frozenset(
-    "rand randn randint randperm rand_like randn_like randint_like bernoulli multinomial normal poisson "
-    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout rrelu".split()
-)
-# and layers that do, in training mode
+# layers that give other numbers each time, in training mode
 _DRAWING = frozenset(
     "Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout RReLU FractionalMaxPool2d "
     "FractionalMaxPool3d".split()
@@ -347,9 +341,44 @@ def has_state_that_changes(node: Node) -> bool:
     )
 
 
+def method_of_tensors(node: Node) -> Any:
+    """The method of tensors that a node calls; None: there is none of this name."""
+    try:
+        return registry.method(str(node.target))
+    except KeyError:
+        return None
+
+
 def _draws(node: Node) -> bool:
-    """Whether a call of a module draws random numbers."""
-    return any(m.training and type(m).__name__ in _DRAWING for m in _layers(node))
+    """Whether a call draws random numbers: by what its function says of itself, a layer by its kind or by the
+    rate of what it drops.
+    """
+    if node.op == "call_module":
+        return any(
+            m.training and (_DRAWING & {c.__name__ for c in type(m).__mro__} or _drops(m))
+            for m in _layers(node)
+        )
+    if node.op not in ("call_function", "call_method"):
+        return False
+    if not _says_it_draws(node.target if node.op == "call_function" else method_of_tensors(node)):
+        return False
+    given = _given(node)
+    off = given.get("training") is False or given.get("train") is False
+    return not off and not (isinstance(rate := given.get("dropout_p"), (int, float)) and rate == 0)
+
+
+def _says_it_draws(function: Any) -> bool:
+    """Whether a function is marked by `draws`, itself or as what it calls with arguments more."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    of, _ = getattr(function, "_kiln_more", (None, ()))
+    return getattr(function, "_kiln_draws", False) or (of is not None and _says_it_draws(of))
+
+
+def _drops(module: Any) -> bool:
+    """Whether a layer, of LSTMs or attention, drops at a rate that it holds as a number."""
+    rate = getattr(module, "dropout", 0)
+    return isinstance(rate, (int, float)) and rate > 0
 
 
 def _layers(node: Node) -> list[Any]:
@@ -369,14 +398,19 @@ def _asks_to_write(node: Node) -> bool:
     """Whether arguments of a call say that it writes: `relu(x, inplace=True)`, also by place; rows of a table
     made shorter, running statistics in training.
     """
-    given = node.kwargs
-    if isinstance(node.target, (_core.Op, _core.Function)):
-        known = parameters_of(node.target)
-        given = {**dict(known), **{name: a for (name, _), a in zip(known, node.args)}, **given}
+    given = _given(node)
     asked = [given.get(name) for name in ("inplace", "out", "max_norm")]
     if given.get("running_mean") is not None:
         asked += [given.get("training"), given.get("use_input_stats")]
     return any(a is not None and a is not False for a in asked)
+
+
+def _given(node: Node) -> dict[str, Any]:
+    """The arguments of a call by name, defaults too, where it is known what they are called."""
+    if not isinstance(node.target, (_core.Op, _core.Function)):
+        return node.kwargs
+    known = parameters_of(node.target)
+    return {**dict(known), **{name: a for (name, _), a in zip(known, node.args)}, **node.kwargs}
 
 
 def _shown(a: Argument) -> str:

@@ -8,7 +8,7 @@ from kiln import ops
 from kiln._core import Tensor
 from kiln.errors import message, warn
 from kiln.nn.module import Module
-from kiln.table.callables import named
+from kiln.table.callables import draws, named
 
 
 def _apply(name: str, input: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
@@ -18,16 +18,19 @@ def _apply(name: str, input: Tensor, p: float, training: bool, inplace: bool) ->
     return y
 
 
+@draws
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Each element zeroed with probability p, the others divided by 1 - p; no change unless `training`."""
     return _apply("dropout", input, p, training, inplace)
 
 
+@draws
 def alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
     """Each element moved to a SELU's floor with probability p; mean 0 and variance 1 stay what they are."""
     return _apply("alpha_dropout", input, p, training, inplace)
 
 
+@draws
 def feature_alpha_dropout(
     input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
 ) -> Tensor:
@@ -47,6 +50,7 @@ def _channels(input: Tensor, p: float, training: bool, inplace: bool, batched: i
 _SHAPES = "give the dims (N, C, ...), or take dropout, which knows no channels"
 
 
+@draws
 def dropout1d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Each channel of (N, C, L) or (C, L) zeroed with probability p, the others divided by 1 - p.
 
@@ -57,6 +61,7 @@ def dropout1d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
     return _channels(input, p, training, inplace, 3)
 
 
+@draws
 def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Each channel of (N, C, H, W) zeroed with probability p, the others divided by 1 - p.
 
@@ -72,6 +77,7 @@ def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
     return _channels(input, p, training, inplace, 0)
 
 
+@draws
 def dropout3d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Each channel of (N, C, D, H, W) or (C, D, H, W) zeroed with probability p, the others divided by 1 - p.
 

@@ -17,6 +17,7 @@ from kiln.nn.dropouts import dropout
 from kiln.nn.layers import Linear
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
+from kiln.table.callables import draws
 
 if TYPE_CHECKING:
     from kiln._typed.words import Device, DType
@@ -139,6 +140,7 @@ def _merged(mask: Any, padding: Any, batch: int, heads: int, length: int, more: 
     return ops.cat([mask, ops.zeros((*mask.shape[:-1], more), dtype=mask.dtype)], -1)
 
 
+@draws
 def multi_head_attention_forward(
     query: Tensor,
     key: Tensor,

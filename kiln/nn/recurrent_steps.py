@@ -24,7 +24,7 @@ from kiln.nn.dropouts import dropout
 from kiln.ops.nn import recurrent_cells as r
 from kiln.ops.nn import recurrent_layers
 from kiln.table.arguments import is_symbolic
-from kiln.table.callables import hide_frames, named
+from kiln.table.callables import draws, hide_frames, named
 
 innermost = later("kiln.func.batched", "innermost")  # the level of vmap that tensors are of
 scan = later("kiln.func.control_flow", "scan")
@@ -480,6 +480,7 @@ def layers(mode: str, *args: Any) -> Any:
     return (y.transpose(0, 1) if batch_first else y, *last)
 
 
+@draws
 def lstm(*args: Any) -> Any:
     """`lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)` or
     `lstm(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)`: the function
@@ -488,16 +489,19 @@ def lstm(*args: Any) -> Any:
     return layers("LSTM", *args)
 
 
+@draws
 def gru(*args: Any) -> Any:
     """The function of `nn.GRU`, with the arguments of `lstm`: output, last hidden states."""
     return layers("GRU", *args)
 
 
+@draws
 def rnn_tanh(*args: Any) -> Any:
     """The function of `nn.RNN`, with the arguments of `lstm`: output, last hidden states."""
     return layers("RNN_TANH", *args)
 
 
+@draws
 def rnn_relu(*args: Any) -> Any:
     """The function of `nn.RNN` with relu, with the arguments of `lstm`: output, last hidden states."""
     return layers("RNN_RELU", *args)

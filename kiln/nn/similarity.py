@@ -9,9 +9,10 @@ from kiln import ops
 from kiln._core import Tensor
 from kiln.errors import describe, message, warn
 from kiln.nn.module import Module
-from kiln.table.callables import named
+from kiln.table.callables import draws, named
 
 
+@draws
 def gumbel_softmax(
     logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> Tensor:

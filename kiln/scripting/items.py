@@ -188,9 +188,14 @@ def set_attr(value: Any, held: Any, name: str) -> None:
         if buffer is not None and isinstance(value, Tensor):
             if dtype_of(buffer) != dtype_of(value) or tuple(buffer.shape) != tuple(value.shape):
                 context.refuse(f"gives the buffer {name} another shape or dtype")
-            if value is not buffer:
-                context.recorder.assigned.add(id(own(buffer)))
-                buffer.copy_(value)
+            buffers = held._buffers
+            if id(buffers) not in context.made and not context.recorder.stands_for(own(buffer)):
+                context.refuse(f"sets the buffer {name} of a module that is not the script's own")
+            # while the module is followed its buffers stand for those of each call, written at its end
+            context.made.setdefault(id(buffers), (buffers, 0))
+            slot = Slot(f"the buffer {name}", lambda: buffers[name], lambda x: buffers.update({name: x}))
+            context.change(buffers, name, slot, f"sets the buffer {name}")
+            buffers[name] = value
             return
         if name in held._parameters or name in held._modules:
             context.refuse(f"gives a module another {name}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 from kiln import _core
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def flags(function: Any) -> tuple[Any, ...]:
@@ -47,6 +49,14 @@ def name_all(namespace: dict[str, Any], module: str, space: str = "") -> None:
             namespace[name] = named(space + name, value, raw=False)
         elif isinstance(value, type):
             name_constructor(value)
+
+
+def draws(function: _F) -> _F:
+    """A function that takes numbers from a generator, so that no two calls are one, if not told `training` or
+    `train` False or a `dropout_p` of 0; a decorator.
+    """
+    function._kiln_draws = True  # type: ignore[attr-defined]
+    return function
 
 
 def helper(name: str, function: Any) -> Any:

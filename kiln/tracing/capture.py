@@ -300,7 +300,7 @@ def _finish(
         found.state.append(State(qualified, kind, tensor))
         value = recorder.written(made) if id(made) in state_of else None
         value = recorder.value(rebound[id(made)]) if id(made) in rebound else value
-        if id(made) in rebound or id(made) in recorder.assigned:
+        if id(made) in rebound:
             found.assigned.add(k)
         if value is not None:
             found.mutated.append(("state", k))

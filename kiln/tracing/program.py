@@ -92,9 +92,9 @@ class Program:
         leaves = self.leaves(args, kwargs)
         found = self.captured.in_modes()
         operands = [*leaves, *state]
-        if found.assigned and _core.grad_enabled():  # what was there before stays, for derivatives
-            for k in found.assigned:
-                operands[len(leaves) + k] = state[k].clone()
+        returned = {k for kind, k in found.same.values() if kind == "state"}
+        for k in found.assigned if _core.grad_enabled() else found.assigned & returned:
+            operands[len(leaves) + k] = state[k].clone()  # what was there before stays
         if any(type(x) is Value for x in leaves):
             return _inlined(found, operands)
         if found is self.captured:

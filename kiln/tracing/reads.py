@@ -33,7 +33,6 @@ class Reads(Tracer):
         self.known = Sizes()
         self.read_values: list[Read] = []
         self.expected: list[tuple[int, type[Exception], str]] = []  # what ops ask of values
-        self.assigned: set[int] = set()  # ids of buffers that a script gives another content by assignment
         self.running: Any = None  # the run of a script that is followed, which knows what is around
         self._stand_ins: dict[int, tuple[Any, bool]] = {}  # storage of a stand-in -> it, may be written
         self._examples: dict[int, Any] = {}  # id of a stand-in -> what it stands for
@@ -111,6 +110,10 @@ class Reads(Tracer):
             x = self.operands[k]
             return self._examples.get(id(x), x).detach()
         return self._computed[k]
+
+    def stands_for(self, tensor: Any) -> bool:
+        """Whether a tensor stands for one that each call has: of an argument, or of the module."""
+        return id(tensor) in self._examples
 
     def expect_unwritten(self) -> None:
         """Refuses that memory was written by who else knows it."""

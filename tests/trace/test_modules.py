@@ -10,6 +10,7 @@ import pytest
 
 import kiln
 from kiln import nn
+from kiln.fx.experimental.proxy_tensor import make_fx
 
 
 class Pair(NamedTuple):
@@ -158,6 +159,52 @@ def test_a_buffer_that_is_assigned_stays_for_derivatives_what_it_was(way: Any) -
             y.backward()
             found.append((y.item(), m.linear.weight.grad.tolist(), m.memory.tolist()))
         assert found[0] == found[1]
+
+
+class _Returning(nn.Module):
+    """Gives back what buffers were before they were assigned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("a", kiln.zeros(2))
+        self.register_buffer("b", kiln.ones(2))
+
+    def forward(self, x: Any) -> Any:
+        before = self.a
+        self.a, self.b = self.b, before + x
+        return before, {"now": self.a}, before.view(1, 2)
+
+
+def _loaded(module: nn.Module, x: Any) -> Any:
+    file = io.BytesIO()
+    kiln.export.save(kiln.export.export(module, (x,)), file)
+    file.seek(0)
+    return kiln.export.load(file).module()
+
+
+_WAYS = {
+    "trace": kiln.jit.trace,
+    "script": lambda m, x: kiln.jit.script(m),
+    "export": lambda m, x: kiln.export.export(m, (x,)).module(),
+    "unflattened": lambda m, x: kiln.export.unflatten(kiln.export.export(m, (x,))),
+    "loaded": _loaded,
+    "make_fx": lambda m, x: make_fx(lambda v: m(v))(x),
+    "inside": lambda m, x: kiln.jit.trace(nn.Sequential(kiln.jit.trace(m, x)), x),
+}
+
+
+@pytest.mark.parametrize("on", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.parametrize("way", _WAYS)
+def test_a_buffer_that_is_returned_and_assigned_is_given_as_it_was(way: str, on: bool) -> None:
+    eager, program = _Returning(), _WAYS[way](_Returning(), kiln.ones(2))
+    with kiln.set_grad_enabled(on):
+        given = [kiln.tensor([float(k), 1.0]) for k in range(20)]
+        pairs = [(eager(x), program(x)) for x in given]
+    for expected, found in pairs:  # all calls are over
+        for a, b in zip(
+            (expected[0], expected[1]["now"], expected[2]), (found[0], found[1]["now"], found[2])
+        ):
+            assert _same(a, b)
 
 
 def test_a_file_says_which_buffers_are_assigned() -> None:

@@ -17,6 +17,7 @@ from kiln.ops.views.core_views import broadcast_to
 from kiln.table import drawn as d
 from kiln.table import registry
 from kiln.table.arguments import MOST_STEPS, expect_count
+from kiln.table.callables import draws
 from kiln.table.public import public
 from kiln.table.record import Tensor
 from kiln.table.registry import forms
@@ -260,6 +261,7 @@ forms("svd_lowrank", "-> tuple[Tensor, Tensor, Tensor]")
 
 
 @public("svd_lowrank", method=False, dtypes="float32 float64")
+@draws
 def svd_lowrank(A: Any, q: int | None = 6, niter: int | None = 2, M: Any = None) -> Any:
     """(U, S, V) with A (less M, if given) nearly U diag(S) V^T, of rank q: [.., m, q], [.., q], [.., n, q].
 
@@ -282,6 +284,7 @@ forms("pca_lowrank", "-> tuple[Tensor, Tensor, Tensor]")
 
 
 @public("pca_lowrank", method=False, dtypes="float32 float64")
+@draws
 def pca_lowrank(A: Any, q: int | None = None, center: bool = True, niter: int = 2) -> Any:
     """(U, S, V): `svd_lowrank` of A, its columns' means taken off if `center`; V holds the principal
     directions.

@@ -12,6 +12,7 @@ from kiln.ops.linalg.systems import matmul, solve_triangular
 from kiln.ops.products.matrix_products import swapped
 from kiln.ops.random import sampling
 from kiln.table import drawn as d
+from kiln.table.callables import draws
 from kiln.table.public import public
 from kiln.table.record import Tensor
 from kiln.table.registry import forms
@@ -28,6 +29,7 @@ forms("lobpcg", "-> tuple[Tensor, Tensor]")
         ((d.Zeros(5, 5), 2), {}, ValueError, "smaller than 3 x the number"),
     ),
 )
+@draws
 def lobpcg(
     A: Tensor,
     k: int | None = None,

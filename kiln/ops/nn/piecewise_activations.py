@@ -19,6 +19,7 @@ from kiln.scalars.scalar import select
 from kiln.table import drawn as d
 from kiln.table import kinds
 from kiln.table.arguments import dtype_name, into, is_float, type_name
+from kiln.table.callables import draws
 from kiln.table.public import public
 from kiln.table.record import Number, Operand, Sample, Tensor, composite, pointwise
 
@@ -309,6 +310,7 @@ def prelu(input: Any, weight: Any) -> Any:
         ((d.Zeros(2, dtype="int64"),), {}, NotImplementedError, "not implemented for 'Long'"),
     ),
 )
+@draws
 def rrelu(
     input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *, out: Any = None
 ) -> Any:

@@ -28,6 +28,7 @@ from kiln.ops.sorting.sorts import argsort, searchsorted, topk
 from kiln.scalars import mathematics, philox, scalar
 from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, expect, recorder_here, run, type_name
+from kiln.table.callables import draws
 from kiln.table.public import public
 from kiln.table.record import Number, Operand, Sample, Structure, Tensor, composite, pointwise
 
@@ -219,6 +220,7 @@ def _until_kept(result: Any, draw: Any) -> Any:
 
 
 @public("poisson", method=False, dtypes="float", differentiable=False)
+@draws
 def poisson(input: Any, generator: Any = None) -> Any:
     """A Poisson count for each mean in `input`, of its shape and float dtype.
 
@@ -240,6 +242,7 @@ def poisson(input: Any, generator: Any = None) -> Any:
 
 
 @public("binomial", method=False, dtypes="float", differentiable=False)
+@draws
 def binomial(count: Any, prob: Any, generator: Any = None) -> Any:
     """How many of `count` trials succeed with chance `prob`: floats of the shape both broadcast to.
 
@@ -315,6 +318,7 @@ def _weights(input: Any, num_samples: int, replacement: bool) -> None:
         ((d.Zeros(2, 2, 2), 1), {}, RuntimeError, "1 or 2 dim"),
     ),
 )
+@draws
 def multinomial(
     input: Any, num_samples: int, replacement: bool = False, *, generator: Any = None, out: Any = None
 ) -> Any:
@@ -343,6 +347,7 @@ def multinomial(
 
 
 @public("randperm", method=False, dtypes="all", differentiable=False)
+@draws
 def randperm(
     n: int,
     *,

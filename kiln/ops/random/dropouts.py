@@ -15,6 +15,7 @@ from kiln.ops.random.draws import draw_uniform, places, shaped
 from kiln.ops.random.generator import reserve
 from kiln.table import drawn as d
 from kiln.table.arguments import into
+from kiln.table.callables import draws
 from kiln.table.public import public
 from kiln.table.record import Number, Sample, Structure, Tensor, composite
 
@@ -137,7 +138,7 @@ def _form(name: str, alpha: bool, features: bool, doc: str) -> None:
     def samples(rng: Any, t: str) -> list[Sample]:
         return [Sample((d.array(rng, (3, 4), t), 1.0, True)), Sample((d.array(rng, (3, 4), t), 0.5, False))]
 
-    public(name, method=False, samples=samples, failures=failing, dtypes="float32")(plain)
+    public(name, method=False, samples=samples, failures=failing, dtypes="float32")(draws(plain))
     public(f"{name}_", method=False)(over)
 
 

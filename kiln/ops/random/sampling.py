@@ -15,6 +15,7 @@ from kiln.ops.elementwise.arithmetic import convert
 from kiln.ops.random import draws as r
 from kiln.ops.random.generator import reserve
 from kiln.table.arguments import beside, dtype_name, expect, into, is_value, may_expect, run, type_name
+from kiln.table.callables import draws
 from kiln.table.kinds import FLOATS
 from kiln.table.public import methods, public
 from kiln.table.registry import forms
@@ -99,7 +100,7 @@ def _random(op: str, values: Any, kernel: str, doc: str) -> tuple[Any, Any]:
     make.__doc__ = text.format(doc, "of the given sizes", op, "3")
     make_like.__doc__ = text.format(doc, "as input", f"{op}_like", "kiln.ones(3)")
     facts: dict[str, Any] = {"method": False, "dtypes": "float", "differentiable": False}
-    return public(op, **facts)(make), public(f"{op}_like", **facts)(make_like)
+    return public(op, **facts)(draws(make)), public(f"{op}_like", **facts)(draws(make_like))
 
 
 rand, rand_like = _random("rand", r.uniform_values, "check_uniform_bounds", "uniform in [0, 1)")
@@ -130,6 +131,7 @@ forms(
 
 
 @public("randint", method=False, dtypes="all", differentiable=False)
+@draws
 def randint(
     low: Any = None,
     high: Any = None,
@@ -179,6 +181,7 @@ forms(
 
 
 @public("randint_like", method=False, dtypes="all", differentiable=False)
+@draws
 def randint_like(
     input: Any,
     low: Any = None,
@@ -226,6 +229,7 @@ forms(
 
 
 @public("normal", method=False, dtypes="float", differentiable=False)
+@draws
 def normal(
     mean: Any,
     std: Any = 1.0,
@@ -283,6 +287,7 @@ def _chances(p: Any) -> None:
     differentiable=False,
     differs="the result does not require gradients; PyTorch's does, of zeros",
 )
+@draws
 def bernoulli(input: Any, p: Any = None, *, generator: Any = None, out: Any = None) -> Any:
     """1 with the probability each element of `input` states (or with probability `p`), else 0; of its shape
     and dtype.

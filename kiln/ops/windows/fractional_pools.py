@@ -18,6 +18,7 @@ from kiln.ops.views.core_views import reshape, slice_
 from kiln.ops.windows.geometry import listed, require
 from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, is_symbolic, number
+from kiln.table.callables import draws
 from kiln.table.public import public
 from kiln.table.record import Sample, Structure, Tensor, composite, find
 
@@ -163,6 +164,7 @@ _DOC = """The largest element of each of `output_size` windows of `kernel_size` 
 def _pool(dims: int, by_default: bool) -> Any:
     name = f"fractional_max_pool{dims}d"
 
+    @draws
     def pool(
         input: Any,
         kernel_size: Any,

@@ -17,6 +17,7 @@ from kiln.ops.views.core_views import expand, permute, reshape
 from kiln.table import drawn as d
 from kiln.table import kinds
 from kiln.table.arguments import dtype_name, number, numel, type_name
+from kiln.table.callables import draws
 from kiln.table.public import public
 from kiln.table.record import Sample
 
@@ -207,6 +208,7 @@ def _reference(
         ((d.Zeros(2, 3),) * 4, {}, RuntimeError, "must match the size"),
     ),
 )  # fmt: skip
+@draws
 def scaled_dot_product_attention(
     query: Any,
     key: Any,

@@ -7,8 +7,8 @@ from typing import Any
 from kiln.absent import hint_missing as _hint_missing
 from kiln.fx.graph import Graph
 from kiln.fx.graph_module import GraphModule
-from kiln.fx.memory import method_of_tensors, written
-from kiln.fx.node import Node, map_arg
+from kiln.fx.memory import written
+from kiln.fx.node import Node, map_arg, method_of_tensors
 from kiln.fx.passes.infra.pass_base import PassBase, PassResult
 
 __all__ = ["CSEPass"]
