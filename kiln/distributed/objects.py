@@ -1,6 +1,6 @@
-"""Python objects from rank to rank: tensors, numbers, strings, NumPy's arrays of numbers, times, and containers
-of them, as `kiln.save` writes and `kiln.load` reads them, which executes nothing. Other classes are refused by
-the rank that receives one, unless `kiln.serialization.add_safe_globals` allows them there.
+"""Python objects from rank to rank: tensors, numbers, strings, NumPy's arrays of numbers, times, and
+containers of them, as `kiln.save` writes and `kiln.load` reads them, which executes nothing. Other classes are
+refused by who receives one, unless `kiln.serialization.add_safe_globals` allows them there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _encoded(value: Any) -> Tensor:
 
 def _decoded(data: Tensor) -> Any:
     content = bytes(memoryview(data))
-    with safe_globals([datetime, timedelta, *(_of_numpy() if b"numpy" in content else [])]):
+    with safe_globals([bytes, datetime, timedelta, *(_of_numpy() if b"numpy" in content else [])]):
         return load(BytesIO(content), weights_only=True)
 
 
