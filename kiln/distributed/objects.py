@@ -1,6 +1,7 @@
-"""Python objects from rank to rank: tensors, numbers, strings, NumPy's arrays of numbers, times, and
-containers of them, as `kiln.save` writes and `kiln.load` reads them, which executes nothing. Other classes are
-refused by who receives one, unless `kiln.serialization.add_safe_globals` allows them there.
+"""Python objects from rank to rank: tensors, numbers, strings, NumPy's arrays of numbers, times, containers.
+
+`kiln.save` writes them and `kiln.load` reads them, which executes nothing. Other classes are refused by who
+receives one, unless `kiln.serialization.add_safe_globals` allows them there.
 """
 
 from __future__ import annotations
