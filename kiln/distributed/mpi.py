@@ -99,8 +99,8 @@ class MpiLinks:
         self._gone = True
 
     def close(self) -> None:
-        """Gives the communicator back."""
-        if not _mpi().Is_finalized():
+        """Gives the communicator back, together with the other ranks; a group that failed keeps it."""
+        if not self._gone and not _mpi().Is_finalized():
             self._comm.Disconnect()
 
 
@@ -146,7 +146,7 @@ class MpiMail:
         if self._thread is not None:
             self._ask(self._end)
             self._thread.join(timeout=10.0)
-        if not _mpi().Is_finalized():
+        if not self._going and not _mpi().Is_finalized():  # else what goes on keeps them
             self._heads.Disconnect()
             self._bodies.Disconnect()
 
