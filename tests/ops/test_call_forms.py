@@ -37,6 +37,7 @@ def scattered(x: Any, index: Any, y: Any) -> Any:
 X = np.random.default_rng(1).normal(size=(4, 3))
 Y = np.random.default_rng(2).uniform(0.5, 2.0, size=(4, 3))
 ROW = np.array([0.5, -1.5, 2.0])
+FACTOR = np.tril(np.random.default_rng(3).normal(size=(4, 4)), -1) + 2 * np.eye(4)
 TIES = np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0], [0.0, -1.0, -1.0]])
 CUBE = np.arange(24.0).reshape(2, 3, 4)
 PLACES = np.array([[0, 2, 1], [3, 0, 0]])
@@ -182,6 +183,10 @@ CALLS: dict[str, list[tuple[tuple[Any, ...], Callable[..., Any], Callable[..., A
     "flip": [
         ((CUBE,), lambda f, x: f(x, (0, -1)), lambda x: np.flip(x, (0, 2))),
         ((CUBE,), lambda f, x: f(x, dims=(1,)), lambda x: np.flip(x, 1)),
+    ],
+    "cholesky_solve": [
+        ((X, FACTOR), lambda f, b, c: f(b, c), lambda b, c: np.linalg.solve(c @ c.T, b)),
+        ((X, FACTOR), lambda f, b, c: f(b, L=c.mT, upper=True), lambda b, c: np.linalg.solve(c @ c.T, b)),
     ],
     "roll": [
         ((CUBE,), lambda f, x: f(x, 5), lambda x: np.roll(x, 5)),
