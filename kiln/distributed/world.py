@@ -51,7 +51,9 @@ _groups: list[ProcessGroup] = []  # the default one first
 # Names of groups do not come again while the program runs: the store may still know the earlier ones. Every
 # rank counts the same: default groups, those of new_group, those that their members alone make.
 _counts: Counter[str] = Counter()
-_stores: dict[tuple[Any, ...], Any] = {}  # of this process's rendezvous: a second group meets at the same
+_stores: dict[
+    tuple[Any, ...], Any
+] = {}  # where a rendezvous led: a later default group uses that store again
 
 
 def is_available() -> bool:
@@ -162,8 +164,12 @@ def init_process_group(
     elif world_size <= 0 or rank < 0:
         raise ValueError("world_size must be positive and rank not negative if using store")
     title = f"{group_name or 'default'} {_counts['default']}"
-    group.WORLD = _make(store, list(range(world_size)), rank, title, name, timeout)
+    _set_world(_make(store, list(range(world_size)), rank, title, name, timeout))
     _counts["default"] += 1
+
+
+def _set_world(made: ProcessGroup | None) -> None:
+    group.WORLD = made
 
 
 def _make(
@@ -282,7 +288,7 @@ def destroy_process_group(group: Any = None) -> None:
         each.close()
         _groups.remove(each)
     if not _groups:
-        GroupMember.WORLD = globals()["group"].WORLD = None
+        _set_world(None)
 
 
 # ---- who is who ----

@@ -275,7 +275,9 @@ def again(rank: int, size: int) -> Any:
     store = dist.group.WORLD.store.underlying_store  # type: ignore[union-attr]
     for turn in range(3):
         dist.destroy_process_group()
+        assert dist.group.WORLD is None
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        assert dist.GroupMember.WORLD is dist.group.WORLD is not None
         for _ in range(2):
             own = dist.new_group([0, 1], use_local_synchronization=True, timeout=timedelta(days=400))
             x = kiln.ones(1)
