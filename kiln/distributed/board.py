@@ -48,6 +48,15 @@ class Call(NamedTuple):
     steps: int = 1  # how many steps this rank needs
 
 
+class Sizes(NamedTuple):
+    """The bytes of the pieces of one step."""
+
+    pieces: Mapping[int, int] = {}  # for each rank
+    opened: int = 0  # for all
+    takes: Mapping[int, int] = {}  # from each rank
+    takes_opened: Mapping[int, int] = {}  # of what each gave to all
+
+
 @lru_cache(maxsize=1024)
 def _hash(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -59,6 +68,8 @@ def _unexpected(source: int, gives: int, target: int, expects: int) -> str:
 
 class Board:
     """Pieces of a group's ranks; each class says how they get there."""
+
+    _memory: Tensor  # of all pieces that this process sees
 
     def __init__(self, rank: int, size: int, links: Any) -> None:
         self.rank, self.size, self.links = rank, size, links
@@ -111,19 +122,17 @@ class Board:
         said = "; ".join(f"rank {rank}: {texts[rank].decode(errors='replace')}" for rank in sorted(texts))
         raise Mismatch(f"Detected mismatch between collectives on ranks: {said}")
 
-    def step(
-        self,
-        deadline: Deadline,
-        call: Call | None = None,
-        pieces: Mapping[int, int] = {},
-        opened: int = 0,
-        takes: Mapping[int, int] = {},
-        takes_opened: Mapping[int, int] = {},
-    ) -> int:
-        """Brings bytes where they are expected: `pieces` to ranks, `opened` to all; `takes` and
-        `takes_opened` say how many come from whom. The first of a call says what the call is: the most steps
-        that any rank needs come back.
+    def step(self, deadline: Deadline, call: Call | None, sizes: Sizes) -> int:
+        """Every rank is here, and what each put into its pieces is where it is read. The first step of a call
+        says what the call is: the most steps that any rank needs come back.
         """
+        steps = self._agree(call, deadline) if call else 1
+        self._carry(deadline, sizes, call is not None)
+        self.turn ^= 1
+        return steps
+
+    def _carry(self, deadline: Deadline, sizes: Sizes, met: bool) -> None:
+        """Brings the pieces of this step to who reads them. `met`: all ranks have just met."""
         raise NotImplementedError
 
     def piece(self, peer: int, dtype: Any, count: int) -> Tensor:
@@ -157,13 +166,10 @@ class Board:
         key = place, dtype
         found = self._views.get(key)
         if found is None:
-            whole = elements(self._memory(), dtype)
+            whole = elements(self._memory, dtype)
             width = self.room // dtype.itemsize
             found = self._views[key] = whole[place * width : (place + 1) * width]
         return found if count == len(found) else found[:count]
-
-    def _memory(self) -> Tensor:
-        raise NotImplementedError
 
 
 class SharedBoard(Board):
@@ -184,29 +190,16 @@ class SharedBoard(Board):
         else:
             descriptor = _descriptor_from(links.sockets[0], deadline)
         segment = Segment(descriptor)
-        self._shared = _core.map_shared(descriptor, nbytes, segment)
+        self._memory = _core.map_shared(descriptor, nbytes, segment)
         self._step = bytes(1)
         self._came = bytearray(size)
 
-    def step(
-        self,
-        deadline: Deadline,
-        call: Call | None = None,
-        pieces: Mapping[int, int] = {},
-        opened: int = 0,
-        takes: Mapping[int, int] = {},
-        takes_opened: Mapping[int, int] = {},
-    ) -> int:
-        steps = 1
-        if call:
-            steps = self._agree(call, deadline)
-        else:
+    def _carry(self, deadline: Deadline, sizes: Sizes, met: bool) -> None:
+        if not met:  # what is read lies there already
             came = memoryview(self._came)
             self.links.exchange(
                 dict.fromkeys(self.peers, self._step), {p: came[p : p + 1] for p in self.peers}, deadline
             )
-        self.turn ^= 1
-        return steps
 
     def _own(self, turn: int) -> int:
         return 2 * self.rank + turn
@@ -216,9 +209,6 @@ class SharedBoard(Board):
 
     def _opened(self, peer: int, turn: int) -> tuple[int, int]:
         return 2 * peer + turn, self.size
-
-    def _memory(self) -> Tensor:
-        return self._shared
 
 
 def _descriptor_from(s: socket.socket, deadline: Deadline) -> int:
@@ -243,21 +233,12 @@ class SentBoard(Board):
 
     def __init__(self, rank: int, size: int, links: Any) -> None:
         super().__init__(rank, size, links)
-        self._private = ops.empty((6 * (size + 1) * self.room,), dtype=_core.uint8)
-        self._bytes = memoryview(self._private)
+        self._memory = ops.empty((6 * (size + 1) * self.room,), dtype=_core.uint8)
+        self._bytes = memoryview(self._memory)
 
-    def step(
-        self,
-        deadline: Deadline,
-        call: Call | None = None,
-        pieces: Mapping[int, int] = {},
-        opened: int = 0,
-        takes: Mapping[int, int] = {},
-        takes_opened: Mapping[int, int] = {},
-    ) -> int:
-        steps = self._agree(call, deadline) if call else 1
-        turn, at = self.turn, self._at
-        own = self.rank
+    def _carry(self, deadline: Deadline, sizes: Sizes, met: bool) -> None:
+        turn, at, own = self.turn, self._at, self.rank
+        pieces, opened, takes, takes_opened = sizes
         self.links.exchange(
             {p: at(turn, p, n) for p, n in pieces.items() if p != own},
             {p: at(2 + turn, p, n) for p, n in takes.items() if p != own},
@@ -272,8 +253,6 @@ class SentBoard(Board):
             at(2 + turn, own, count)[:] = at(turn, own, count)
         if opened:
             at(4 + turn, own, opened)[:] = at(turn, self.size, opened)
-        self.turn ^= 1
-        return steps
 
     def _at(self, half: int, slot: int, nbytes: int) -> memoryview:
         start = (half * (self.size + 1) + slot) * self.room
@@ -287,6 +266,3 @@ class SentBoard(Board):
 
     def _opened(self, peer: int, turn: int) -> tuple[int, int]:
         return 4 + turn, peer
-
-    def _memory(self) -> Tensor:
-        return self._private

@@ -47,7 +47,7 @@ def _lent(x: Tensor) -> Any:
     return memoryview(x)
 
 
-def _tensor(x: Any, name: str, argument: str) -> Tensor:
+def _tensor(x: Any, argument: str) -> Tensor:
     if not isinstance(x, Tensor):
         raise TypeError(
             f"Invalid function argument. Expected parameter `{argument}` of type torch.Tensor\n             "
@@ -56,7 +56,7 @@ def _tensor(x: Any, name: str, argument: str) -> Tensor:
     return x
 
 
-def _tensors(given: Any, name: str, argument: str) -> list[Tensor]:
+def _tensors(given: Any, argument: str) -> list[Tensor]:
     if not isinstance(given, (list, tuple)) or not all(isinstance(x, Tensor) for x in given):
         raise TypeError(
             f"Invalid function argument. Expected parameter `{argument}` of type List[torch.Tensor]\n"
@@ -114,7 +114,7 @@ def broadcast(
     group_src: int | None = None,
 ) -> Work | None:  # fmt: skip
     """Gives every rank's tensor the elements of the source's. A Work with `async_op`."""
-    x = _tensor(tensor, "broadcast", "tensor")
+    x = _tensor(tensor, "tensor")
     if (found := group_of(group, "broadcast")) is None:
         return None
     source = _place(found, src, group_src, "broadcast", "src")
@@ -129,7 +129,7 @@ def all_reduce(
     """Puts the tensors of all ranks together, into every rank's, in the order of the ranks. A Work with
     `async_op`.
     """
-    x = _tensor(tensor, "all_reduce", "tensor")
+    x = _tensor(tensor, "tensor")
     if (found := group_of(group, "all_reduce")) is None:
         return None
     check("all_reduce", op, x.dtype)
@@ -142,7 +142,7 @@ def all_reduce_coalesced(
     tensors: list[Tensor], op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
 ) -> Work | None:
     """`all_reduce` of every tensor of a list, as one call."""
-    xs = _tensors(tensors, "all_reduce_coalesced", "tensors")
+    xs = _tensors(tensors, "tensors")
     if (found := group_of(group, "all_reduce_coalesced")) is None:
         return None
     dtype = _one_dtype("all_reduce_coalesced", xs)
@@ -165,7 +165,7 @@ def reduce(
     group_dst: int | None = None,
 ) -> Work | None:  # fmt: skip
     """As `all_reduce`, into the tensor of the rank `dst` alone."""
-    x = _tensor(tensor, "reduce", "tensor")
+    x = _tensor(tensor, "tensor")
     if (found := group_of(group, "reduce")) is None:
         return None
     check("reduce", op, x.dtype)
@@ -180,8 +180,8 @@ def all_gather(
     tensor_list: list[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False
 ) -> Work | None:
     """Gathers the tensors of all ranks in a list on every rank; their sizes may differ from rank to rank."""
-    outs = _tensors(tensor_list, "all_gather", "tensor_list")
-    x = _tensor(tensor, "all_gather", "tensor")
+    outs = _tensors(tensor_list, "tensor_list")
+    x = _tensor(tensor, "tensor")
     if (found := group_of(group, "all_gather")) is None:
         return None
     if len(outs) != found.size():
@@ -204,8 +204,8 @@ def all_gather_into_tensor(
     output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False
 ) -> Work | None:
     """As `all_gather` of tensors of one size, into one tensor that has them one after the other."""
-    out = _tensor(output_tensor, "all_gather_into_tensor", "output_tensor")
-    x = _tensor(input_tensor, "all_gather_into_tensor", "input_tensor")
+    out = _tensor(output_tensor, "output_tensor")
+    x = _tensor(input_tensor, "input_tensor")
     if (found := group_of(group, "all_gather_into_tensor")) is None:
         return None
     _one_dtype("all_gather_into_tensor", [out, x])
@@ -222,11 +222,11 @@ def gather(
     async_op: bool = False, group_dst: int | None = None,
 ) -> Work | None:  # fmt: skip
     """Gathers the tensors of all ranks in a list on the rank `dst`."""
-    x = _tensor(tensor, "gather", "tensor")
+    x = _tensor(tensor, "tensor")
     if (found := group_of(group, "gather")) is None:
         return None
     to = _place(found, dst, group_dst, "gather", "dst")
-    outs = _tensors(gather_list or [], "gather", "gather_list")
+    outs = _tensors(gather_list or [], "gather_list")
     if found.rank() != to and outs:
         raise ValueError("Argument ``gather_list`` must NOT be specified on non-destination ranks.")
     if found.rank() == to:
@@ -257,11 +257,11 @@ def scatter(
     async_op: bool = False, group_src: int | None = None,
 ) -> Work | None:  # fmt: skip
     """Gives every rank one tensor of the list that the rank `src` has."""
-    out = _tensor(tensor, "scatter", "tensor")
+    out = _tensor(tensor, "tensor")
     if (found := group_of(group, "scatter")) is None:
         return None
     source = _place(found, src, group_src, "scatter", "src")
-    xs = _tensors(scatter_list or [], "scatter", "scatter_list")
+    xs = _tensors(scatter_list or [], "scatter_list")
     if found.rank() != source and xs:
         raise ValueError("Argument ``scatter_list`` must NOT be specified on non-source ranks.")
     if found.rank() == source:
@@ -278,8 +278,8 @@ def reduce_scatter(
     async_op: bool = False,
 ) -> Work | None:  # fmt: skip
     """Puts the tensors of all ranks' lists together, place by place; each rank gets that of its number."""
-    out = _tensor(output, "reduce_scatter", "output")
-    xs = _tensors(input_list, "reduce_scatter", "input_list")
+    out = _tensor(output, "output")
+    xs = _tensors(input_list, "input_list")
     if (found := group_of(group, "reduce_scatter")) is None:
         return None
     check("reduce_scatter", op, out.dtype)
@@ -296,8 +296,8 @@ def reduce_scatter_tensor(
     output: Tensor, input: Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
 ) -> Work | None:
     """As `reduce_scatter` of one tensor, cut into as many parts as there are ranks."""
-    out = _tensor(output, "reduce_scatter_tensor", "output")
-    x = _tensor(input, "reduce_scatter_tensor", "input")
+    out = _tensor(output, "output")
+    x = _tensor(input, "input")
     if (found := group_of(group, "reduce_scatter_tensor")) is None:
         return None
     check("reduce_scatter_tensor", op, out.dtype)
@@ -317,8 +317,8 @@ def all_to_all(
     async_op: bool = False,
 ) -> Work | None:  # fmt: skip
     """Gives each rank one tensor of this rank's list, and gets one of each rank's; sizes are any."""
-    outs = _tensors(output_tensor_list, "all_to_all", "output_tensor_list")
-    xs = _tensors(input_tensor_list, "all_to_all", "input_tensor_list")
+    outs = _tensors(output_tensor_list, "output_tensor_list")
+    xs = _tensors(input_tensor_list, "input_tensor_list")
     if (found := group_of(group, "all_to_all")) is None:
         return None
     for argument, given in (("output_tensor_list", outs), ("input_tensor_list", xs)):
@@ -338,8 +338,8 @@ def all_to_all_single(
     input_split_sizes: Sequence[int] | None = None, group: Any = None, async_op: bool = False,
 ) -> Work | None:  # fmt: skip
     """As `all_to_all` of one tensor, cut along its first dim: into equal parts unless sizes are given."""
-    out = _tensor(output, "all_to_all_single", "output")
-    x = _tensor(input, "all_to_all_single", "input")
+    out = _tensor(output, "output")
+    x = _tensor(input, "input")
     if (found := group_of(group, "all_to_all_single")) is None:
         return None
     dtype = _one_dtype("all_to_all_single", [out, x])
@@ -389,7 +389,7 @@ def isend(
     tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None
 ) -> Work | None:
     """Sends a tensor to a rank; it must stay as it is until that is done."""
-    x = _tensor(tensor, "isend", "tensor")
+    x = _tensor(tensor, "tensor")
     if (found := group_of(group, "isend")) is None:
         return None
     if dst is None and group_dst is None:
@@ -414,7 +414,7 @@ def irecv(
     tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None
 ) -> Work | None:
     """Receives a tensor from a rank, any unless given."""
-    x = _tensor(tensor, "irecv", "tensor")
+    x = _tensor(tensor, "tensor")
     if (found := group_of(group, "irecv")) is None:
         return None
     source = ANY if src is None and group_src is None else _place(found, src, group_src, "irecv", "src")
@@ -482,7 +482,7 @@ class P2POp:
                 "Invalid ``op``. Expected ``op`` to be of type ``torch.distributed.isend`` or "
                 "``torch.distributed.irecv``."
             )
-        self.op, self.tensor, self.group, self.tag = op, _tensor(tensor, "P2POp", "tensor"), group, tag
+        self.op, self.tensor, self.group, self.tag = op, _tensor(tensor, "tensor"), group, tag
         self.peer, self.group_peer = peer, group_peer
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kiln._core import Tensor
-from kiln.distributed.board import Board, Call
+from kiln.distributed.board import Board, Call, Sizes
 from kiln.distributed.links import Deadline
 from kiln.distributed.reduce_op import ReduceOp, fold
 
@@ -30,7 +30,7 @@ class Steps:
     def step(self, **given: Any) -> int:
         """The next step. The most steps that any rank needs, of the first."""
         call, self._call = self._call, None
-        return self.board.step(self.deadline, call, **given)
+        return self.board.step(self.deadline, call, Sizes(**given))
 
 
 def _room(board: Board, dtype: Any) -> int:

@@ -207,11 +207,8 @@ class ProcessGroup:
         except DistBackendError as error:
             raise self._fail(text, str(error)) from None
         except BaseException as error:
-            self._fail(text, f"rank {self._program_rank()} failed in {text}: {error!r}")
+            self._fail(text, f"rank {self.ranks[self._rank]} failed in {text}: {error!r}")
             raise
-
-    def _program_rank(self) -> int:
-        return self.ranks[self._rank]
 
     def _name_lost(self, error: Lost) -> str:
         """Says whom the group lost, as the first that noticed it says."""

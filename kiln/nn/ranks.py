@@ -11,15 +11,20 @@ from kiln._core import Tensor
 from kiln.autograd import Function, no_grad
 
 
+def _groups() -> Any:
+    """`kiln.distributed`, in a program that has made a group: so it has imported it. None in others."""
+    dist: Any = sys.modules.get("kiln.distributed")
+    return dist if dist is not None and dist.is_initialized() else None
+
+
 class Link:
     """The group of ranks that something works in: that of all ranks unless given. ValueError, with what to do
     instead, where the program made none.
     """
 
     def __init__(self, group: Any, instead: str) -> None:
-        # a program that has made a group has imported it
-        self.dist: Any = sys.modules.get("kiln.distributed")
-        if self.dist is None or not self.dist.is_initialized():
+        self.dist = _groups()
+        if self.dist is None:
             raise ValueError(
                 "Default process group has not been initialized, please make sure to call "
                 f"init_process_group. {instead}"
@@ -50,8 +55,8 @@ class Link:
 
 def is_several() -> bool:
     """Whether the program has made a group of several ranks."""
-    dist: Any = sys.modules.get("kiln.distributed")
-    return dist is not None and dist.is_initialized() and dist.get_world_size() > 1
+    dist = _groups()
+    return dist is not None and dist.get_world_size() > 1
 
 
 class SumOfRanks(Function):

@@ -32,7 +32,9 @@ def as_bits(input: Tensor, dtype: Any) -> Any:
 
 
 def elements(memory: Tensor, dtype: Any) -> Tensor:
-    """All of the memory behind a tensor that nobody else looks at, as elements of a dtype from now on."""
+    """All of the memory behind a tensor as elements of a dtype. Recordings are not told that it has several:
+    for memory that no recording holds.
+    """
     return _core.view_bits(memory, dtype, (memory._memory // dtype.itemsize,), (1,), 0)
 
 
