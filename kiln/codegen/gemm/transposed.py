@@ -65,7 +65,7 @@ class _Transposed:
     ) -> None:
         self.code, self.element, self.lanes, self.vectors = code, element, lanes, vectors
         self.heights, self.square = heights, square
-        self.group = len(COLUMN_AT)
+        self.group = len(COLUMN_AT)  # columns that are addressed from one base
         self.part = lanes if square else 16 // element.bytes  # k that are transposed at once
         self.kind = LLVM[element.summed]
         self.vector = f"<{lanes} x {self.kind}>"
@@ -102,7 +102,7 @@ class _Transposed:
                     self.store(above + row, left, turn.values)
 
     def bases(self, left: Index) -> list[Index]:
-        """The columns from whose addresses those of `group` are told, of the panel that begins there."""
+        """The columns of a panel whose addresses are computed; the next ones are at offsets from them."""
         return [left + at for at in range(0, self.lanes * self.vectors, self.group)]
 
     def x(self, place: Pointer) -> str:
